@@ -1,0 +1,102 @@
+"""Every error that reshard raises on purpose, and which of them may go away by themselves.
+
+    ReshardError                    one clear message: what is wrong, where, what to do
+    ├── InputError                  the input is wrong; nothing was written               exit code 2
+    │   ├── StrategyError           a strategy file, or a set of them
+    │   ├── LayoutError             a layout that does not fit its tensor or its devices
+    │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
+    │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
+    │   ├── PlanError               source, target and options do not fit together
+    │   └── TargetError             the target is occupied, in use, or too small
+    ├── VerificationError           what was written is not what was to be written        exit code 1
+    └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
+        └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
+
+Transient is what a busy network or server causes: timeouts, resets, "try again". Permission, a missing file, a full
+disk and damaged content stay as they are however often one asks, and are not retried.
+"""
+
+import errno
+
+_TRANSIENT_ERRNOS = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,  # s3fs reports 503 SlowDown as EBUSY
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTUNREACH,
+        errno.EINTR,
+        errno.EIO,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.ESTALE,  # a network file system lost its handle
+        errno.ETIMEDOUT,
+    }
+)
+
+
+class ReshardError(Exception):
+    """Base of all errors that carry a message meant for the user."""
+
+
+class InputError(ReshardError):
+    """The input is wrong: retrying cannot help, changing the input can."""
+
+
+class StrategyError(InputError):
+    """A strategy file, or a set of them, cannot be used."""
+
+
+class LayoutError(InputError):
+    """A layout does not fit its tensor or its devices."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint file is damaged, of an unknown kind, or holds what cannot be handled."""
+
+
+class CatalogError(InputError):
+    """The files do not make one complete, consistent checkpoint."""
+
+
+class PlanError(InputError):
+    """Source, target and options do not fit together."""
+
+
+class TargetError(InputError):
+    """The target is occupied, in use by another run, or has no room."""
+
+
+class VerificationError(ReshardError):
+    """What was written is not what was to be written."""
+
+
+class ConversionError(ReshardError):
+    """The conversion failed although its input was right."""
+
+
+class StorageError(ConversionError):
+    """Reading or writing a URL failed.
+
+    `transient` is True if the same operation may succeed later.
+    """
+
+    def __init__(self, message: str, transient: bool = False) -> None:
+        super().__init__(message, transient)
+        self.message = message
+        self.transient = transient
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same operation may succeed when repeated."""
+    if isinstance(error, StorageError):
+        return error.transient
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    return isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS

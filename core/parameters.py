@@ -1,0 +1,372 @@
+"""What becomes of each parameter: moved into a new cut, carried along unchanged, dropped, or missing.
+
+The rules (names are looked up in the source's strategy, the target's, and the source's files):
+
+=================  =================  ==================================================================
+source strategy    target strategy    then
+=================  =================  ==================================================================
+holds it           holds it           moved: cut anew, from the lowest source stage that holds it
+holds it           is None            moved: joined to the whole tensor
+holds it           lacks it           unmatched: dropped with a report, or an error, as asked
+lacks it           holds it           moved, if all ranks that hold it hold the same whole tensor
+lacks it           lacks it           carried: copied unchanged to every target rank
+(in no file)       holds it           missing: an error, unless excused
+=================  =================  ==================================================================
+
+MindSpore copies unmatched and strategy-less parameters uncut under the full name, which is garbage or a guess.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+
+from core.checkpoint.model import CatalogRecord, CheckpointCatalog, TensorEntry
+from core.dtypes import MAP_TENSOR, TEXT, DType
+from core.errors import CatalogError, LayoutError, PlanError
+from core.layout import ParameterLayout, whole_layout
+from core.slices import Shape
+from core.strategy.model import StageStrategy, Strategy
+
+_MOST_PROBLEMS_TOLD = 20
+
+
+@dataclass(frozen=True)
+class MovedParameter:
+    """A parameter that is cut anew.
+
+    Attributes:
+        name: the parameter's name.
+        dtype: element type.
+        shape: shape of the whole tensor.
+        source_first_rank: global rank of the first device of the source stage that it is read from.
+        source_layout: its layout in that stage.
+        target_layouts: target stage -> its layout there.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    source_first_rank: int
+    source_layout: ParameterLayout
+    target_layouts: Mapping[int, ParameterLayout]
+
+
+@dataclass(frozen=True)
+class CarriedParameter:
+    """A parameter that no strategy knows, copied unchanged; `holders` are the source ranks that have it."""
+
+    name: str
+    holders: frozenset[int]
+
+
+@dataclass(frozen=True)
+class ParameterMatch:
+    """What becomes of every parameter; names in the source files' order.
+
+    Attributes:
+        moved: parameters that are cut anew.
+        carried: parameters that are copied unchanged to every target rank.
+        dropped: names in the source's strategy that the target's lacks.
+        excused: names in the target's strategy that no source file holds and that were allowed to be missing.
+        integrated: the source's ranks were saved whole although the strategy cuts them.
+    """
+
+    moved: tuple[MovedParameter, ...]
+    carried: tuple[CarriedParameter, ...]
+    dropped: tuple[str, ...]
+    excused: tuple[str, ...]
+    integrated: bool
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A parameter as the files of one stage hold it."""
+
+    stage: StageStrategy
+    first_rank: int
+    layout: ParameterLayout
+    shards: tuple[tuple[int, TensorEntry], ...]
+    """(stage rank, entry): one for each distinct file index of the stage."""
+
+    @property
+    def entry(self) -> TensorEntry:
+        return self.shards[0][1]
+
+
+def match_parameters(
+    catalog: CheckpointCatalog,
+    source: Strategy | None,
+    target: Strategy | None,
+    *,
+    fail_on_unmatched: bool = False,
+    allow_missing: Sequence[str] = (),
+) -> ParameterMatch:
+    """Decides what becomes of every parameter.
+
+    `allow_missing` are shell-style patterns of names that the target's strategy may hold without a source.
+
+    Raises:
+        CatalogError: ranks disagree about a parameter, or lack one that their strategy gives them.
+        PlanError: parameters are missing, unmatched where that is to fail, or do not fit the target's layout.
+    """
+    order = _names_in_order(catalog)
+    known = source.parameters if source else frozenset()
+    wanted = target.parameters if target else None
+    problems: list[str] = []
+    held = _held_by_stages(catalog, source, order, problems) if source else {}
+    _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
+    unknown = [name for name in order if name not in held]
+    problems.extend(_misplaced(catalog, name) for name in unknown if name in known)
+    integrated = _is_integrated(held, target)
+    builders = {name: partial(_moved, held[name], target, integrated) for name in held}
+    builders |= {name: partial(_moved_without_layout, catalog, name, target) for name in unknown}
+    to_move = [name for name in order if (name in held if wanted is None else name in wanted)]
+    moved = _build_all(to_move, builders, problems)
+    carried = tuple(
+        _carried(catalog, name, problems) for name in unknown if name not in known and name not in (wanted or ())
+    )
+    dropped = tuple(name for name in held if wanted is not None and name not in wanted)
+    missing = sorted((wanted or frozenset()) - set(order))
+    excused = tuple(name for name in missing if any(fnmatchcase(name, pattern) for pattern in allow_missing))
+    _check_missing(missing, excused, problems)
+    if fail_on_unmatched:
+        problems.extend(f"parameter {name!r} of the source has no place in the target's strategy" for name in dropped)
+    _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
+    return ParameterMatch(moved, carried, dropped, excused, integrated)
+
+
+def _names_in_order(catalog: CheckpointCatalog) -> list[str]:
+    names: dict[str, None] = {}
+    seen: set[int] = set()
+    for record in catalog.records.values():
+        if id(record.index) not in seen:
+            seen.add(id(record.index))
+            names.update(dict.fromkeys(record.index.entries))
+    return list(names)
+
+
+def _held_by_stages(
+    catalog: CheckpointCatalog, source: Strategy, order: Iterable[str], problems: list[str]
+) -> dict[str, list[_Held]]:
+    """Parameter name -> the stages whose strategy and files hold it, lowest first."""
+    held: dict[str, list[_Held]] = {}
+    for stage in source.stages:
+        ranks = source.stage_ranks(stage)
+        by_index: dict[int, CatalogRecord] = {}
+        for rank in ranks:
+            by_index.setdefault(id(catalog.records[rank].index), catalog.records[rank])
+        distinct = list(by_index.values())
+        for name, layout in stage.layouts.items():
+            having = [record for record in distinct if name in record.index.entries]
+            if not having:
+                continue
+            if len(having) < len(distinct):
+                problems.append(_lacking(catalog, ranks, name))
+                continue
+            shards = tuple((record.rank - ranks.start, record.index.entries[name]) for record in having)
+            problem = _disagreement(ranks.start, shards, layout)
+            if problem:
+                problems.append(problem)
+            else:
+                held.setdefault(name, []).append(_Held(stage, ranks.start, layout, shards))
+    return {name: held[name] for name in order if name in held}
+
+
+def _misplaced(catalog: CheckpointCatalog, name: str) -> str:
+    holders = [record for record in catalog.records.values() if name in record.index.entries]
+    return (
+        f"parameter {name!r} is on rank_{holders[0].rank} ({holders[0].location}), "
+        "but on no rank of the stages that the source's strategy gives it to"
+    )
+
+
+def _lacking(catalog: CheckpointCatalog, ranks: range, name: str) -> str:
+    lacking = [rank for rank in ranks if name not in catalog.records[rank].index.entries]
+    told = ", ".join(f"rank_{rank}" for rank in lacking[:8]) + (" …" if len(lacking) > 8 else "")
+    first = catalog.records[lacking[0]].location
+    return f"parameter {name!r} has no holder on {told} ({first}), other ranks of the stage have it"
+
+
+def _disagreement(first_rank: int, shards: Sequence[tuple[int, TensorEntry]], layout: ParameterLayout) -> str | None:
+    rank, entry = shards[0]
+    for other_rank, other in shards[1:]:
+        same_shape = other.shape == entry.shape
+        if layout.param_split_shape:
+            same_shape = other.shape[1:] == entry.shape[1:]
+        if entry.dtype is not other.dtype or not same_shape:
+            return (
+                f"parameter {entry.name!r} is {_described(entry)} on rank_{first_rank + rank}, "
+                f"but {_described(other)} on rank_{first_rank + other_rank}"
+            )
+    return None
+
+
+def _described(entry: TensorEntry) -> str:
+    return f"{entry.dtype} {list(entry.shape)}"
+
+
+def _is_integrated(held: Mapping[str, Sequence[_Held]], target: Strategy | None) -> bool:
+    """Whether the ranks were saved whole (`integrated_save`) although the strategy cuts them.
+
+    Shapes prove it where the whole shape is known: from a JSON strategy of either side, from uneven lengths, or
+    from another stage that cuts the same parameter differently. One proof is enough, since a checkpoint is saved
+    either way as a whole; a proof of the contrary elsewhere is a contradiction and ends in an error there.
+    """
+    return any(_proves_integrated(stages, _known_shape(stages, target)) for stages in held.values())
+
+
+def _proves_integrated(stages: Sequence[_Held], known: Shape | None) -> bool:
+    shapes = {entry.shape for held in stages for _, entry in held.shards}
+    if len(shapes) != 1 or stages[0].entry.dtype in (TEXT, MAP_TENSOR):
+        return False
+    shape = shapes.pop()
+    try:
+        cuts = [held.layout.cut(len(shape)) for held in stages]
+    except LayoutError:
+        return False
+    if all(cut.is_whole for cut in cuts):
+        return False
+    if known is not None:
+        return known == shape
+    if any(cut.uneven and len(cut.uneven) > 1 and sum(cut.uneven) == shape[0] for cut in cuts):
+        return True
+    return len({cut.pieces for cut in cuts}) > 1
+
+
+def _known_shape(stages: Sequence[_Held], target: Strategy | None) -> Shape | None:
+    for held in stages:
+        if held.layout.tensor_shape is not None:
+            return held.layout.tensor_shape
+    return _target_shape(stages[0].entry.name, target)
+
+
+def _target_shape(name: str, target: Strategy | None) -> Shape | None:
+    if target is not None:
+        for stage in target.stages_holding(name):
+            if stage.layouts[name].tensor_shape is not None:
+                return stage.layouts[name].tensor_shape
+    return None
+
+
+def _moved(stages: Sequence[_Held], target: Strategy | None, integrated: bool) -> MovedParameter:
+    held = stages[0]
+    entry = held.entry
+    axis_count = len(entry.shape)
+    layout = held.layout
+    if integrated or entry.dtype in (TEXT, MAP_TENSOR):
+        _check_opaque(entry, layout)
+        layout = whole_layout(axis_count, layout.device_count)
+    cut = layout.cut(axis_count)
+    shape = {cut.whole_shape(rank, shard.shape) for rank, shard in held.shards}.pop()
+    for other in stages[1:]:
+        _check_same_whole(held, shape, other, integrated)
+    known = _known_shape(stages, target)
+    if known is not None and known != shape:
+        raise LayoutError(
+            f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says {list(known)}"
+        )
+    return MovedParameter(
+        entry.name, entry.dtype, shape, held.first_rank, layout, _target_layouts(entry.name, entry, shape, target)
+    )
+
+
+def _check_opaque(entry: TensorEntry, layout: ParameterLayout) -> None:
+    if entry.dtype not in (TEXT, MAP_TENSOR):
+        return
+    if any(layout.tensor_map) or layout.optimizer_shard_size or layout.param_split_shape:
+        raise LayoutError(f"a {entry.dtype} cannot be cut, but the strategy does")
+
+
+def _check_same_whole(held: _Held, shape: Shape, other: _Held, integrated: bool) -> None:
+    entry = other.entry
+    layout = whole_layout(len(entry.shape), other.layout.device_count) if integrated else other.layout
+    if held.entry.dtype in (TEXT, MAP_TENSOR):
+        return
+    whole = layout.cut(len(entry.shape)).whole_shape(other.shards[0][0], entry.shape)
+    if whole != shape or entry.dtype is not held.entry.dtype:
+        raise LayoutError(
+            f"stages {held.stage.stage} and {other.stage.stage} share it, but it is {held.entry.dtype} {list(shape)} "
+            f"in one and {entry.dtype} {list(whole)} in the other"
+        )
+
+
+def _target_layouts(
+    name: str, entry: TensorEntry, shape: Shape, target: Strategy | None
+) -> dict[int, ParameterLayout]:
+    if target is None:
+        return {0: whole_layout(len(shape))}
+    layouts = {}
+    for stage in target.stages_holding(name):
+        layout = stage.layouts[name]
+        if entry.dtype in (TEXT, MAP_TENSOR):
+            _check_opaque(entry, layout)
+            layout = whole_layout(len(shape), layout.device_count)
+        try:
+            layout.cut(len(shape)).bounds(shape)
+        except LayoutError as error:
+            raise LayoutError(
+                f"its shape {list(shape)} does not fit the target's layout in stage {stage.stage}: {error}"
+            ) from error
+        layouts[stage.stage] = layout
+    return layouts
+
+
+def _moved_without_layout(catalog: CheckpointCatalog, name: str, target: Strategy | None) -> MovedParameter:
+    """A parameter that only the target's strategy knows: usable if every holder has the same whole tensor."""
+    holders = [record for record in catalog.records.values() if name in record.index.entries]
+    first = holders[0]
+    entry = first.index.entries[name]
+    for record in holders[1:]:
+        other = record.index.entries[name]
+        same = (entry.dtype, entry.shape, entry.text) == (other.dtype, other.shape, other.text)
+        if not same or first.digests.get(name) != record.digests.get(name):
+            raise LayoutError(
+                f"the source's strategy does not say how it is cut, and rank_{first.rank} and rank_{record.rank} "
+                "hold different contents"
+            )
+    layouts = _target_layouts(name, entry, entry.shape, target)
+    return MovedParameter(name, entry.dtype, entry.shape, first.rank, whole_layout(len(entry.shape)), layouts)
+
+
+def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> CarriedParameter:
+    holders = [record for record in catalog.records.values() if name in record.index.entries]
+    entry = holders[0].index.entries[name]
+    for record in holders[1:]:
+        other = record.index.entries[name]
+        opaque = entry.dtype in (TEXT, MAP_TENSOR)
+        if entry.dtype is not other.dtype or (entry.shape != other.shape and not opaque):
+            problems.append(
+                f"parameter {name!r}, which no strategy knows, is {_described(entry)} on rank_{holders[0].rank}, "
+                f"but {_described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
+            )
+            break
+    return CarriedParameter(name, frozenset(record.rank for record in holders))
+
+
+def _check_missing(missing: Sequence[str], excused: Sequence[str], problems: list[str]) -> None:
+    lost = [name for name in missing if name not in set(excused)]
+    if lost:
+        advice = "allow it with --allow-missing PATTERN if the target can do without"
+        problems.extend(f"parameter {name!r} of the target's strategy is in no source file; {advice}" for name in lost)
+
+
+def _build_all(
+    names: Sequence[str], builders: Mapping[str, Callable[[], MovedParameter]], problems: list[str]
+) -> tuple[MovedParameter, ...]:
+    moved = []
+    for name in names:
+        try:
+            moved.append(builders[name]())
+        except LayoutError as error:
+            problems.append(f"parameter {name!r}: {error}")
+    return tuple(moved)
+
+
+def _raise_listed(kind: type[CatalogError] | type[PlanError], headline: str, problems: Sequence[str]) -> None:
+    if not problems:
+        return
+    told = list(problems[:_MOST_PROBLEMS_TOLD])
+    if len(problems) > len(told):
+        told.append(f"and {len(problems) - len(told)} more")
+    raise kind(headline + "".join(f"\n  - {problem}" for problem in told))

@@ -1,0 +1,137 @@
+"""Boxes in a tensor's index space, and where their bytes lie.
+
+A *slice* is a half-open box `start <= index < stop` per axis; it has no data. A *shard* is the data one rank holds of
+one parameter: its elements in C order. `start` and `stop` count elements, `offset` and `_bytes` count bytes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """A half-open box; a scalar is the box without axes, which has one element."""
+
+    start: Shape
+    stop: Shape
+
+    def __post_init__(self) -> None:
+        if len(self.start) != len(self.stop):
+            raise ValueError(f"start {self.start} and stop {self.stop} have different numbers of axes")
+        if any(low < 0 or high < low for low, high in zip(self.start, self.stop, strict=True)):
+            raise ValueError(f"not a box: start {self.start}, stop {self.stop}")
+
+    @classmethod
+    def whole(cls, shape: Shape) -> "TensorSlice":
+        """The box of a whole tensor of `shape`."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Number of elements along each axis."""
+        return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def intersect(self, other: "TensorSlice") -> "TensorSlice | None":
+        """The common box, in the coordinates both share; None if they have no element in common."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        if any(low >= high for low, high in zip(start, stop, strict=True)):
+            return None
+        return TensorSlice(start, stop)
+
+    def relative_to(self, outer: "TensorSlice") -> "TensorSlice":
+        """The same box in coordinates that begin at `outer.start`.
+
+        Raises:
+            ValueError: this box does not lie inside `outer`.
+        """
+        if not outer.contains(self):
+            raise ValueError(f"{self} does not lie inside {outer}")
+        return TensorSlice(
+            tuple(low - base for low, base in zip(self.start, outer.start, strict=True)),
+            tuple(high - base for high, base in zip(self.stop, outer.start, strict=True)),
+        )
+
+    def contains(self, other: "TensorSlice") -> bool:
+        """Whether `other` lies inside this box."""
+        return all(
+            a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True)
+        )
+
+    def scaled(self, factors: Shape) -> "TensorSlice":
+        """The box after every axis was stretched by a whole factor."""
+        return TensorSlice(
+            tuple(low * factor for low, factor in zip(self.start, factors, strict=True)),
+            tuple(high * factor for high, factor in zip(self.stop, factors, strict=True)),
+        )
+
+    def as_index(self) -> tuple[slice, ...]:
+        """The numpy index of this box."""
+        return tuple(slice(low, high) for low, high in zip(self.start, self.stop, strict=True))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{low}:{high}" for low, high in zip(self.start, self.stop, strict=True)) + "]"
+
+
+def row_major_strides(shape: Shape) -> Shape:
+    """Elements between neighbours along each axis of a C-ordered array of `shape`."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+@dataclass(frozen=True)
+class ByteRun:
+    """Contiguous bytes of a shard: `offset` and `length` in bytes, relative to the shard's first byte."""
+
+    offset: int
+    length: int
+
+
+def byte_span(box: TensorSlice, shard_shape: Shape, itemsize: int) -> ByteRun:
+    """The smallest run of bytes of a shard that contains the whole of `box` (not empty, in shard coordinates)."""
+    strides = row_major_strides(shard_shape)
+    first = sum(low * stride for low, stride in zip(box.start, strides, strict=True))
+    last = sum((high - 1) * stride for high, stride in zip(box.stop, strides, strict=True))
+    return ByteRun(first * itemsize, (last - first + 1) * itemsize)
+
+
+def contiguous_axis(box: TensorSlice, shard_shape: Shape) -> int:
+    """The first axis from which on `box` is one contiguous run of a shard of `shard_shape`.
+
+    For each index of the axes before it, the elements of `box` lie side by side: all later axes are whole, and the
+    axis itself may be cut. 0 means that the whole box is one run.
+    """
+    axis = len(shard_shape)
+    while axis > 0:
+        axis -= 1
+        if box.start[axis] != 0 or box.stop[axis] != shard_shape[axis]:
+            break
+    while axis > 0 and box.stop[axis - 1] - box.start[axis - 1] == 1:
+        axis -= 1
+    return axis
+
+
+def byte_runs(box: TensorSlice, shard_shape: Shape, itemsize: int) -> Iterator[ByteRun]:
+    """The contiguous runs of a shard that make up `box` (in shard coordinates), in C order."""
+    if box.size == 0:
+        return
+    axis = contiguous_axis(box, shard_shape)
+    strides = row_major_strides(shard_shape)
+    inner = sum(low * stride for low, stride in zip(box.start[axis:], strides[axis:], strict=True))
+    length = math.prod(box.shape[axis:]) * itemsize
+    outer_ranges = [range(low, high) for low, high in zip(box.start[:axis], box.stop[:axis], strict=True)]
+    for index in product(*outer_ranges):
+        outer = sum(i * stride for i, stride in zip(index, strides[:axis], strict=True))
+        yield ByteRun((outer + inner) * itemsize, length)

@@ -1,0 +1,68 @@
+"""URLs of files and directories, on any storage that fsspec knows; a plain path is a local one."""
+
+import os
+import posixpath
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from core.errors import InputError
+
+_CREDENTIALS = re.compile(r"^[a-z0-9+.-]+://[^/@]*:[^/@]*@", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place on a storage: `fs` is its fsspec file system, `path` the path inside it, without a trailing slash."""
+
+    fs: Any
+    path: str
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether it is a path on this machine (or one that is mounted here)."""
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return posixpath.basename(self.path)
+
+    @property
+    def parent(self) -> "Location":
+        """The directory that it is in."""
+        return Location(self.fs, posixpath.dirname(self.path))
+
+    def child(self, *parts: str) -> "Location":
+        """A place below this one."""
+        return Location(self.fs, posixpath.join(self.path, *parts))
+
+    def __str__(self) -> str:
+        """The URL, as a user would write it: local ones are plain paths."""
+        return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
+
+
+def parse_url(url: str) -> Location:
+    """The place that a URL or a local path names.
+
+    Raises:
+        InputError: it is empty, carries credentials, or its protocol is unknown or needs a package.
+    """
+    if not url.strip():
+        raise InputError("an empty path or URL was given")
+    if _CREDENTIALS.match(url):
+        raise InputError(
+            "a URL must not carry credentials (user:password@): they would end in logs and records. "
+            "Give them through the environment or the storage's own configuration"
+        )
+    try:
+        fs, path = fsspec.url_to_fs(os.path.expanduser(url))
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{url}: cannot be opened: {error}") from error
+    if isinstance(fs, LocalFileSystem):
+        path = os.path.realpath(path)
+    return Location(fs, path.rstrip("/") or "/")

@@ -1,0 +1,105 @@
+"""The strategy of a whole checkpoint: one part per pipeline stage, each giving a layout to its parameters.
+
+Ranks are numbered stage by stage: a stage's first rank is its number times the devices per stage.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from core.errors import StrategyError
+from core.layout import ParameterLayout
+
+
+@dataclass(frozen=True)
+class OperatorStrategy:
+    """How one operator's inputs are cut: carried along so that files can be rewritten without loss."""
+
+    node_name: str
+    stage: int
+    dims: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class StageStrategy:
+    """One pipeline stage: the layout of each of its parameters.
+
+    Attributes:
+        stage: the stage's number.
+        layouts: parameter name (without any stage prefix) -> layout, in the file's order.
+        operators: the operator strategies of the stage.
+    """
+
+    stage: int
+    layouts: Mapping[str, ParameterLayout]
+    operators: tuple[OperatorStrategy, ...] = ()
+
+    @cached_property
+    def device_count(self) -> int:
+        """Devices of this stage.
+
+        Raises:
+            StrategyError: it has no parameters, or they do not agree.
+        """
+        by_count = {layout.device_count: name for name, layout in self.layouts.items()}
+        if not by_count:
+            raise StrategyError(f"stage {self.stage} has no parameter layouts")
+        if len(by_count) > 1:
+            told = ", ".join(f"{count} for {name!r}" for count, name in sorted(by_count.items()))
+            raise StrategyError(f"the device matrices of stage {self.stage} give different device counts: {told}")
+        return next(iter(by_count))
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The strategy of a checkpoint.
+
+    Attributes:
+        stages: its pipeline stages in ascending order; stages 0..n-1, or a single one of any number when the strategy
+            is one stage's own.
+        origin: the URL it came from, for messages.
+        merged: False if it is one stage's own file, whose stage may be one of several.
+    """
+
+    stages: tuple[StageStrategy, ...]
+    origin: str
+    merged: bool = True
+
+    def __post_init__(self) -> None:
+        numbers = [stage.stage for stage in self.stages]
+        complete = numbers == list(range(len(numbers)))
+        if not numbers or not (complete or (len(numbers) == 1 and not self.merged)):
+            raise StrategyError(f"{self.origin}: holds stages {numbers}, not 0..n-1 without a hole")
+        counts = {stage.device_count for stage in self.stages}
+        if len(counts) > 1:
+            told = ", ".join(f"stage {stage.stage}: {stage.device_count}" for stage in self.stages)
+            raise StrategyError(f"{self.origin}: stages have different numbers of devices ({told})")
+
+    @property
+    def devices_per_stage(self) -> int:
+        """Devices of each stage."""
+        return self.stages[0].device_count
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks that the strategy describes."""
+        first = self.stages[0].stage * self.devices_per_stage
+        return range(first, first + len(self.stages) * self.devices_per_stage)
+
+    def stage_of(self, rank: int) -> StageStrategy:
+        """The stage that a global rank belongs to."""
+        return self.stages[(rank - self.ranks.start) // self.devices_per_stage]
+
+    def stage_ranks(self, stage: StageStrategy) -> range:
+        """The global ranks of a stage."""
+        first = stage.stage * self.devices_per_stage
+        return range(first, first + self.devices_per_stage)
+
+    def stages_holding(self, parameter: str) -> Iterator[StageStrategy]:
+        """The stages that hold a parameter, lowest first."""
+        return (stage for stage in self.stages if parameter in stage.layouts)
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """Names of all parameters of all stages."""
+        return frozenset(name for stage in self.stages for name in stage.layouts)
