@@ -5,7 +5,6 @@ Contents are never converted here, only moved, so a dtype is a name and an item 
 `"{name}": "Int4"` in the metadata) nor for text and map tensors.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from core.errors import CheckpointError
@@ -43,7 +42,7 @@ _TENSOR_DTYPES = (
     DType("BFloat16", 2, "BF16"),
 )
 _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TENSOR)}
-_BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES}
+_BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES if dtype.safetensors_tag}
 
 
 def dtype_from_name(name: str) -> DType:
@@ -64,12 +63,8 @@ def dtype_from_safetensors(tag: str) -> DType:
     return _lookup(_BY_SAFETENSORS_TAG, tag)
 
 
-def _lookup(table: "dict[str, DType] | dict[str | None, DType]", key: str) -> DType:
-    dtype = table.get(key)  # type: ignore[arg-type]
+def _lookup(table: dict[str, DType], key: str) -> DType:
+    dtype = table.get(key)
     if dtype is None:
-        raise CheckpointError(f"unknown dtype {key!r} (known: {_names(table)})")
+        raise CheckpointError(f"unknown dtype {key!r} (known: {', '.join(table)})")
     return dtype
-
-
-def _names(table: "Iterable[str | None]") -> str:
-    return ", ".join(str(name) for name in table)

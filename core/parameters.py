@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
-from core.checkpoint.model import CatalogRecord, CheckpointCatalog, TensorEntry
+from core.checkpoint.model import TensorEntry
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.dtypes import MAP_TENSOR, TEXT, DType
 from core.errors import CatalogError, LayoutError, PlanError
 from core.layout import ParameterLayout, whole_layout

@@ -135,3 +135,28 @@ def byte_runs(box: TensorSlice, shard_shape: Shape, itemsize: int) -> Iterator[B
     for index in product(*outer_ranges):
         outer = sum(i * stride for i, stride in zip(index, strides[:axis], strict=True))
         yield ByteRun((outer + inner) * itemsize, length)
+
+
+def contiguous_boxes(shape: Shape, start: int, stop: int, most: int) -> Iterator[TensorSlice]:
+    """Elements `start` to `stop` of a C-ordered tensor of `shape` as boxes that each are contiguous.
+
+    They come in order, have at most `most` elements each, and are as large as that allows.
+    """
+    strides = row_major_strides(shape)
+    position = start
+    while position < stop:
+        room = min(stop - position, most)
+        index = [position // stride % length for stride, length in zip(strides, shape, strict=True)]
+        axis = len(shape)
+        # the outermost axis along which at least one whole index of everything inside fits
+        while axis > 0 and not any(index[axis:]) and strides[axis - 1] <= room:
+            axis -= 1
+        low = list(index)
+        high = [i + 1 for i in index]
+        high[axis:] = shape[axis:]
+        count = 1
+        if shape:
+            count = min(shape[axis] - index[axis], room // strides[axis])
+            high[axis] = index[axis] + count
+        yield TensorSlice(tuple(low), tuple(high))
+        position += count * (strides[axis] if shape else 1)

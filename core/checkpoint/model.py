@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from core.dtypes import DType
+from core.dtypes import TEXT, DType
 from core.slices import Shape
+
+MAX_TEXT_BYTES = 1 << 20
+"""Of one text entry, as UTF-32: texts are kept whole in an index, so they have to stay small."""
 
 
 class CheckpointFormat(StrEnum):
@@ -51,6 +54,14 @@ class TensorEntry:
     def size_bytes(self) -> int:
         """Bytes of its contents."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def text_entry(name: str, text: str) -> TensorEntry:
+    """The entry of a text, the same whatever the file's format: its length is that of its UTF-32 code units.
+
+    As in numpy an empty text takes one unit, a NUL.
+    """
+    return TensorEntry(name, TEXT, (4 * max(1, len(text)),), (), text)
 
 
 @dataclass(frozen=True)
@@ -106,43 +117,3 @@ class FilePlan:
 
     segments: tuple[bytes | Content, ...]
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class CatalogRecord:
-    """One rank's file of a checkpoint.
-
-    Attributes:
-        rank: global rank.
-        location: URL of the file.
-        size_bytes: its size.
-        version: changes whenever its content does.
-        index: what it holds; ranks whose files hold the same share one object.
-        digests: digests of the contents of some parameters, by name.
-    """
-
-    rank: int
-    location: str
-    size_bytes: int
-    version: str
-    index: FileIndex
-    digests: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class CheckpointCatalog:
-    """A whole checkpoint: which file is which rank's, and what is in it, from the headers alone.
-
-    Attributes:
-        url: where the checkpoint is.
-        format: kind of its files.
-        step: the epoch and step that was chosen ("10_5"), None if the file names carry none.
-        records: global rank -> its file.
-        notes: what was chosen and what was left aside, in sentences.
-    """
-
-    url: str
-    format: CheckpointFormat
-    step: str | None
-    records: Mapping[int, CatalogRecord]
-    notes: tuple[str, ...] = ()

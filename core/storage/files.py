@@ -1,6 +1,7 @@
 """Files: read at offsets by many threads, written front to back and visible only when whole."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -185,12 +186,9 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
 class _LocalOutput:
     def __init__(self, location: Location) -> None:
         self._location = location
-        directory = os.path.dirname(location.path)
-        # one directory for the temporary and the final name: rename must not cross file systems
-        self._temporary = os.path.join(directory, f".{location.name}.{uuid.uuid4().hex[:8]}.tmp")
+        self._temporary = _temporary_path(location)
         with mapped_errors(location, "create it"):
-            os.makedirs(directory, exist_ok=True)
-            self._file = open(self._temporary, "xb", buffering=0)
+            self._file = open(_made(self._temporary), "xb", buffering=0)
 
     def write(self, buffer: Buffer) -> None:
         view = memoryview(buffer).cast("B")
@@ -206,8 +204,7 @@ class _LocalOutput:
 
     def discard(self) -> None:
         self._file.close()
-        if os.path.exists(self._temporary):
-            os.unlink(self._temporary)
+        _unlink_if_there(self._temporary)
 
 
 class _RemoteOutput:
@@ -229,3 +226,46 @@ class _RemoteOutput:
         if not self._file.closed:
             self._file.discard()
             self._file.closed = True
+
+
+def copy_file(source: Location, target: Location) -> None:
+    """Copies a file within one storage, by the storage itself; the copy appears only when it is whole.
+
+    Raises:
+        StorageError: it cannot be copied.
+    """
+    with mapped_errors(target, f"copy {source} to it"):
+        if target.is_local:
+            temporary = _temporary_path(target)
+            try:
+                shutil.copyfile(source.path, _made(temporary))
+                _flush(temporary)
+                os.replace(temporary, target.path)
+            except BaseException:
+                _unlink_if_there(temporary)
+                raise
+        else:
+            target.fs.cp_file(source.path, target.path)
+
+
+def _temporary_path(location: Location) -> str:
+    # in the directory of the final name: rename must not cross file systems
+    return os.path.join(os.path.dirname(location.path), f".{location.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def _made(path: str) -> str:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return path
+
+
+def _unlink_if_there(path: str) -> None:
+    if os.path.exists(path):
+        os.unlink(path)
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

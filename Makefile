@@ -1,0 +1,68 @@
+# Everything that is done with this project; `make` lists it. All of it happens in .venv, which is made when it is
+# missing or when the lock has changed. Another Python: make PYTHON=python3.12 …
+
+INSTALLED_PYTHON := $(if $(wildcard .venv/installed-*),$(shell .venv/bin/python -c 'print(".venv/bin/python")' 2>/dev/null))
+PYTHON ?= $(or $(INSTALLED_PYTHON),python3)
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
+INSTALLED := .venv/installed-$(PYTHON_VERSION)
+BIN := .venv/bin
+RUN := $(BIN)/python -m
+COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
+DEMO := demo-out
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check format lock proto clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(INSTALLED) ## .venv with the locked dependencies and the command `reshard`
+
+$(INSTALLED): pyproject.toml requirements/dev.lock requirements/installer.lock requirements/install.sh
+	@rm -f .venv/installed-*
+	@requirements/install.sh $(PYTHON)
+	@touch $@
+
+demo: $(INSTALLED) ## generates a checkpoint of 8 ranks, converts it to 4, verifies it
+	@rm -rf $(DEMO)
+	@$(RUN) demo.make_checkpoint $(DEMO)
+	@echo
+	$(BIN)/reshard convert $(DEMO)/checkpoint $(DEMO)/converted \
+		--source-strategy $(DEMO)/strategy --target-strategy $(DEMO)/target_strategy
+	@echo
+	$(BIN)/reshard verify $(DEMO)/converted
+	@printf '%s\n' '' \
+		'The checkpoint of 8 ranks is in $(DEMO)/checkpoint, what became of it, 4 ranks, in $(DEMO)/converted.' \
+		'What to try next:' \
+		'  $(BIN)/reshard inspect $(DEMO)/checkpoint' \
+		'  $(BIN)/reshard inspect $(DEMO)/target_strategy' \
+		'  $(BIN)/reshard plan $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy' \
+		'  $(BIN)/reshard convert $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy --format safetensors'
+
+test: $(INSTALLED) ## the quick tests
+	$(RUN) pytest -m "not slow"
+
+test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
+	$(RUN) pytest $(if $(SLOW_ONLY),-m slow)
+
+check: $(INSTALLED) ## format, lint, types, import contracts
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(INSTALLED) ## formats the code, and mends what the linter can
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
+	$(COMPILE) pyproject.toml --group dev --extra s3 --output-file requirements/dev.lock
+	echo uv | $(COMPILE) - --output-file requirements/installer.lock
+
+proto: $(INSTALLED) ## generates the strategy messages from their .proto
+	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
+
+clean: ## removes .venv and everything generated
+	rm -rf .venv $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

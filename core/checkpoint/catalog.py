@@ -1,0 +1,213 @@
+"""The catalog of a checkpoint: for each rank the file that is its part, and from the headers what that file holds.
+
+The survey lists, the selection chooses by name, and only then are files opened, one a rank. Everything that is wrong
+with the ranks or with the files is one error.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+import xxhash
+
+from core.checkpoint.formats import check_crc as check_file_crc
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import FileIndex, TensorEntry
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.checkpoint.selection import rank_names, select_files
+from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
+from core.errors import CatalogError, CheckpointError, InputError, ReshardError
+from core.storage.files import SourceFile, open_source
+from core.storage.urls import Location
+
+__all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog"]
+
+_BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
+_MAX_FILE_ERRORS = 20
+
+WantsDigest = Callable[[int, TensorEntry], bool]
+
+
+def build_catalog(
+    url: str,
+    ranks: range | None,
+    *,
+    step: str | None = None,
+    source_prefix: str | None = None,
+    digest: WantsDigest,
+    check_crc: bool = True,
+    workers: int = 8,
+    allow_extra_ranks: bool = False,
+) -> CheckpointCatalog:
+    """Finds the checkpoint's file of each rank and reads what it holds.
+
+    Args:
+        url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are rank
+            0's; or a pattern with `{rank}` that names each rank's folder or file.
+        ranks: the ranks that the source strategy has; None if there is no strategy: rank 0 holds all.
+        step: the step to take, `10_5` or `10_5_breakpoint`; None for the newest that every rank has.
+        source_prefix: the prefix of the files to take, where there are several.
+        digest: says of which parameters of which rank a digest of the contents is taken.
+        check_crc: whether files that carry a CRC are read whole to check it.
+        workers: files read at a time.
+        allow_extra_ranks: whether there may be ranks besides `ranks`, which are then ignored.
+
+    Raises:
+        CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory cannot
+            be read or is an unfinished conversion; or several files cannot be used.
+        CheckpointError: one file is damaged or cannot be used.
+        StorageError: a transient failure of the storage.
+    """
+    found = survey(url, workers=workers)
+    if found.unfinished:
+        raise CatalogError(
+            f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
+            "or name another checkpoint"
+        )
+    needed = range(1) if ranks is None else ranks
+    notes = _check_ranks(found, needed, has_strategy=ranks is not None, allow_extra_ranks=allow_extra_ranks)
+    names = {rank: [file.name for file in found.files[rank]] for rank in needed}
+    selection = select_files(found.url, names, step=step, source_prefix=source_prefix, named=found.names_files)
+    locations = {
+        rank: next(file.location for file in found.files[rank] if file.name == name)
+        for rank, name in selection.names.items()
+    }
+    records = _read_records(found.url, locations, _RecordReader(digest, check_crc), workers)
+    chosen_step = None if selection.step is None else str(selection.step)
+    return CheckpointCatalog(found.url, selection.format, chosen_step, records, (*selection.notes, *notes))
+
+
+def _check_ranks(
+    found: CheckpointSurvey, needed: range, *, has_strategy: bool, allow_extra_ranks: bool
+) -> tuple[str, ...]:
+    there_are = frozenset(found.ranks)
+    missing = [rank for rank in needed if rank not in there_are]
+    extra = [rank for rank in found.ranks if rank not in needed]
+    there = f"{found.url}: {_count(len(found.ranks))}"
+    wanted = f"the source strategy has {_count(len(needed))}"
+    if missing and found.shape in (CheckpointShape.FILE, CheckpointShape.FOLDER):
+        what = "a single checkpoint file" if found.shape is CheckpointShape.FILE else "files without rank_N folders"
+        raise CatalogError(
+            f"{there}, {what}, but {wanted}; missing: {rank_names(missing)}. "
+            "Name the directory of the rank folders, or a pattern with {rank}"
+        )
+    if extra and not has_strategy and not allow_extra_ranks:
+        raise CatalogError(
+            f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given"
+        )
+    if missing:
+        empty = [rank for rank in missing if rank in found.files]
+        without_files = f" ({rank_names(empty)}: a folder without checkpoint files)" if empty else ""
+        needs = wanted if has_strategy else "without a source strategy rank_0 has to hold all"
+        raise CatalogError(f"{there}, but {needs}; missing: {rank_names(missing)}{without_files}")
+    if not extra:
+        return ()
+    if not allow_extra_ranks:
+        raise CatalogError(
+            f"{there}, but {wanted}: it is another checkpoint's strategy, or one pipeline stage's own. "
+            f"Too many: {rank_names(extra, 10)}"
+        )
+    return (f"ignored ranks that are not needed: {rank_names(extra, 10)}",)
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def _read_records(
+    origin: str, locations: Mapping[int, Location], reader: "_RecordReader", workers: int
+) -> dict[int, CatalogRecord]:
+    """The records of all files; an error tells of all that cannot be used, not only of the first."""
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(reader.read_or_refuse, rank, locations[rank]) for rank in sorted(locations)]
+        try:
+            outcomes = [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ReshardError)]
+    if errors:
+        raise _joined(origin, errors, len(outcomes))
+    return {outcome.rank: outcome for outcome in outcomes if isinstance(outcome, CatalogRecord)}
+
+
+def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError:
+    if len(errors) == 1:
+        return errors[0]
+    lines = [str(error) for error in errors[:_MAX_FILE_ERRORS]]
+    if len(errors) > _MAX_FILE_ERRORS:
+        lines.append(f"and {len(errors) - _MAX_FILE_ERRORS} more")
+    return CatalogError("\n  ".join([f"{origin}: {len(errors)} of {files} checkpoint files cannot be used:", *lines]))
+
+
+class _RecordReader:
+    """Reads records, in many threads, and keeps one index per distinct content.
+
+    4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage are laid out alike.
+    """
+
+    def __init__(self, digest: WantsDigest, check_crc: bool) -> None:
+        self._wants_digest = digest
+        self._checks_crc = check_crc
+        self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
+        self._lock = Lock()
+
+    def read_or_refuse(self, rank: int, location: Location) -> CatalogRecord | InputError:
+        """The record, or why the file cannot be used.
+
+        Raises:
+            StorageError: a transient failure: the others need not be tried.
+        """
+        try:
+            with refused_as_input():
+                return self._read(rank, location)
+        except InputError as error:
+            return error
+
+    def _read(self, rank: int, location: Location) -> CatalogRecord:
+        file = open_source(location)
+        try:
+            index = read_index(file)
+            if index.redundancy_removed:
+                raise CheckpointError(
+                    f"{location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
+                    "rank's file only. Such checkpoints cannot be read; save it without"
+                )
+            if self._checks_crc:
+                check_file_crc(file, index)
+            wanted = (entry for entry in index.entries.values() if self._wants_digest(rank, entry))
+            digests = _digests(file, wanted)
+            return CatalogRecord(rank, str(location), file.size_bytes, file.version, self._interned(index), digests)
+        finally:
+            file.close()
+
+    def _interned(self, index: FileIndex) -> FileIndex:
+        # what a text says may differ on every rank: without it in the key, each would be compared with all others
+        texts = tuple(entry.text for entry in index.entries.values() if entry.text is not None)
+        key = (index.size_bytes, tuple(index.entries), texts)
+        with self._lock:
+            alike = self._indexes.setdefault(key, [])
+            for known in alike:
+                if known == index:
+                    return known
+            alike.append(index)
+            return index
+
+
+def _digests(file: SourceFile, entries: Iterable[TensorEntry]) -> dict[str, str]:
+    buffer = memoryview(bytearray())
+    digests = {}
+    for entry in entries:
+        state = xxhash.xxh3_128()
+        if entry.text is not None:
+            state.update(entry.text.encode("utf-8", "surrogatepass"))
+        for extent in entry.extents:
+            if len(buffer) < min(extent.length, _BLOCK_BYTES):
+                buffer = memoryview(bytearray(min(extent.length, _BLOCK_BYTES)))
+            end = extent.offset + extent.length
+            for offset in range(extent.offset, end, _BLOCK_BYTES):
+                block = buffer[: min(_BLOCK_BYTES, end - offset)]
+                file.read_into(offset, block)
+                state.update(block)
+        digests[entry.name] = state.hexdigest()
+    return digests

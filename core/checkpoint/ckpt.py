@@ -1,0 +1,301 @@
+"""`.ckpt` files: a protobuf `Checkpoint` message, which is the same as its `value` entries one after another.
+
+    Checkpoint      1: value, repeated Value
+    Value           1: tag, the parameter's name; then either 2: tensor, a TensorProto, or 3: maptensor, opaque here
+    TensorProto     1: dims, repeated int64; 2: tensor_type, text; 3: tensor_content, raw little-endian in C order
+
+A *piece* is one Value. Consecutive pieces of one name make a parameter, their contents following one another; a name
+that comes again later replaces the earlier one. The file may end in `crc_num` and a CRC-32 of all before it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from core.checkpoint.checksums import crc32_of_parts
+from core.checkpoint.model import (
+    MAX_TEXT_BYTES,
+    CheckpointFormat,
+    Content,
+    Extent,
+    FileIndex,
+    FilePlan,
+    OutputEntry,
+    TensorEntry,
+    text_entry,
+)
+from core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
+from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
+from core.errors import CheckpointError
+from core.slices import Shape
+from core.storage.files import SourceFile, read_bytes
+
+# What MindSpore puts into one entry at most; a single protobuf field could not hold 2 GiB.
+MAX_PIECE_BYTES = 512 << 20
+
+_VALUE = bytes_key(1)
+_VALUE_TAG, _VALUE_TENSOR, _VALUE_MAP_TENSOR = bytes_key(1), bytes_key(2), bytes_key(3)
+_TENSOR_DIM, _TENSOR_PACKED_DIMS = varint_key(1), bytes_key(1)
+_TENSOR_TYPE, _TENSOR_CONTENT = bytes_key(2), bytes_key(3)
+
+_CRC_MARK = b"crc_num"
+_CRC_TRAILER_BYTES = len(_CRC_MARK) + 10
+
+_MAX_NAME_BYTES = 64 << 10
+_MAX_AXES = 64
+_TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
+
+
+@dataclass(slots=True)
+class _TensorFields:
+    dims: list[int] = field(default_factory=list)
+    type_name: str | None = None
+    content: Extent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One Value: `offset` is where it begins, `extent` its contents."""
+
+    offset: int
+    name: str
+    dtype: DType
+    dims: Shape
+    extent: Extent
+
+
+def read_index(file: SourceFile) -> FileIndex:
+    """What a file holds, from its entries' heads alone; contents are jumped over, except those of text.
+
+    A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar.
+
+    Raises:
+        CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the byte offset.
+        StorageError: it cannot be read.
+    """
+    if file.size_bytes == 0:
+        raise CheckpointError(f"{file.location}: the file is empty")
+    has_crc = _has_crc(file)
+    stop = file.size_bytes - _CRC_TRAILER_BYTES if has_crc else file.size_bytes
+    reader = WireReader(file, stop)
+    entries = {
+        name: _joined(file, reader, list(pieces))
+        for name, pieces in groupby(_pieces(reader, stop), key=lambda piece: piece.name)
+    }
+    if not entries:
+        raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
+    return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+
+
+def check_crc(file: SourceFile, index: FileIndex) -> None:
+    """Reads the file once and compares its CRC-32, if it carries one.
+
+    Raises:
+        CheckpointError: the CRC is wrong.
+        StorageError: it cannot be read.
+    """
+    if not index.has_crc:
+        return
+    stop = file.size_bytes - _CRC_TRAILER_BYTES
+    stored = int.from_bytes(read_bytes(file, stop, _CRC_TRAILER_BYTES)[len(_CRC_MARK) :])
+    (actual,) = crc32_of_parts(file, 0, [stop])
+    if actual != stored:
+        raise CheckpointError(
+            f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"
+        )
+
+
+def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
+    """The file that holds `entries`, in their order, as MindSpore would write it; without a CRC.
+
+    Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
+
+    Raises:
+        CheckpointError: there is nothing to write, which no reader accepts as a file.
+    """
+    if not entries:
+        raise CheckpointError("a .ckpt file has to hold at least one parameter")
+    segments: list[bytes | Content] = []
+    literal = bytearray()
+    for entry in entries:
+        for head, content in _planned_pieces(entry):
+            literal += head
+            if content.stop > content.start:
+                segments += [bytes(literal), content]
+                literal.clear()
+    if literal:
+        segments.append(bytes(literal))
+    size_bytes = sum(len(part) if isinstance(part, bytes) else part.stop - part.start for part in segments)
+    return FilePlan(tuple(segments), size_bytes)
+
+
+def _has_crc(file: SourceFile) -> bool:
+    offset = file.size_bytes - _CRC_TRAILER_BYTES
+    return offset >= 0 and read_bytes(file, offset, len(_CRC_MARK)) == _CRC_MARK
+
+
+def _pieces(reader: WireReader, stop: int) -> Iterator[_Piece]:
+    for key, length in reader.fields(stop):
+        if key == _VALUE:
+            yield _read_value(reader, length)
+
+
+def _read_value(reader: WireReader, length: int) -> _Piece:
+    start = reader.offset
+    name: str | None = None
+    tensor: _TensorFields | None = None
+    map_tensor: Extent | None = None
+    for key, value in reader.fields(start + length):
+        if key == _VALUE_TAG:
+            name = _read_name(reader, value, "a parameter's name")
+        elif key == _VALUE_TENSOR:
+            # of tensor and maptensor the later one counts; tensors given in parts are merged: that is protobuf's rule
+            tensor, map_tensor = tensor or _TensorFields(), None
+            _read_tensor(reader, value, tensor)
+        elif key == _VALUE_MAP_TENSOR:
+            if map_tensor is not None:
+                raise reader.error(reader.offset, f"parameter {name!r} has two map tensors in one entry: damaged")
+            tensor, map_tensor = None, Extent(reader.offset, value)
+    if name is None:
+        raise reader.error(start, "an entry without a parameter's name: not a checkpoint, or damaged")
+    if map_tensor is not None:
+        return _Piece(start, name, MAP_TENSOR, (), map_tensor)
+    if tensor is None:
+        raise reader.error(start, f"parameter {name!r} has neither a tensor nor a map tensor: damaged")
+    return _tensor_piece(reader, start, name, tensor)
+
+
+def _read_tensor(reader: WireReader, length: int, tensor: _TensorFields) -> None:
+    for key, value in reader.fields(reader.offset + length):
+        if key == _TENSOR_DIM:
+            tensor.dims.append(value)
+        elif key == _TENSOR_TYPE:
+            tensor.type_name = _read_name(reader, value, "a tensor_type")
+        elif key == _TENSOR_CONTENT:
+            tensor.content = Extent(reader.offset, value)
+        elif key == _TENSOR_PACKED_DIMS:
+            tensor.dims += _packed(reader, reader.offset + value)
+        if len(tensor.dims) > _MAX_AXES:
+            raise reader.error(reader.offset, f"a tensor of more than {_MAX_AXES} dims: damaged")
+
+
+def _packed(reader: WireReader, stop: int) -> Iterator[int]:
+    for _ in range(_MAX_AXES + 1):
+        if reader.offset >= stop:
+            return
+        yield reader.varint()
+        if reader.offset > stop:
+            raise reader.error(stop, "packed dims end inside a number: damaged")
+
+
+def _read_name(reader: WireReader, length: int, what: str) -> str:
+    offset = reader.offset
+    if length > _MAX_NAME_BYTES:
+        raise reader.error(offset, f"{what} of {length} bytes: not a checkpoint, or damaged")
+    try:
+        return reader.take(length).decode()
+    except UnicodeDecodeError:
+        raise reader.error(offset, f"{what} is not UTF-8: not a checkpoint, or damaged") from None
+
+
+def _tensor_piece(reader: WireReader, start: int, name: str, tensor: _TensorFields) -> _Piece:
+    if tensor.type_name is None:
+        raise reader.error(start, f"parameter {name!r} has no tensor_type: not a checkpoint, or damaged")
+    if tensor.content is None:
+        raise reader.error(start, f"parameter {name!r} has no tensor_content: damaged")
+    if max(tensor.dims, default=0) >> 63:
+        dims = [dim - (dim >> 63 << 64) for dim in tensor.dims]
+        raise reader.error(start, f"parameter {name!r} has negative dims {dims}: damaged")
+    try:
+        dtype = dtype_from_name(tensor.type_name)
+        if dtype is MAP_TENSOR:
+            raise CheckpointError(f"a plain tensor cannot have the dtype {dtype}")
+    except CheckpointError as error:
+        raise reader.error(start, f"parameter {name!r}: {error}") from None
+    return _Piece(start, name, dtype, tuple(tensor.dims), tensor.content)
+
+
+def _joined(file: SourceFile, reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
+    first = pieces[0]
+    name, dtype, dims = first.name, first.dtype, first.dims
+    for piece in pieces:
+        if (piece.dtype, piece.dims) != (dtype, dims):
+            raise reader.error(
+                piece.offset,
+                f"a piece of parameter {name!r} is {piece.dtype} {list(piece.dims)}, "
+                f"the one before it {dtype} {list(dims)}: damaged",
+            )
+    extents = tuple(piece.extent for piece in pieces)
+    length = sum(extent.length for extent in extents)
+    if dtype is TEXT:
+        return text_entry(name, _read_text(file, reader, name, extents))
+    if dtype is MAP_TENSOR:
+        return TensorEntry(name, dtype, (length,), extents)
+    shape = () if dims == (0,) and length == dtype.itemsize else dims
+    entry = TensorEntry(name, dtype, shape, extents)
+    if entry.size_bytes != length:
+        raise reader.error(
+            first.offset,
+            f"parameter {name!r} has {length} bytes, but {dtype} {list(dims)} takes {entry.size_bytes}: damaged",
+        )
+    return entry
+
+
+def _read_text(file: SourceFile, reader: WireReader, name: str, extents: Sequence[Extent]) -> str:
+    offset, length = extents[0].offset, sum(extent.length for extent in extents)
+    if length > MAX_TEXT_BYTES:
+        raise reader.error(offset, f"text entry {name!r} has {length} bytes, more than {MAX_TEXT_BYTES} (1 MiB)")
+    encoded = b"".join(read_bytes(file, extent.offset, extent.length) for extent in extents)
+    try:
+        return encoded.decode(_TEXT_CODE, "surrogatepass").rstrip("\0")
+    except UnicodeDecodeError:
+        raise reader.error(offset, f"text entry {name!r} is not UTF-32: damaged") from None
+
+
+def _planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
+    """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
+    name = entry.name
+    tag = name.encode()
+    tag = build_head(_VALUE_TAG, len(tag)) + tag
+    if entry.text is not None:
+        encoded = (entry.text or "\0").encode(_TEXT_CODE, "surrogatepass")
+        head = _tensor_head(tag, _tensor_fields(TEXT, (0,)), len(encoded))
+        yield head + encoded, Content(name, 0, 0)
+        return
+    fields = _tensor_fields(entry.dtype, entry.shape)
+    for start, stop in _piece_ranges(entry):
+        if entry.dtype is MAP_TENSOR:
+            inner = tag + build_head(_VALUE_MAP_TENSOR, stop - start)
+            head = build_head(_VALUE, len(inner) + stop - start) + inner
+        else:
+            head = _tensor_head(tag, fields, stop - start)
+        yield head, Content(name, start, stop)
+
+
+def _piece_ranges(entry: OutputEntry) -> Iterator[tuple[int, int]]:
+    if entry.dtype is MAP_TENSOR:
+        if not entry.piece_bytes or sum(entry.piece_bytes) != entry.size_bytes:
+            raise ValueError(
+                f"map tensor {entry.name!r}: pieces {entry.piece_bytes} do not make {entry.size_bytes} bytes"
+            )
+        start = 0
+        for length in entry.piece_bytes:
+            yield start, start + length
+            start += length
+        return
+    size_bytes = entry.size_bytes
+    for start in range(0, max(size_bytes, 1), MAX_PIECE_BYTES):
+        yield start, min(start + MAX_PIECE_BYTES, size_bytes)
+
+
+def _tensor_fields(dtype: DType, dims: Shape) -> bytes:
+    type_name = dtype.name.encode()
+    dim_key = build_varint(_TENSOR_DIM)
+    return b"".join(dim_key + build_varint(dim) for dim in dims) + build_head(_TENSOR_TYPE, len(type_name)) + type_name
+
+
+def _tensor_head(tag: bytes, fields: bytes, content_bytes: int) -> bytes:
+    """A Value up to where its tensor's contents begin: outer lengths first, so it is built from the inside out."""
+    tensor = fields + build_head(_TENSOR_CONTENT, content_bytes)
+    value = tag + build_head(_VALUE_TENSOR, len(tensor) + content_bytes) + tensor
+    return build_head(_VALUE, len(value) + content_bytes) + value

@@ -1,0 +1,46 @@
+"""What is known of a checkpoint from its file names and headers: one record a rank. No storage is needed to use it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from core.checkpoint.model import CheckpointFormat, FileIndex
+
+
+@dataclass(frozen=True)
+class CatalogRecord:
+    """One rank's checkpoint file.
+
+    Attributes:
+        rank: global device number.
+        location: URL of the file; a local one is a plain path.
+        size_bytes: size of the file.
+        version: changes whenever the file's content does (modification time, etag).
+        index: what the file holds; ranks whose files are laid out alike share one object.
+        digests: parameter -> XXH3-128 of its bytes in hex, for those that were asked for.
+    """
+
+    rank: int
+    location: str
+    size_bytes: int
+    version: str
+    index: FileIndex
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CheckpointCatalog:
+    """A checkpoint: for each rank its file and what that holds.
+
+    Attributes:
+        url: the checkpoint, as it was named.
+        format: the kind of all its files.
+        step: the step chosen, `10_5` say; None if the names of the files carry none.
+        records: rank -> record, by ascending rank.
+        notes: sentences for the user: what was chosen, what was passed over and why.
+    """
+
+    url: str
+    format: CheckpointFormat
+    step: str | None
+    records: Mapping[int, CatalogRecord]
+    notes: tuple[str, ...] = ()

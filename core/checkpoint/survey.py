@@ -1,0 +1,272 @@
+"""Which ranks a checkpoint has and which files each of them, by listing alone; nothing is opened.
+
+A checkpoint is named in one of four ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
+files in it (one rank), one checkpoint file (one rank), or a pattern with `{rank}` in it for all else.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from core.checkpoint.model import CheckpointFormat
+from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
+from core.errors import CatalogError, StorageError
+from core.storage.files import mapped_errors
+from core.storage.urls import Location, parse_url
+
+RECORDS_FOLDER = ".reshard"
+MANIFEST_NAME = "manifest.json"
+_RANK_FOLDER = f"rank_{RANK_FIELD}"
+_EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
+
+
+class CheckpointShape(StrEnum):
+    """How a checkpoint was named."""
+
+    FILE = "file"
+    FOLDER = "folder"  # files without rank folders
+    RANK_FOLDERS = "rank folders"
+    PATTERN = "pattern"
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A checkpoint file: what its name says, and where it is."""
+
+    name: CheckpointName
+    location: Location
+
+
+@dataclass(frozen=True)
+class CheckpointSurvey:
+    """What is there, whether it makes a checkpoint or not.
+
+    Attributes:
+        url: the checkpoint, as it was named.
+        shape: how it was named.
+        files: rank -> its checkpoint files, by name; a rank folder without any has none.
+        ignored: what else lies beside them, as paths below the checkpoint; folders end in a slash.
+        names_files: `url` names the files themselves, not the folders that they are in.
+        unfinished: it is the target of a conversion that has not been completed.
+    """
+
+    url: str
+    shape: CheckpointShape
+    files: Mapping[int, tuple[FoundFile, ...]]
+    ignored: tuple[str, ...] = ()
+    names_files: bool = False
+    unfinished: bool = False
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have checkpoint files, ascending."""
+        return tuple(sorted(rank for rank, files in self.files.items() if files))
+
+    @cached_property
+    def formats(self) -> tuple[CheckpointFormat, ...]:
+        """The kinds of files that there are."""
+        there = {file.name.format for files in self.files.values() for file in files}
+        return tuple(file_format for file_format in CheckpointFormat if file_format in there)
+
+    @cached_property
+    def steps(self) -> Mapping[str, Mapping[Step | None, tuple[int, ...]]]:
+        """Prefix -> step -> the ranks that have it.
+
+        A prefix that contains the rank has `{rank}` in its place. Steps ascend; None, for files without, comes first.
+        """
+        names = {rank: [file.name for file in self.files[rank]] for rank in self.ranks}
+        groups = group_prefixes({rank: {name.prefix for name in ours} for rank, ours in names.items()})
+        result: dict[str, Mapping[Step | None, tuple[int, ...]]] = {}
+        for spelling, ranks in groups.items():
+            holders: dict[Step | None, list[int]] = {}
+            for rank in ranks:
+                for step in {name.step for name in names[rank] if name.prefix == spelled_for(spelling, rank)}:
+                    holders.setdefault(step, []).append(rank)
+            ordered = sorted(holders, key=lambda step: (step is not None, step or Step(0, 0)))
+            result[spelling] = {step: tuple(holders[step]) for step in ordered}
+        return result
+
+
+def survey(url: str, *, workers: int = 8) -> CheckpointSurvey:
+    """What there is at a directory, a pattern with `{rank}`, or a checkpoint file.
+
+    Args:
+        workers: folders listed at a time.
+
+    Raises:
+        CatalogError: there is nothing, or nothing like a checkpoint; or it cannot be read.
+        StorageError: a transient failure of the storage.
+        InputError: the URL is not one.
+    """
+    location = parse_url(url)
+    # what an earlier listing in this process saw may be hours old
+    location.fs.invalidate_cache()
+    with refused_as_input():
+        if RANK_FIELD in location.path:
+            return _survey_pattern(location, workers)
+        if _kind(location) == "file":
+            return _survey_file(location)
+        return _survey_directory(location, workers)
+
+
+@contextmanager
+def refused_as_input() -> Iterator[None]:
+    """What a source does not let one read is a wrong input, unless trying again may help."""
+    try:
+        yield
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise CatalogError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One entry of a folder; `kind` is "file", "directory" or what else fsspec calls it."""
+
+    location: Location
+    kind: str
+
+
+def _survey_file(location: Location) -> CheckpointSurvey:
+    files = {0: (_named_file(_Item(location, "file")),)}
+    return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
+
+
+def _named_file(item: _Item) -> FoundFile:
+    name = parse_name(item.location.name) if item.kind == "file" else None
+    if name is None:
+        raise CatalogError(f"{item.location}: not a checkpoint file: its name has to end in {_EXTENSIONS}")
+    return FoundFile(name, item.location)
+
+
+def _survey_directory(root: Location, workers: int) -> CheckpointSurvey:
+    items = _list_folder(root)
+    folders = {rank: item for rank, item in _match(items, _RANK_FOLDER, None) if item.kind == "directory"}
+    if folders:
+        files, ignored = _list_ranks(root, folders, workers)
+        rank_folders = {item.location.name for item in folders.values()}
+        beside = [item for item in items if item.location.name not in rank_folders]
+        shape = CheckpointShape.RANK_FOLDERS
+    else:
+        found, beside = _split(items)
+        if not found:
+            raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
+        files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
+    ignored += [_relative(root, item) for item in beside if item.location.name != RECORDS_FOLDER]
+    return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))
+
+
+def _survey_pattern(pattern: Location, workers: int) -> CheckpointSurvey:
+    parts = pattern.path.split("/")
+    depth = next(position for position, part in enumerate(parts) if RANK_FIELD in part)
+    root = Location(pattern.fs, "/".join(parts[:depth]) or "/")
+    items = _list_folder(root)
+    matches = _match(items, parts[depth], None)
+    with ThreadPoolExecutor(workers) as pool:
+        for part in parts[depth + 1 :]:
+            folders = [(rank, item) for rank, item in matches if item.kind == "directory"]
+            listings = pool.map(_list_folder, [item.location for _, item in folders])
+            matches = [
+                match
+                for (rank, _), listing in zip(folders, listings, strict=True)
+                for match in _match(listing, part, rank)
+            ]
+    if not matches:
+        raise CatalogError(f"{pattern}: nothing there fits the pattern")
+    rank_folders = {rank: item for rank, item in matches if item.kind == "directory"}
+    if rank_folders:
+        files, ignored = _list_ranks(root, rank_folders, workers)
+        ignored += [_relative(root, item) for _, item in matches if item.kind != "directory"]
+    else:
+        files, ignored = {rank: (_named_file(item),) for rank, item in matches}, []
+    return CheckpointSurvey(
+        str(pattern),
+        CheckpointShape.PATTERN,
+        dict(sorted(files.items())),
+        ignored=tuple(sorted(ignored)),
+        names_files=not rank_folders,
+        unfinished=_is_unfinished(items),
+    )
+
+
+def _list_ranks(
+    root: Location, folders: Mapping[int, _Item], workers: int
+) -> tuple[dict[int, tuple[FoundFile, ...]], list[str]]:
+    """Each rank's files, and what else there is in the folders."""
+    files: dict[int, tuple[FoundFile, ...]] = {}
+    ignored: list[str] = []
+    ranks = sorted(folders)
+    with ThreadPoolExecutor(workers) as pool:
+        listings = pool.map(_list_folder, [folders[rank].location for rank in ranks])
+        for rank, listing in zip(ranks, listings, strict=True):
+            files[rank], beside = _split(listing)
+            ignored += [_relative(root, item) for item in beside]
+    return files, ignored
+
+
+def _list_folder(folder: Location) -> list[_Item]:
+    with mapped_errors(folder, "list it"):
+        entries = folder.fs.ls(folder.path, detail=True)
+    items = []
+    for entry in entries:
+        path = entry["name"].strip("/")
+        # object stores may list a folder's own marker in it
+        if path != folder.path.strip("/"):
+            items.append(_item(folder.child(posixpath.basename(path)), entry["type"]))
+    return sorted(items, key=lambda item: item.location.name)
+
+
+def _item(location: Location, kind: str) -> _Item:
+    if kind in ("file", "directory"):
+        return _Item(location, kind)
+    try:
+        # a listing does not follow links
+        return _Item(location, str(location.fs.info(location.path)["type"]))
+    except OSError:
+        # one that leads nowhere
+        return _Item(location, kind)
+
+
+def _match(items: Sequence[_Item], part: str, rank: int | None) -> list[tuple[int, _Item]]:
+    """The items that one part of a pattern names, and the rank that they are of; `rank` if it is known already."""
+    if rank is None:
+        first, *rest = (re.escape(text) for text in part.split(RANK_FIELD))
+        expression = f"{first}(?P<rank>{NUMBER})" + "(?P=rank)".join(rest)
+    else:
+        expression = re.escape(spelled_for(part, rank))
+    matches = [(re.fullmatch(expression, item.location.name), item) for item in items]
+    return [(int(match["rank"]) if rank is None else rank, item) for match, item in matches if match]
+
+
+def _split(items: Sequence[_Item]) -> tuple[tuple[FoundFile, ...], list[_Item]]:
+    """Checkpoint files, and the rest."""
+    files: list[FoundFile] = []
+    rest: list[_Item] = []
+    for item in items:
+        name = parse_name(item.location.name) if item.kind == "file" else None
+        if name is None:
+            rest.append(item)
+        else:
+            files.append(FoundFile(name, item.location))
+    return tuple(files), rest
+
+
+def _relative(root: Location, item: _Item) -> str:
+    path = item.location.path[len(root.path) :].lstrip("/")
+    return f"{path}/" if item.kind == "directory" else path
+
+
+def _kind(location: Location) -> str:
+    with mapped_errors(location, "read it"):
+        return str(location.fs.info(location.path)["type"])
+
+
+def _is_unfinished(items: Sequence[_Item]) -> bool:
+    records = [item for item in items if item.location.name == RECORDS_FOLDER]
+    return bool(records) and not any(item.location.name == MANIFEST_NAME for item in _list_folder(records[0].location))

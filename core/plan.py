@@ -1,0 +1,447 @@
+"""What to read and where it goes: the plan of a conversion.
+
+Parameters that are cut alike (the same cut on the source's side and the same on the target's) form a *layout class*.
+A class has one geometry, worked out once in *units*: along each axis the tensor is divided into as many units as both
+cuts need, so that every border of either cut lies between two units. A parameter's boxes are the class's boxes times
+its elements per unit. That keeps a plan small: thousands of ranks and parameters have a handful of classes, and the
+reads of one rank are derived from them when the rank is worked on.
+
+Both cuts are grids, so along each axis the source's cells overlapping a target cell are neighbours that share it without
+gap or overlap; their products fill the target cell exactly once. `_overlaps` checks the former, and every source cell
+has a holder, which is all that is needed.
+
+Nothing here reads or writes; the catalog tells what is where.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from core.checkpoint.model import CheckpointFormat, TensorEntry
+from core.checkpoint.records import CheckpointCatalog
+from core.dtypes import DType
+from core.errors import PlanError
+from core.layout import Cut, cell_box
+from core.parameters import CarriedParameter, MovedParameter, ParameterMatch, match_parameters
+from core.slices import Shape, TensorSlice
+from core.strategy.model import Strategy
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """Everything that decides what the target will contain.
+
+    Attributes:
+        catalog: the source checkpoint.
+        source_strategy: how it is cut; None: not at all, one rank.
+        target_strategy: how the target is to be cut; None: not at all, one rank.
+        format: kind of the target's files.
+        prefix: name of the target's files before the rank's number.
+        fail_on_unmatched: whether a parameter without a place in the target's strategy is an error; else it is dropped.
+        allow_missing: shell-style patterns of parameters that the target may lack.
+    """
+
+    catalog: CheckpointCatalog
+    source_strategy: Strategy | None
+    target_strategy: Strategy | None
+    format: CheckpointFormat
+    prefix: str = "checkpoint_"
+    fail_on_unmatched: bool = False
+    allow_missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReadItem:
+    """A box that a target shard takes from a source shard.
+
+    Attributes:
+        source_rank: global rank of the source file.
+        source_box: the box in the source shard's coordinates.
+        target_box: the same elements in the target shard's coordinates.
+    """
+
+    source_rank: int
+    source_box: TensorSlice
+    target_box: TensorSlice
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """One parameter of one target rank.
+
+    Attributes:
+        name: the parameter's name.
+        dtype: element type.
+        box: the target shard as a box of the whole tensor.
+        reads: boxes that fill the target shard exactly once.
+    """
+
+    name: str
+    dtype: DType
+    box: TensorSlice
+    reads: tuple[ReadItem, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the target shard."""
+        return self.box.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One target rank: its parameters in the order of its file, and the rank it has the same content as.
+
+    `copy_of` is the lowest rank with the same content, None if that is the rank itself.
+    """
+
+    rank: int
+    parameters: tuple[ParameterPlan, ...]
+    copy_of: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its shards."""
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @cached_property
+    def source_ranks(self) -> tuple[int, ...]:
+        """Source ranks whose files are read, in ascending order."""
+        return tuple(sorted({read.source_rank for parameter in self.parameters for read in parameter.reads}))
+
+
+class CutPair:
+    """The geometry of a layout class: a source cut against a target cut, in units."""
+
+    def __init__(self, source: Cut, target: Cut, shape: Shape) -> None:
+        self.source = source
+        self.target = target
+        self.unit_counts: Shape = tuple(
+            shape[0] if axis == 0 and (source.uneven or target.uneven) else math.lcm(ours, theirs)
+            for axis, (ours, theirs) in enumerate(zip(source.pieces, target.pieces, strict=True))
+        )
+        self._source_bounds = source.bounds(self.unit_counts)
+        self._target_bounds = target.bounds(self.unit_counts)
+        self._overlaps_of: dict[Shape, tuple[tuple[Shape, TensorSlice], ...]] = {}
+
+    def units_of(self, shape: Shape) -> Shape:
+        """Elements per unit along each axis of a tensor of the class."""
+        return tuple(length // count if count else 0 for length, count in zip(shape, self.unit_counts, strict=True))
+
+    def source_box(self, cell: Shape) -> TensorSlice:
+        """A cell of the source's grid, in units."""
+        return cell_box(self._source_bounds, cell)
+
+    def target_box(self, cell: Shape) -> TensorSlice:
+        """A cell of the target's grid, in units."""
+        return cell_box(self._target_bounds, cell)
+
+    def overlaps(self, target_cell: Shape) -> tuple[tuple[Shape, TensorSlice], ...]:
+        """The source cells that a target cell needs, each with the box that both share, in units."""
+        known = self._overlaps_of.get(target_cell)
+        if known is None:
+            box = self.target_box(target_cell)
+            axes = [
+                _overlaps(bounds, low, high)
+                for bounds, low, high in zip(self._source_bounds, box.start, box.stop, strict=True)
+            ]
+            known = tuple(
+                (
+                    tuple(index for index, _, _ in parts),
+                    TensorSlice(tuple(low for _, low, _ in parts), tuple(high for _, _, high in parts)),
+                )
+                for parts in product(*axes)
+            )
+            self._overlaps_of[target_cell] = known
+        return known
+
+
+def _overlaps(bounds: Shape, start: int, stop: int) -> list[tuple[int, int, int]]:
+    """The cells along one axis that share `start` to `stop`, as (cell, from, to); they fill it exactly once."""
+    parts = []
+    position = start
+    cell = max(bisect_right(bounds, start) - 1, 0)
+    while position < stop:
+        if cell + 1 >= len(bounds):
+            raise PlanError(f"units {position} to {stop} of an axis have no source: its cells end at {bounds[-1]}")
+        end = min(bounds[cell + 1], stop)
+        if end > position:
+            parts.append((cell, position, end))
+            position = end
+        cell += 1
+    return parts
+
+
+@dataclass(frozen=True)
+class _LayoutClass:
+    """Parameters of one target stage that are cut alike, and where their source is."""
+
+    pair: CutPair
+    source_first_rank: int
+    parameters: tuple[MovedParameter, ...]
+
+    @cached_property
+    def bytes_per_unit(self) -> int:
+        """Bytes of one unit of every parameter of the class together."""
+        return sum(
+            parameter.dtype.itemsize * math.prod(self.pair.units_of(parameter.shape)) for parameter in self.parameters
+        )
+
+    def holder(self, source_cell: Shape) -> int:
+        """The source rank that a cell is read from: always the lowest, so that few files are read, and often."""
+        holders = self.pair.source.holders.get(source_cell)
+        if not holders:
+            raise PlanError(f"source cell {source_cell} of {self.parameters[0].name!r} is on no rank")
+        return self.source_first_rank + holders[0]
+
+    @cached_property
+    def source_ranks_by_cell(self) -> dict[Shape, int]:
+        """Target cell -> the source ranks it needs, as a bit mask."""
+        masks = {}
+        for cell in self.pair.target.holders:
+            mask = 0
+            for source_cell, _ in self.pair.overlaps(cell):
+                mask |= 1 << self.holder(source_cell)
+            masks[cell] = mask
+        return masks
+
+
+@dataclass(frozen=True)
+class _TargetStage:
+    """One pipeline stage of the target: its ranks and its layout classes."""
+
+    number: int
+    ranks: range
+    classes: tuple[_LayoutClass, ...]
+    order: Mapping[str, int]
+    """Position of each parameter in the target's files."""
+
+
+@dataclass(frozen=True)
+class RankTotals:
+    """The size of one target rank's work.
+
+    Attributes:
+        rank: global rank.
+        shard_bytes: bytes of all its shards: to be written, and, if it is no copy, to be read.
+        source_ranks: source ranks whose files it needs.
+        copy_of: the lower rank with the same content, if there is one.
+    """
+
+    rank: int
+    shard_bytes: int
+    source_ranks: tuple[int, ...]
+    copy_of: int | None
+
+
+class ConversionPlan:
+    """How every target rank is made. Immutable; what is expensive is worked out once, when first asked for."""
+
+    def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
+        self.inputs = inputs
+        self.match = match
+        self._stages = tuple(_target_stages(inputs.target_strategy, match.moved))
+
+    @property
+    def target_ranks(self) -> range:
+        """All ranks of the target."""
+        return range(self._stages[0].ranks.start, self._stages[-1].ranks.stop)
+
+    def file_name(self, rank: int) -> str:
+        """The path of a target rank's file below the target."""
+        return f"rank_{rank}/{self.inputs.prefix}{rank}.{self.inputs.format}"
+
+    def rank_plan(self, rank: int) -> RankPlan:
+        """The plan of one target rank.
+
+        Raises:
+            PlanError: the target has no such rank.
+        """
+        stage = self._stage_of(rank)
+        parameters = [
+            _parameter_plan(layout_class, parameter, rank - stage.ranks.start)
+            for layout_class in stage.classes
+            for parameter in layout_class.parameters
+        ]
+        parameters.sort(key=lambda parameter: stage.order[parameter.name])
+        parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
+        return RankPlan(rank, tuple(parameters), self.copies.get(rank))
+
+    def source_entry(self, rank: int, name: str) -> TensorEntry:
+        """A parameter in a source rank's file."""
+        return self.inputs.catalog.records[rank].index.entries[name]
+
+    @cached_property
+    def copies(self) -> dict[int, int]:
+        """Target ranks with the same content as a lower one -> the lowest such rank."""
+        copies = {}
+        for stage in self._stages:
+            primaries: dict[bytes, int] = {}
+            keys = self._content_keys(stage)
+            for rank, key in zip(stage.ranks, keys, strict=True):
+                primary = primaries.setdefault(key.tobytes(), rank)
+                if primary != rank:
+                    copies[rank] = primary
+        return copies
+
+    @cached_property
+    def totals(self) -> tuple[RankTotals, ...]:
+        """The size of every target rank's work, in the order of the ranks."""
+        return tuple(self._rank_totals(stage, rank) for stage in self._stages for rank in stage.ranks)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of source shards that are needed, each as often as it is needed; copies need none."""
+        return sum(totals.shard_bytes for totals in self.totals if totals.copy_of is None)
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of all target shards, headers apart."""
+        return sum(totals.shard_bytes for totals in self.totals)
+
+    @property
+    def layout_class_count(self) -> int:
+        """Distinct pairs of cuts, summed over the target's stages."""
+        return sum(len(stage.classes) for stage in self._stages)
+
+    def check_coverage(self) -> None:
+        """Proves that every element of every target shard is filled exactly once, class by class.
+
+        Raises:
+            PlanError: it is not.
+        """
+        for stage in self._stages:
+            for layout_class in stage.classes:
+                _ = layout_class.source_ranks_by_cell  # looks up a holder for every overlap
+                for cell in layout_class.pair.target.holders:
+                    filled = sum(box.size for _, box in layout_class.pair.overlaps(cell))
+                    if filled != layout_class.pair.target_box(cell).size:
+                        raise PlanError(f"the boxes for {layout_class.parameters[0].name!r} do not fill its shard")
+
+    def _stage_of(self, rank: int) -> _TargetStage:
+        for stage in self._stages:
+            if rank in stage.ranks:
+                return stage
+        raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
+
+    def _carried_source(self, stage: _TargetStage, carried: CarriedParameter, rank: int) -> int:
+        """The source rank from which a target rank gets a parameter that no strategy knows."""
+        strategy = self.inputs.source_strategy
+        source_ranks = strategy.ranks if strategy else range(1)
+        devices = strategy.devices_per_stage if strategy else 1
+        feeding = [layout_class.source_first_rank for layout_class in stage.classes]
+        first_rank = min(feeding, default=source_ranks.start)
+        # a parameter that only the target's strategy knows may be read from any rank: count from its stage's first
+        first_rank -= (first_rank - source_ranks.start) % devices
+        wanted = first_rank + (rank - stage.ranks.start) % devices
+        return wanted if wanted in carried.holders else min(carried.holders)
+
+    def _carried_plan(self, stage: _TargetStage, carried: CarriedParameter, rank: int) -> ParameterPlan:
+        source_rank = self._carried_source(stage, carried, rank)
+        entry = self.source_entry(source_rank, carried.name)
+        whole = TensorSlice.whole(entry.shape)
+        return ParameterPlan(carried.name, entry.dtype, whole, (ReadItem(source_rank, whole, whole),))
+
+    def _content_keys(self, stage: _TargetStage) -> np.ndarray:
+        """An int array of shape (ranks, …): rows are equal where the ranks' contents are known to be."""
+        columns = [layout_class.pair.target.cells for layout_class in stage.classes]
+        columns.extend(self._carried_column(stage, carried) for carried in self.match.carried)
+        if not columns:
+            return np.zeros((len(stage.ranks), 1), dtype=np.int64)
+        return np.ascontiguousarray(np.concatenate(columns, axis=1))
+
+    def _carried_column(self, stage: _TargetStage, carried: CarriedParameter) -> np.ndarray:
+        numbers: dict[object, int] = {}
+        column = []
+        for rank in stage.ranks:
+            source_rank = self._carried_source(stage, carried, rank)
+            record = self.inputs.catalog.records[source_rank]
+            entry = record.index.entries[carried.name]
+            # a digest tells equal contents; without one only the same file is known to be equal
+            content = record.digests.get(carried.name) or (entry.text if entry.text is not None else source_rank)
+            column.append(numbers.setdefault((content, entry.shape, entry.dtype.name), len(numbers)))
+        return np.array(column, dtype=np.int64)[:, np.newaxis]
+
+    def _rank_totals(self, stage: _TargetStage, rank: int) -> RankTotals:
+        shard_bytes = 0
+        mask = 0
+        for layout_class in stage.classes:
+            cell = layout_class.pair.target.cell_of(rank - stage.ranks.start)
+            shard_bytes += layout_class.pair.target_box(cell).size * layout_class.bytes_per_unit
+            mask |= layout_class.source_ranks_by_cell[cell]
+        for carried in self.match.carried:
+            source_rank = self._carried_source(stage, carried, rank)
+            shard_bytes += self.source_entry(source_rank, carried.name).size_bytes
+            mask |= 1 << source_rank
+        return RankTotals(rank, shard_bytes, tuple(_bits(mask)), self.copies.get(rank))
+
+
+def build_plan(inputs: PlanInputs) -> ConversionPlan:
+    """The plan of a conversion, its coverage proven.
+
+    Raises:
+        CatalogError: the source's ranks disagree about a parameter.
+        PlanError: source, target and options do not fit together.
+    """
+    match = match_parameters(
+        inputs.catalog,
+        inputs.source_strategy,
+        inputs.target_strategy,
+        fail_on_unmatched=inputs.fail_on_unmatched,
+        allow_missing=inputs.allow_missing,
+    )
+    plan = ConversionPlan(inputs, match)
+    plan.check_coverage()
+    return plan
+
+
+def _target_stages(target: Strategy | None, moved: Sequence[MovedParameter]) -> Iterator[_TargetStage]:
+    numbers_and_ranks: list[tuple[int, range]] = [(0, range(1))]
+    if target is not None:
+        numbers_and_ranks = [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
+    for number, ranks in numbers_and_ranks:
+        here = [parameter for parameter in moved if number in parameter.target_layouts]
+        order = {parameter.name: position for position, parameter in enumerate(here)}
+        yield _TargetStage(number, ranks, tuple(_layout_classes(here, number)), order)
+
+
+def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[_LayoutClass]:
+    grouped: dict[object, list[MovedParameter]] = {}
+    for parameter in moved:
+        source, target = _cuts(parameter, stage)
+        uneven_length = parameter.shape[0] if source.uneven or target.uneven else None
+        key = (parameter.source_first_rank, parameter.source_layout, parameter.target_layouts[stage])
+        grouped.setdefault((key, len(parameter.shape), uneven_length), []).append(parameter)
+    for alike in grouped.values():
+        first = alike[0]
+        yield _LayoutClass(CutPair(*_cuts(first, stage), first.shape), first.source_first_rank, tuple(alike))
+
+
+def _cuts(parameter: MovedParameter, stage: int) -> tuple[Cut, Cut]:
+    axis_count = len(parameter.shape)
+    return parameter.source_layout.cut(axis_count), parameter.target_layouts[stage].cut(axis_count)
+
+
+def _parameter_plan(layout_class: _LayoutClass, parameter: MovedParameter, stage_rank: int) -> ParameterPlan:
+    pair = layout_class.pair
+    units = pair.units_of(parameter.shape)
+    cell = pair.target.cell_of(stage_rank)
+    box = pair.target_box(cell).scaled(units)
+    reads = []
+    for source_cell, shared in pair.overlaps(cell):
+        shared_box = shared.scaled(units)
+        if shared_box.size:
+            source_box = shared_box.relative_to(pair.source_box(source_cell).scaled(units))
+            reads.append(ReadItem(layout_class.holder(source_cell), source_box, shared_box.relative_to(box)))
+    return ParameterPlan(parameter.name, parameter.dtype, box, tuple(reads))
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

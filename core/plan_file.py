@@ -1,0 +1,141 @@
+"""The plan on disk: what it was made from, as compressed JSON, and the identity that follows from it.
+
+The reads of every rank would be gigabytes; what they are derived from is small. The identity decides whether an
+interrupted conversion may be resumed: it covers the layouts, the source files with their versions, every option that
+changes what is written, and the version of this file's schema, but not workers, memory or engine.
+"""
+
+import gzip
+import json
+from functools import lru_cache
+from typing import Any
+
+import xxhash
+
+from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
+from core.checkpoint.model import CheckpointFormat
+from core.errors import TargetError
+from core.layout import ParameterLayout
+from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.storage.files import read_small_file
+from core.storage.urls import parse_url
+from core.strategy.model import StageStrategy, Strategy
+
+SCHEMA_VERSION = 1
+_LARGEST_PLAN_BYTES = 2**30
+
+
+def dump_plan(plan: ConversionPlan) -> bytes:
+    """The plan as the bytes of its file."""
+    data = json.dumps(_inputs_to_json(plan.inputs), separators=(",", ":")).encode()
+    return gzip.compress(data, compresslevel=1, mtime=0)
+
+
+def plan_identity(plan: ConversionPlan) -> str:
+    """A digest of everything that decides what the target will contain."""
+    document = _inputs_to_json(plan.inputs)
+    del document["catalog"]["notes"]
+    data = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+@lru_cache(maxsize=4)
+def load_plan(url: str, identity: str) -> ConversionPlan:
+    """The plan in a file; kept, since every rank of a conversion asks for the same one.
+
+    Raises:
+        TargetError: the file holds another plan, or none.
+        StorageError: it cannot be read.
+    """
+    data = read_small_file(parse_url(url), _LARGEST_PLAN_BYTES)
+    try:
+        plan = build_plan(_inputs_from_json(json.loads(gzip.decompress(data))))
+    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise TargetError(f"{url}: not a readable plan: {error}") from error
+    found = plan_identity(plan)
+    if found != identity:
+        raise TargetError(f"{url}: holds plan {found}, not {identity}: another conversion has taken this target over")
+    return plan
+
+
+def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "catalog": catalog_to_json(inputs.catalog),
+        "source_strategy": _strategy_to_json(inputs.source_strategy),
+        "target_strategy": _strategy_to_json(inputs.target_strategy),
+        "format": str(inputs.format),
+        "prefix": inputs.prefix,
+        "fail_on_unmatched": inputs.fail_on_unmatched,
+        "allow_missing": list(inputs.allow_missing),
+    }
+
+
+def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"its schema version is {data['schema_version']}, not {SCHEMA_VERSION}")
+    return PlanInputs(
+        catalog=catalog_from_json(data["catalog"]),
+        source_strategy=_strategy_from_json(data["source_strategy"]),
+        target_strategy=_strategy_from_json(data["target_strategy"]),
+        format=CheckpointFormat(data["format"]),
+        prefix=data["prefix"],
+        fail_on_unmatched=data["fail_on_unmatched"],
+        allow_missing=tuple(data["allow_missing"]),
+    )
+
+
+def _strategy_to_json(strategy: Strategy | None) -> dict[str, Any] | None:
+    """Layouts once each, parameters referring to them by number; operators do not matter to a conversion."""
+    if strategy is None:
+        return None
+    numbers: dict[tuple[ParameterLayout, tuple[int, ...] | None], int] = {}
+    stages = []
+    for stage in strategy.stages:
+        names = {
+            name: numbers.setdefault((layout, layout.tensor_shape), len(numbers))
+            for name, layout in stage.layouts.items()
+        }
+        stages.append({"stage": stage.stage, "parameters": names})
+    layouts = [_layout_to_json(layout) for layout, _ in numbers]
+    return {"merged": strategy.merged, "layouts": layouts, "stages": stages}
+
+
+def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
+    if data is None:
+        return None
+    layouts = [_layout_from_json(layout) for layout in data["layouts"]]
+    stages = tuple(
+        StageStrategy(stage["stage"], {name: layouts[number] for name, number in stage["parameters"].items()})
+        for stage in data["stages"]
+    )
+    return Strategy(stages, "plan", data["merged"])
+
+
+def _layout_to_json(layout: ParameterLayout) -> list[Any]:
+    return [
+        layout.device_matrix,
+        layout.tensor_map,
+        layout.nested,
+        layout.optimizer_shard_step,
+        layout.optimizer_shard_size,
+        layout.field,
+        layout.param_split_shape,
+        layout.indices_offset,
+        layout.tensor_shape,
+    ]
+
+
+def _layout_from_json(data: list[Any]) -> ParameterLayout:
+    matrix, tensor_map, nested, step, size, field, split, offsets, shape = data
+    return ParameterLayout(
+        device_matrix=tuple(matrix),
+        tensor_map=tuple(map(tuple, tensor_map)),
+        nested=nested,
+        optimizer_shard_step=step,
+        optimizer_shard_size=size,
+        field=field,
+        param_split_shape=tuple(split),
+        indices_offset=tuple(offsets),
+        tensor_shape=None if shape is None else tuple(shape),
+    )

@@ -1,0 +1,242 @@
+"""What a user may ask of a conversion: the one definition behind the command line, the flow's form and programs."""
+
+import os
+import re
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from core.errors import InputError
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
+_RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
+_STEP = re.compile(r"^(\d+_\d+(_breakpoint)?)?$")
+SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
+_HIGHEST_RANK = 1_000_000
+
+
+class OutputFormat(StrEnum):
+    """Kind of the target's files."""
+
+    SAME = "same"
+    CKPT = "ckpt"
+    SAFETENSORS = "safetensors"
+
+
+class VerifyLevel(StrEnum):
+    """How closely the result is checked before it counts."""
+
+    NONE = "none"
+    STRUCTURE = "structure"
+    CHECKSUM = "checksum"
+
+
+class UnmatchedPolicy(StrEnum):
+    """What happens to parameters that the target's strategy has no place for."""
+
+    DROP = "drop"
+    FAIL = "fail"
+
+
+class ConversionRequest(BaseModel):
+    """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Annotated[
+        str,
+        Field(
+            title="Source",
+            min_length=1,
+            description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, "
+            "or one file. A path or any URL that fsspec knows.",
+        ),
+    ]
+    target: Annotated[
+        str,
+        Field(
+            title="Target",
+            min_length=1,
+            description="The directory to be made: it will hold rank_0, rank_1, …; it appears when all of it is right.",
+        ),
+    ]
+    source_strategy: Annotated[
+        str,
+        Field(
+            title="Source strategy",
+            description="How the source is cut: a strategy file, or a directory of the ranks' strategy files. "
+            "Empty: not cut, one rank.",
+        ),
+    ] = ""
+    target_strategy: Annotated[
+        str,
+        Field(title="Target strategy", description="How the target is to be cut, likewise. Empty: whole, one rank."),
+    ] = ""
+    format: Annotated[
+        OutputFormat, Field(title="Format", description="Kind of the target's files: the source's, or another.")
+    ] = OutputFormat.SAME
+    prefix: Annotated[
+        str, Field(title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}.")
+    ] = "checkpoint_"
+    step: Annotated[
+        str,
+        Field(
+            title="Step",
+            description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. "
+            "Empty: the newest that every rank has.",
+        ),
+    ] = ""
+    source_prefix: Annotated[
+        str,
+        Field(title="Source prefix", description="Which of several runs in the source's folders: CKP or CKP_1, say."),
+    ] = ""
+    ranks: Annotated[
+        str,
+        Field(
+            title="Ranks",
+            description="Convert just these target ranks (0-3,7); other machines do the others. Empty: all.",
+        ),
+    ] = ""
+    workers: Annotated[
+        int, Field(title="Workers", ge=0, le=1024, description="Ranks worked on at once; 0: one for each core.")
+    ] = 0
+    memory_limit: Annotated[
+        str, Field(title="Memory limit", description="For buffers, of all workers together: 2GiB, 512MiB.")
+    ] = "2GiB"
+    verify: Annotated[
+        VerifyLevel,
+        Field(
+            title="Verification",
+            description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target.",
+        ),
+    ] = VerifyLevel.CHECKSUM
+    unmatched: Annotated[
+        UnmatchedPolicy,
+        Field(
+            title="Unmatched parameters",
+            description="Parameters of the source's strategy that the target's lacks (optimizer state, often): "
+            "drop them and say so, or fail.",
+        ),
+    ] = UnmatchedPolicy.DROP
+    allow_missing: Annotated[
+        list[str],
+        Field(
+            title="Allowed to be missing",
+            description="Patterns (adam_*) of target parameters that the source need not have.",
+        ),
+    ] = []
+    overwrite: Annotated[
+        bool,
+        Field(
+            title="Overwrite",
+            description="Replace what is at the target; the old checkpoint stays until the new one is whole.",
+        ),
+    ] = False
+
+    @field_validator("prefix")
+    @classmethod
+    def _check_prefix(cls, value: str) -> str:
+        if "/" in value or "\\" in value or value.startswith(".") or ".." in value or "\0" in value:
+            raise ValueError("must be a plain name: no '/', no '..', no dot in front")
+        return value
+
+    @field_validator("step")
+    @classmethod
+    def _check_step(cls, value: str) -> str:
+        if not _STEP.match(value):
+            raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
+        return value
+
+    @field_validator("ranks")
+    @classmethod
+    def _check_ranks(cls, value: str) -> str:
+        parse_ranks(value)
+        return value
+
+    @field_validator("memory_limit")
+    @classmethod
+    def _check_memory_limit(cls, value: str) -> str:
+        if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
+            raise ValueError("must be at least 16MiB")
+        return value
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The memory limit in bytes."""
+        return parse_size(self.memory_limit)
+
+    @property
+    def worker_count(self) -> int:
+        """Ranks worked on at once."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+    def chosen_ranks(self, all_ranks: range) -> tuple[int, ...]:
+        """The target ranks that are asked for, out of all.
+
+        Raises:
+            InputError: one is asked for that the target does not have.
+        """
+        if not self.ranks.strip():
+            return tuple(all_ranks)
+        chosen = parse_ranks(self.ranks)
+        unknown = [rank for rank in chosen if rank not in all_ranks]
+        if unknown:
+            raise InputError(
+                f"--ranks {self.ranks}: the target has ranks {all_ranks.start} to {all_ranks.stop - 1}, "
+                f"not {', '.join(map(str, unknown[:8]))}"
+            )
+        return chosen
+
+
+def build_request(**options: object) -> ConversionRequest:
+    """A request from loose options.
+
+    Raises:
+        InputError: options are wrong; the message names each.
+    """
+    try:
+        return ConversionRequest.model_validate(options)
+    except ValidationError as error:
+        raise InputError(describe_validation(error)) from error
+
+
+def describe_validation(error: ValidationError) -> str:
+    """What is wrong with a request, one line an option, named as on the command line."""
+    lines = []
+    for detail in error.errors():
+        name = ".".join(str(part) for part in detail["loc"]) or "the request"
+        option = name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
+        message = detail["msg"].removeprefix("Value error, ")
+        lines.append(f"{option} {detail['input']!r}: {message}")
+    return "\n".join(lines)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as "2GiB" or "500 MB".
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    match = _SIZE.match(text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or unit is None:
+        raise ValueError("must be a size such as 512MiB or 2GiB")
+    return int(float(match[1]) * unit)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Ranks of a list such as "0-3,7", ascending, each once.
+
+    Raises:
+        ValueError: it is not such a list.
+    """
+    ranks: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _RANGE.match(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= _HIGHEST_RANK:
+            raise ValueError("must be ranks such as 0-3,7")
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))

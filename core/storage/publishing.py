@@ -1,0 +1,142 @@
+"""How a directory of files appears all at once.
+
+On a local file system the files are written in a sibling directory, which gets the target's name by one rename when all
+is done: MindSpore knows no commit marker, and whoever lists the target must see all or nothing. What the target was
+before is moved aside first and removed last, so that at every moment one of the two is whole on disk.
+
+Object stores cannot rename a directory. There the files are written in place, and it is the manifest, written last, that
+makes them a checkpoint; a former manifest is withdrawn before anything of it is replaced.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable
+
+from core.errors import TargetError
+from core.storage.files import mapped_errors
+from core.storage.urls import Location
+
+PARTIAL_SUFFIX = ".reshard-partial"
+REPLACED_SUFFIX = ".reshard-replaced"
+_CHECKPOINT_NAMES = re.compile(r"^(rank_\d+|\.reshard)$")
+
+
+def working_location(final: Location) -> Location:
+    """Where the files of a target are written."""
+    return _sibling(final, PARTIAL_SUFFIX) if final.is_local else final
+
+
+def list_names(location: Location) -> list[str]:
+    """Names in a directory, sorted; none if it does not exist.
+
+    Raises:
+        TargetError: it is a file.
+        StorageError: it cannot be listed.
+    """
+    with mapped_errors(location, "list it"):
+        location.fs.invalidate_cache()
+        if not location.fs.exists(location.path):
+            return []
+        if location.fs.isfile(location.path):
+            raise TargetError(f"{location}: is a file, the target must be a directory")
+        paths = location.fs.ls(location.path, detail=False)
+    names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths}
+    return sorted(names - {location.name} if not location.is_local else names)
+
+
+def foreign_names(location: Location) -> list[str]:
+    """Names in a directory that do not belong to a checkpoint."""
+    return [name for name in list_names(location) if not _CHECKPOINT_NAMES.match(name)]
+
+
+def remove_tree(location: Location) -> None:
+    """Removes a directory and all in it, if it exists."""
+    with mapped_errors(location, "remove it"):
+        if location.is_local:
+            if os.path.isdir(location.path):
+                shutil.rmtree(location.path)
+        elif location.fs.exists(location.path):
+            location.fs.rm(location.path, recursive=True)
+
+
+def remove_file(location: Location) -> None:
+    """Removes a file, if it exists."""
+    with mapped_errors(location, "remove it"):
+        if location.fs.exists(location.path):
+            location.fs.rm_file(location.path)
+
+
+def remove_others(working: Location, kept: Iterable[str]) -> None:
+    """Removes the files of rank folders that are not among `kept` (paths below the directory): leftovers."""
+    kept_paths = {working.child(path).path for path in kept}
+    with mapped_errors(working, "remove leftovers in it"):
+        for name in list_names(working):
+            if not name.startswith("rank_"):
+                continue
+            for path in working.fs.find(working.child(name).path):
+                if str(path) not in kept_paths:
+                    working.fs.rm_file(path)
+            if working.is_local and not os.listdir(working.child(name).path):
+                os.rmdir(working.child(name).path)
+
+
+def publish(working: Location, final: Location) -> None:
+    """Gives finished files their name; what had it before is removed afterwards.
+
+    Raises:
+        StorageError: a rename failed; the finished files are still at `working`.
+    """
+    if not final.is_local:
+        return
+    replaced = _sibling(final, REPLACED_SUFFIX)
+    with mapped_errors(final, f"give it the finished files (they are whole in {working})"):
+        _flush_directories(working.path)
+        if os.path.isdir(final.path) and os.listdir(final.path):
+            remove_tree(replaced)
+            os.rename(final.path, replaced.path)
+        os.rename(working.path, final.path)
+        _flush_directory(os.path.dirname(final.path))
+    remove_tree(replaced)
+
+
+def withdraw(final: Location, working: Location) -> None:
+    """Takes a published directory back to where its files are written."""
+    if final.is_local:
+        with mapped_errors(final, f"move it back to {working}"):
+            os.rename(final.path, working.path)
+
+
+def check_room(location: Location, needed_bytes: int) -> None:
+    """Makes sure that a local file system has room.
+
+    Raises:
+        TargetError: it has not.
+    """
+    if not location.is_local:
+        return
+    existing = location.path
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise TargetError(
+            f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free"
+        )
+
+
+def _sibling(location: Location, suffix: str) -> Location:
+    return Location(location.fs, location.path + suffix)
+
+
+def _flush_directories(path: str) -> None:
+    for directory, _, _ in os.walk(path):
+        _flush_directory(directory)
+
+
+def _flush_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,276 @@
+"""The target of a conversion: what stands there already, what may be done to it, and its records.
+
+What is found                                   without overwrite           with overwrite
+nothing, or an empty directory                  begin                       begin
+unfinished work of the same plan                resume                      resume
+a finished conversion by the same plan          done, or mend what differs  the same
+unfinished work of another plan                 refuse                      begin anew
+a finished conversion, or another checkpoint    refuse                      replace, at the end
+anything else                                   refuse                      refuse
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import xxhash
+
+from core.errors import CheckpointError, StorageError, TargetError
+from core.manifest import (
+    MANIFEST_NAME,
+    PLAN_NAME,
+    RECORDS_DIRECTORY,
+    STATE_DIRECTORY,
+    Manifest,
+    ShardRecord,
+    dump_record,
+    parse_manifest,
+    parse_shard_record,
+)
+from core.plan import ConversionPlan
+from core.plan_file import dump_plan, plan_identity
+from core.storage.files import read_small_file, write_bytes
+from core.storage.lease import exclusive, held_lease, living_holders, new_holder
+from core.storage.publishing import (
+    foreign_names,
+    list_names,
+    publish,
+    remove_file,
+    remove_others,
+    remove_tree,
+    withdraw,
+    working_location,
+)
+from core.storage.urls import Location, parse_url
+
+_IDENTITY_NAME = "identity"
+_LEASES_DIRECTORY = "leases"
+_LARGEST_RECORD_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A directory that a plan's files and records are written in, by any number of processes.
+
+    Attributes:
+        directory: where; for a local target not yet its own name.
+        identity: identity of the plan.
+    """
+
+    directory: Location
+    identity: str
+
+    @property
+    def state(self) -> Location:
+        """Where everything that is not a checkpoint file is."""
+        return self.directory.child(STATE_DIRECTORY)
+
+    @property
+    def plan_url(self) -> str:
+        """Where the plan is."""
+        return str(self.state.child(PLAN_NAME))
+
+    def record_location(self, rank: int) -> Location:
+        """Where a rank's record is."""
+        return self.state.child(RECORDS_DIRECTORY, f"rank_{rank}.json")
+
+    def write_record(self, record: ShardRecord) -> None:
+        """Stores the record of a rank whose file is written."""
+        write_bytes(self.record_location(record.rank), dump_record(record))
+
+    def read_record(self, rank: int) -> ShardRecord:
+        """The record of a rank.
+
+        Raises:
+            TargetError: it is damaged or belongs to another plan.
+            StorageError: there is none.
+        """
+        location = self.record_location(rank)
+        record = parse_shard_record(read_small_file(location, _LARGEST_RECORD_BYTES), str(location))
+        if record.identity != self.identity or record.rank != rank:
+            raise TargetError(f"{location}: is of another conversion")
+        return record
+
+    def recorded_ranks(self) -> set[int]:
+        """Ranks that have a record."""
+        names = list_names(self.state.child(RECORDS_DIRECTORY))
+        stems = [name.removeprefix("rank_").removesuffix(".json") for name in names]
+        return {int(stem) for stem in stems if stem.isdigit()}
+
+    def remove_record(self, rank: int) -> None:
+        """Forgets a rank's record; its file no longer counts."""
+        remove_file(self.record_location(rank))
+
+    @classmethod
+    def of_plan(cls, plan_url: str, identity: str) -> "Workspace":
+        """The workspace that a plan's file stands in."""
+        return cls(parse_url(plan_url).parent.parent, identity)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of one plan.
+
+    Attributes:
+        final: where the finished checkpoint is to be.
+        plan: how it is made.
+        overwrite: whether what is there may be replaced.
+    """
+
+    final: Location
+    plan: ConversionPlan
+    overwrite: bool = False
+
+    @cached_property
+    def identity(self) -> str:
+        """Identity of the plan."""
+        return plan_identity(self.plan)
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Where its files are written."""
+        return Workspace(working_location(self.final), self.identity)
+
+    @contextmanager
+    def claimed(self, ranks: Sequence[int]) -> Iterator[Workspace]:
+        """The workspace, ready for this plan, with a lease on `ranks` while the block runs.
+
+        Raises:
+            TargetError: the target is occupied, or another run works on one of the ranks.
+            StorageError: it cannot be read or written.
+        """
+        self.check_usable()
+        fresh = not list_names(self.workspace.directory)
+        leases = self._leases
+        holder = new_holder(ranks)
+        with held_lease(leases, holder):
+            self.check_usable()
+            found = _read_identity(self.workspace.state)
+            if found != self.identity and not self.is_committed():
+                others = living_holders(leases, holder)
+                if others and found is not None:
+                    raise TargetError(f"{self.final}: {others[0]} is converting something else into it; wait for it")
+                self._begin(fresh)
+            yield self.workspace
+
+    def check_usable(self) -> None:
+        """Makes sure that what is at the target leaves room for this plan; see the module's table.
+
+        Raises:
+            TargetError: it does not.
+        """
+        names = list_names(self.final)
+        unfinished = _read_identity(self.workspace.state)
+        if self.final.is_local and unfinished not in (None, self.identity) and not self.overwrite:
+            raise TargetError(
+                f"{self.final}: an unfinished conversion by another plan is in {self.workspace.directory}. "
+                "Finish that one, or pass --overwrite to discard it"
+            )
+        if not names or self.is_committed() or (not self.final.is_local and unfinished == self.identity):
+            return
+        foreign = foreign_names(self.final)
+        if foreign:
+            raise TargetError(
+                f"{self.final}: is not empty and holds what is not a checkpoint's ({', '.join(foreign[:5])}). "
+                "Name another target, or move that away"
+            )
+        if not self.overwrite:
+            raise TargetError(f"{self.final}: is not empty. Name another target, or pass --overwrite to replace it")
+
+    def is_committed(self) -> bool:
+        """Whether the finished target of this very plan is there."""
+        manifest = read_manifest(self.final)
+        return manifest is not None and manifest.identity == self.identity
+
+    def reopen(self) -> None:
+        """Takes the finished target back to work, because files of it are missing or wrong."""
+        withdraw(self.final, self.workspace.directory)
+        remove_file(self.workspace.state.child(MANIFEST_NAME))
+
+    def commit(self, manifest: Manifest) -> None:
+        """Makes the finished files the target; `manifest` is the commit marker.
+
+        Raises:
+            StorageError: it could not be; all files are still in the workspace.
+        """
+        workspace = self.workspace
+        with exclusive(self._leases):
+            if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
+                remove_tree(workspace.directory)
+                return
+            remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
+            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
+            if self.final.is_local:
+                remove_tree(self._leases)
+            publish(workspace.directory, self.final)
+
+    @property
+    def _leases(self) -> Location:
+        return self.workspace.state.child(_LEASES_DIRECTORY)
+
+    def _begin(self, fresh: bool) -> None:
+        """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
+        state = self.workspace.state
+        if not fresh:
+            remove_file(state.child(MANIFEST_NAME))
+            remove_file(state.child(_IDENTITY_NAME))
+            remove_tree(state.child(RECORDS_DIRECTORY))
+            if self.final.is_local:
+                remove_others(self.workspace.directory, ())
+        write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
+        write_bytes(state.child(_IDENTITY_NAME), self.identity.encode())
+
+
+def read_manifest(directory: Location) -> Manifest | None:
+    """The manifest of a converted checkpoint; None if there is none.
+
+    Raises:
+        TargetError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
+    if not directory.fs.exists(location.path):
+        return None
+    return parse_manifest(read_small_file(location, _LARGEST_RECORD_BYTES), str(location))
+
+
+def record_digest(record: ShardRecord) -> str:
+    """The digest by which a manifest knows a rank's record."""
+    return xxhash.xxh3_128_hexdigest(dump_record(record))
+
+
+def check_apart(source: Location, final: Location) -> None:
+    """Makes sure that source and target are not inside each other.
+
+    Raises:
+        TargetError: they are.
+    """
+    if type(source.fs) is not type(final.fs):
+        return
+    ours, theirs = final.path + "/", source.path + "/"
+    if ours.startswith(theirs):
+        raise TargetError(f"{final}: lies inside the source {source}; name a target outside of it")
+    if theirs.startswith(ours):
+        raise TargetError(f"{final}: the source {source} lies inside it; name another target")
+
+
+def _read_identity(state: Location) -> str | None:
+    location = state.child(_IDENTITY_NAME)
+    if not state.fs.exists(location.path):
+        return None
+    try:
+        return read_small_file(location, 1024).decode("ascii", "replace")
+    except (CheckpointError, StorageError):
+        return ""
+
+
+def read_records(workspace: Workspace, ranks: Sequence[int]) -> Mapping[int, ShardRecord]:
+    """The readable records of some ranks; a damaged one counts as none, and its rank is done again."""
+    records = {}
+    for rank in sorted(workspace.recorded_ranks() & set(ranks)):
+        try:
+            records[rank] = workspace.read_record(rank)
+        except TargetError:
+            workspace.remove_record(rank)
+    return records

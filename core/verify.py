@@ -1,0 +1,129 @@
+"""Checks what was written against what was to be written.
+
+`structure` reads a file's headers and compares every name, dtype and shape, and the file's size. `checksum` also reads
+every content back and compares it with the digest taken while it was written. Both look at the file only: neither can
+see a wrong plan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
+from core.errors import CheckpointError, StorageError
+from core.manifest import ShardRecord
+from core.request import VerifyLevel
+from core.storage.files import SourceFile, open_source
+from core.storage.urls import Location
+
+_READ_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class RankVerification:
+    """What the check of one rank's file found.
+
+    Attributes:
+        rank: target rank.
+        level: how closely it was checked.
+        read_bytes: contents that were read back.
+        problems: what is wrong, in sentences; none if all is right.
+    """
+
+    rank: int
+    level: VerifyLevel
+    read_bytes: int
+    problems: tuple[str, ...]
+
+
+def verify_rank(
+    directory: Location,
+    record: ShardRecord,
+    level: VerifyLevel,
+    *,
+    expected: Sequence[OutputEntry] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> RankVerification:
+    """Checks one rank's file against its record, and against what the plan expects if that is given.
+
+    Raises:
+        StorageError: a transient failure to read it; what is permanently wrong is a problem in the result.
+    """
+    location = directory.child(*record.file.split("/"))
+    if level is VerifyLevel.NONE:
+        return RankVerification(record.rank, level, 0, ())
+    try:
+        file = open_source(location)
+    except StorageError as error:
+        if error.transient:
+            raise
+        return RankVerification(record.rank, level, 0, (str(error),))
+    try:
+        problems, read_bytes = _check_file(file, record, level, expected, advance)
+    except CheckpointError as error:
+        problems, read_bytes = [str(error)], 0
+    finally:
+        file.close()
+    told = tuple(f"{location}: {problem}" if str(location) not in problem else problem for problem in problems)
+    return RankVerification(record.rank, level, read_bytes, told)
+
+
+def _check_file(
+    file: SourceFile,
+    record: ShardRecord,
+    level: VerifyLevel,
+    expected: Sequence[OutputEntry] | None,
+    advance: Callable[[int], None],
+) -> tuple[list[str], int]:
+    index = read_index(file)
+    recorded = {parameter.name: (parameter.dtype, parameter.shape) for parameter in record.parameters}
+    problems = _differences(index, recorded, "its record says")
+    if expected is not None:
+        planned = {entry.name: (entry.dtype.name, entry.shape) for entry in expected}
+        problems += _differences(index, planned, "the plan says")
+    if index.size_bytes != record.size_bytes:
+        problems.append(f"has {index.size_bytes} bytes, its record says {record.size_bytes}")
+    if problems or level is not VerifyLevel.CHECKSUM:
+        return problems, 0
+    buffer = memoryview(np.empty(_READ_BYTES, np.uint8))
+    read_bytes = 0
+    for parameter in record.parameters:
+        entry = index.entries[parameter.name]
+        found = content_digest(file, entry, buffer, advance)
+        read_bytes += entry.size_bytes
+        if found != parameter.digest:
+            problems.append(
+                f"parameter {parameter.name!r}: its bytes are not those that were written "
+                f"(digest {found}, written {parameter.digest})"
+            )
+    return problems, read_bytes
+
+
+def _differences(index: FileIndex, wanted: Mapping[str, tuple[str, tuple[int, ...]]], who: str) -> list[str]:
+    problems = [f"parameter {name!r} is not in it, {who} that it is" for name in wanted if name not in index.entries]
+    problems += [f"parameter {name!r} is in it, {who} that it is not" for name in index.entries if name not in wanted]
+    for name, (dtype, shape) in wanted.items():
+        entry = index.entries.get(name)
+        if entry is not None and (entry.dtype.name, entry.shape) != (dtype, shape):
+            found = f"{entry.dtype} {list(entry.shape)}"
+            problems.append(f"parameter {name!r} is {found}, {who} {dtype} {list(shape)}")
+    return problems
+
+
+def content_digest(
+    file: SourceFile, entry: TensorEntry, buffer: memoryview, advance: Callable[[int], None] = lambda _: None
+) -> str:
+    """The digest of a parameter's contents, read block by block into `buffer`."""
+    digest = xxhash.xxh3_128()
+    if entry.text is not None:
+        digest.update(entry.text.encode())
+    for extent in entry.extents:
+        for start in range(0, extent.length, len(buffer)):
+            part = buffer[: min(len(buffer), extent.length - start)]
+            file.read_into(extent.offset + start, part)
+            digest.update(part)
+            advance(len(part))
+    return digest.hexdigest()

@@ -1,0 +1,118 @@
+"""Checkpoint files made and read by independent means: protobuf's own classes, wire bytes by hand, memory files."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from core.checkpoint.model import Content, Extent, FilePlan
+from core.errors import CheckpointError
+from core.storage.urls import Location, parse_url
+
+_STRING, _BYTES, _INT64, _MESSAGE = 9, 12, 3, 11
+_OPTIONAL, _REQUIRED, _REPEATED = 1, 2, 3
+
+# name -> its fields: (number, name, type, label, message)
+_MESSAGES: dict[str, list[tuple[int, str, int, int, str]]] = {
+    "Checkpoint": [(1, "value", _MESSAGE, _REPEATED, "Value")],
+    "Value": [
+        (1, "tag", _STRING, _REQUIRED, ""),
+        (2, "tensor", _MESSAGE, _OPTIONAL, "TensorProto"),
+        (3, "maptensor", _MESSAGE, _OPTIONAL, "MapTensorProto"),
+    ],
+    "TensorProto": [
+        (1, "dims", _INT64, _REPEATED, ""),
+        (2, "tensor_type", _STRING, _REQUIRED, ""),
+        (3, "tensor_content", _BYTES, _REQUIRED, ""),
+    ],
+    "MapTensorProto": [(1, "tensor", _MESSAGE, _REPEATED, "TensorProto")],
+}
+
+
+def _checkpoint_class() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="reshard_tests_checkpoint.proto", syntax="proto2")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, field_name, kind, label, type_name in fields:
+            message.field.add(number=number, name=field_name, type=kind, label=label, type_name=type_name or None)
+    value = file.message_type[1]
+    value.oneof_decl.add(name="data")
+    value.field[1].oneof_index = value.field[2].oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Checkpoint"))
+
+
+CheckpointMessage = _checkpoint_class()
+
+
+def checkpoint_bytes(*entries: tuple[str, str, Iterable[int], bytes]) -> bytes:
+    """A `.ckpt` file, by protobuf's own classes: (name, tensor_type, dims, content) each."""
+    message = CheckpointMessage()
+    for name, tensor_type, dims, content in entries:
+        value = message.value.add(tag=name)
+        value.tensor.dims.extend(dims)
+        value.tensor.tensor_type = tensor_type
+        value.tensor.tensor_content = content
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def varint(value: int) -> bytes:
+    digits = []
+    while True:
+        value, digit = divmod(value, 128)
+        digits.append(digit + 128 if value else digit)
+        if not value:
+            return bytes(digits)
+
+
+def blob(number: int, content: bytes) -> bytes:
+    """A field of bytes on the wire."""
+    return varint(number * 8 + 2) + varint(len(content)) + content
+
+
+def number(field_number: int, value: int) -> bytes:
+    """An integer field on the wire."""
+    return varint(field_number * 8) + varint(value % 2**64)
+
+
+class MemoryFile:
+    """A SourceFile in memory that counts its reads; `size_bytes` may exceed `data`, the rest being zeros."""
+
+    version = "1"
+
+    def __init__(self, data: bytes, name: str = "model.ckpt", size_bytes: int | None = None) -> None:
+        self.location: Location = parse_url(f"/somewhere/{name}")
+        self.data = data
+        self.size_bytes = len(data) if size_bytes is None else size_bytes
+        self.reads: list[tuple[int, int]] = []
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.reads.append((offset, len(buffer)))
+        if not 0 <= offset <= offset + len(buffer) <= self.size_bytes:
+            raise CheckpointError(f"read of {len(buffer)} bytes at {offset} beyond {self.size_bytes}")
+        buffer[:] = self.data[offset : offset + len(buffer)].ljust(len(buffer), b"\0")
+
+    def close(self) -> None:
+        pass
+
+
+def extents_bytes(data: bytes, extents: Iterable[Extent]) -> bytes:
+    """The bytes at `extents`, joined."""
+    return b"".join(data[extent.offset : extent.offset + extent.length] for extent in extents)
+
+
+def filled(plan: FilePlan, content: Callable[[str], bytes]) -> bytes:
+    """The planned file, its contents given by parameter name."""
+    parts = []
+    for segment in plan.segments:
+        if isinstance(segment, Content):
+            part = content(segment.name)[segment.start : segment.stop]
+            assert len(part) == segment.stop - segment.start
+            parts.append(part)
+        else:
+            parts.append(segment)
+    data = b"".join(parts)
+    assert len(data) == plan.size_bytes
+    return data
