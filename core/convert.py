@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 
+from core import __version__
 from core.budget import Budget, share_memory
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import read_index
@@ -470,7 +470,7 @@ def _manifest(session: Session, records: Mapping[int, ShardRecord]) -> Manifest:
     plan = session.plan
     return Manifest(
         identity=session.workspace.identity,
-        writer=f"reshard {version('reshard')}",
+        writer=f"reshard {__version__}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         source=plan.inputs.catalog.url,
         step=plan.inputs.catalog.step,

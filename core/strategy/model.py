@@ -3,7 +3,7 @@
 Ranks are numbered stage by stage: a stage's first rank is its number times the devices per stage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,8 +69,11 @@ class Strategy:
         numbers = [stage.stage for stage in self.stages]
         complete = numbers == list(range(len(numbers)))
         if not numbers or not (complete or (len(numbers) == 1 and not self.merged)):
-            raise StrategyError(f"{self.origin}: holds stages {numbers}, not 0..n-1 without a hole")
-        counts = {stage.device_count for stage in self.stages}
+            raise StrategyError(f"{self.origin}: holds stages {_told(numbers)}, not 0..n-1 without a hole")
+        try:
+            counts = {stage.device_count for stage in self.stages}
+        except StrategyError as error:
+            raise StrategyError(f"{self.origin}: {error}") from error
         if len(counts) > 1:
             told = ", ".join(f"stage {stage.stage}: {stage.device_count}" for stage in self.stages)
             raise StrategyError(f"{self.origin}: stages have different numbers of devices ({told})")
@@ -103,3 +106,7 @@ class Strategy:
     def parameters(self) -> frozenset[str]:
         """Names of all parameters of all stages."""
         return frozenset(name for stage in self.stages for name in stage.layouts)
+
+
+def _told(numbers: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, numbers[:16]))}{', …' if len(numbers) > 16 else ''}]"

@@ -1,0 +1,142 @@
+"""Strategies where they are kept: a file, or a directory of the files that the ranks of a job wrote."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from core.errors import CheckpointError, StorageError, StrategyError
+from core.storage.files import mapped_errors, open_source, read_bytes, write_bytes
+from core.storage.urls import Location, parse_url
+from core.strategy.json_file import build_json, parse_json
+from core.strategy.kinds import START_BYTES, with_guess
+from core.strategy.merging import merge_strategies
+from core.strategy.model import Strategy
+from core.strategy.protobuf import build_protobuf, parse_protobuf
+
+# Large real ones, tens of thousands of operators and parameters, have some tens of MB; one that is larger is something
+# else, most likely a checkpoint.
+_LARGEST_FILE_BYTES = 128 << 20
+
+# Read at once from a directory: enough to hide a remote store's latency, and few enough that the files of thousands of
+# ranks, which are equal but for the stage, never stand in memory together.
+_FILES_READ_TOGETHER = 32
+
+
+def read_strategy(url: str) -> Strategy:
+    """The strategy in a file, or merged from a directory's files.
+
+    A file is JSON if its name ends in .json, else protobuf. All files of a directory but hidden ones are taken,
+    whatever their names; subdirectories are not. Several files of one stage must agree. A directory may also hold just
+    one merged strategy.
+
+    Raises:
+        StrategyError: a file is missing, empty, not a strategy or contradicts itself; the files of a directory do not
+            make one strategy. Names the files.
+        StorageError: the storage failed in a way that may go away.
+    """
+    location = parse_url(url)
+    try:
+        with mapped_errors(location, "read the strategy"):
+            kind = location.fs.info(location.path)["type"]
+        if kind == "directory":
+            return _read_directory(location)
+        _check_regular(location, kind)
+        return _parse(_read_file(location), location)
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise StrategyError(str(error)) from error
+    except CheckpointError as error:  # what the storage raises for a file that shrinks while being read
+        raise StrategyError(str(error)) from error
+
+
+def write_strategy(strategy: Strategy, url: str) -> None:
+    """Writes a strategy file, JSON if its name ends in .json, else protobuf.
+
+    Raises:
+        StrategyError: the format cannot hold it, or a layout is impossible.
+        StorageError: it cannot be written.
+    """
+    location = parse_url(url)
+    write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
+
+
+def _is_json(location: Location) -> bool:
+    return location.name.endswith(".json")
+
+
+def _parse(data: bytes, location: Location) -> Strategy:
+    return (parse_json if _is_json(location) else parse_protobuf)(data, str(location))
+
+
+def _check_regular(location: Location, kind: str) -> None:
+    # opening a pipe would wait for a writer, and a device may never end
+    if kind == "other":
+        raise StrategyError(f"{location}: is neither a file nor a directory")
+
+
+def _read_file(location: Location) -> bytes:
+    file = open_source(location)
+    try:
+        if file.size_bytes > _LARGEST_FILE_BYTES:
+            start = read_bytes(file, 0, START_BYTES)
+            raise StrategyError(
+                f"{location}: has {file.size_bytes} bytes, a strategy has less than {_LARGEST_FILE_BYTES}"
+                f"{with_guess(start)}"
+            )
+        return read_bytes(file, 0, file.size_bytes)
+    finally:
+        file.close()
+
+
+def _read_directory(directory: Location) -> Strategy:
+    files = _list_files(directory)
+    _check_one_format(files)
+    # the ranks of a stage write the same bytes: each content is parsed once, under the first file's name
+    first_with: dict[bytes, Location] = {}
+    for location, data in _read_all(files):
+        first_with.setdefault(data, location)
+    strategies = [_parse(data, location) for data, location in first_with.items()]
+    if len(strategies) == 1 and strategies[0].merged:
+        return replace(strategies[0], origin=str(directory))
+    for strategy in strategies:
+        _check_stage_told(strategy)
+    return replace(merge_strategies(strategies), origin=str(directory))
+
+
+def _list_files(directory: Location) -> list[Location]:
+    with mapped_errors(directory, "list the strategy files"):
+        entries = directory.fs.ls(directory.path, detail=True)
+    files = []
+    for entry in entries:
+        location = Location(directory.fs, str(entry["name"]))
+        # an object store may list the directory's own marker, an object of no bytes
+        if entry["type"] == "directory" or location.name.startswith(".") or location.path.rstrip("/") == directory.path:
+            continue
+        _check_regular(location, entry["type"])
+        files.append(location)
+    if not files:
+        raise StrategyError(f"{directory}: holds no strategy files")
+    return sorted(files, key=lambda location: location.path)
+
+
+def _check_one_format(files: Sequence[Location]) -> None:
+    json = [location for location in files if _is_json(location)]
+    if json and len(json) < len(files):
+        other = next(location for location in files if not _is_json(location))
+        raise StrategyError(f"JSON and protobuf strategies are mixed in one directory: {json[0]} and {other}")
+
+
+def _read_all(files: Sequence[Location]) -> Iterator[tuple[Location, bytes]]:
+    with ThreadPoolExecutor(_FILES_READ_TOGETHER) as pool:
+        for start in range(0, len(files), _FILES_READ_TOGETHER):
+            together = files[start : start + _FILES_READ_TOGETHER]
+            yield from zip(together, pool.map(_read_file, together), strict=True)
+
+
+def _check_stage_told(strategy: Strategy) -> None:
+    if not strategy.merged and not strategy.stages[0].operators:
+        raise StrategyError(
+            f"{strategy.origin}: has no operator strategies, and they alone would say which stage it is of. "
+            "If there is only one stage, give the file itself, not its directory"
+        )

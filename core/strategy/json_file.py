@@ -1,0 +1,202 @@
+"""Strategy files in JSON.
+
+    {"current_stage": 1,
+     "parallel_strategy_item": {operator: {"stage": 0, "parallel_strategy": [[..], ..]}},
+     "parallel_layout_item": {parameter: {"dev_matrix": [..], "tensor_map": [..], "tensor_shape": [..], "field": 0,
+                              "opt_weight_shard_step": 0, "opt_weight_shard_size": 0
+                              [, "param_split_shape": [..], "indices_offset": [..]]}}}
+
+What JSON cannot hold, protobuf being able to: a tensor axis cut by several device axes (refused), and two operators of
+one name (the first, of the lowest stage, is kept; MindSpore keeps the one it merges last; none of them matters to where
+data is). What protobuf cannot hold is `tensor_shape`. It is left out where it is not known: MindSpore's merging and
+conversion never read it, and its training side, which does, then says so; an invented one it would believe.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from core.errors import LayoutError, StrategyError
+from core.layout import ParameterLayout
+from core.slices import Shape
+from core.strategy.kinds import START_BYTES, with_guess
+from core.strategy.model import OperatorStrategy, Strategy
+from core.strategy.records import (
+    CURRENT_STAGE,
+    REPEATED,
+    StrategyRecords,
+    assemble_strategy,
+    decode_axes,
+    encode_axes,
+    list_records,
+)
+
+
+class _Unsuitable(ValueError):
+    """A value of another type or range than its place requires; the message says what stands where."""
+
+
+def parse_json(data: bytes, origin: str) -> Strategy:
+    """The strategy in a JSON file's bytes; `origin` names the file in messages.
+
+    Keys that are not in the module's picture are passed over: MindSpore's newer versions write more of them, about
+    operators only.
+
+    Raises:
+        StrategyError: it is empty, no JSON, of another shape, or contradicts itself.
+    """
+    if not data.strip():
+        raise StrategyError(f"{origin}: is empty, not a strategy")
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=_unique_object)
+        items = _object(document, "the document")
+        operators = _object(items.get("parallel_strategy_item", {}), "parallel_strategy_item")
+        layouts = _object(_required(items, "parallel_layout_item"), "parallel_layout_item")
+        records = StrategyRecords(
+            [_parse_operator(name, item) for name, item in operators.items()],
+            [(name, _parse_layout(item, f"parameter {name!r}")) for name, item in layouts.items()],
+        )
+    except _Unsuitable as error:
+        raise StrategyError(f"{origin}: is not a strategy: {error}") from error
+    except (ValueError, RecursionError) as error:
+        what = with_guess(data[:START_BYTES]) or _reason(data, error)
+        raise StrategyError(f"{origin}: is not a JSON strategy{what}") from error
+    return assemble_strategy(records, origin)
+
+
+def build_json(strategy: Strategy) -> bytes:
+    """The bytes of a strategy's JSON file.
+
+    Raises:
+        StrategyError: a tensor axis is cut by several device axes, a layout is impossible, or it is a stage's own
+            strategy that would be read as something else.
+    """
+    records = list_records(strategy)
+    operators: dict[str, object] = {}
+    for operator in records.operators:
+        item = {"stage": operator.stage, "parallel_strategy": operator.dims}
+        operators.setdefault(operator.node_name, item)
+    document = {
+        "current_stage": CURRENT_STAGE,
+        "parallel_strategy_item": operators,
+        "parallel_layout_item": {
+            name: _build_layout(layout, f"{strategy.origin}: parameter {name!r}") for name, layout in records.layouts
+        },
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    if data[:1] == b"\x08":
+        return "; it looks like a protobuf one, whose name must not end in .json"
+    if isinstance(error, json.JSONDecodeError):
+        return f": {error.msg} at line {error.lineno}, column {error.colno}"
+    if isinstance(error, UnicodeDecodeError):
+        return f": no UTF-8 text at byte {error.start}"
+    return ": it is nested too deeply, or has a number of thousands of digits"
+
+
+def _unique_object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise _Unsuitable(f"{twice!r} stands twice in one object")
+    return document
+
+
+def _parse_operator(name: str, value: object) -> OperatorStrategy:
+    item = _object(value, f"operator {name!r}")
+    where = f"operator {name!r}: "
+    dims = _list(_required(item, "parallel_strategy", where), f"{where}parallel_strategy")
+    stage = _integer(_required(item, "stage", where), f"{where}stage")
+    return OperatorStrategy(name, stage, tuple(_integers(sizes, f"{where}parallel_strategy") for sizes in dims))
+
+
+def _parse_layout(value: object, parameter: str) -> ParameterLayout:
+    item = _object(value, parameter)
+
+    def number(key: str) -> int:
+        return _integer(_required(item, key, f"{parameter}: "), f"{parameter}: {key}")
+
+    def numbers(key: str) -> Shape:
+        return _integers(_required(item, key, f"{parameter}: "), f"{parameter}: {key}")
+
+    tensor_map = numbers("tensor_map")
+    if min(tensor_map, default=0) < REPEATED:
+        raise _Unsuitable(f"{parameter}: tensor_map is {list(tensor_map)}: neither device axes nor {REPEATED}")
+    return ParameterLayout(
+        device_matrix=numbers("dev_matrix"),
+        tensor_map=tuple(decode_axes((axis,)) for axis in tensor_map),
+        optimizer_shard_step=number("opt_weight_shard_step"),
+        optimizer_shard_size=number("opt_weight_shard_size"),
+        field=number("field"),
+        param_split_shape=numbers("param_split_shape") if "param_split_shape" in item else (),
+        indices_offset=numbers("indices_offset") if "indices_offset" in item else (),
+        tensor_shape=numbers("tensor_shape") if "tensor_shape" in item else None,
+    )
+
+
+def _build_layout(layout: ParameterLayout, where: str) -> dict[str, object]:
+    if layout.nested:
+        _check_flat(layout, where)
+    item: dict[str, object] = {
+        "dev_matrix": layout.device_matrix,
+        "tensor_map": [axis for axes in layout.tensor_map for axis in encode_axes(axes)],
+    }
+    if layout.tensor_shape is not None:
+        item["tensor_shape"] = layout.tensor_shape
+    item["field"] = layout.field
+    item["opt_weight_shard_step"] = layout.optimizer_shard_step
+    item["opt_weight_shard_size"] = layout.optimizer_shard_size
+    if layout.param_split_shape:
+        item["param_split_shape"] = layout.param_split_shape
+        item["indices_offset"] = layout.indices_offset
+    return item
+
+
+def _check_flat(layout: ParameterLayout, where: str) -> None:
+    """A nested map is written flat where that means the same."""
+    if any(len(axes) > 1 for axes in layout.tensor_map):
+        raise StrategyError(
+            f"{where}: its tensor map {[list(axes) for axes in layout.tensor_map]} cuts a tensor axis by several "
+            "device axes, which a JSON strategy cannot hold: write it under a name that does not end in .json"
+        )
+    try:
+        # flat maps have a rule on the optimizer shard's step that nested ones have not
+        replace(layout, nested=False).cut(len(layout.tensor_map))
+    except LayoutError as error:
+        raise StrategyError(f"{where}: cannot be written as JSON: {error}") from error
+
+
+def _required(item: Mapping[str, object], key: str, where: str = "") -> object:
+    if key not in item:
+        raise _Unsuitable(f"{where}has no {key!r}")
+    return item[key]
+
+
+def _object(value: object, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _Unsuitable(f"{what} is {_told(value)}, not an object")
+    return value
+
+
+def _list(value: object, what: str) -> list[object]:
+    if not isinstance(value, list):
+        raise _Unsuitable(f"{what} is {_told(value)}, not a list")
+    return value
+
+
+def _integers(value: object, what: str) -> Shape:
+    return tuple(_integer(number, f"{what} entry") for number in _list(value, what))
+
+
+def _integer(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _Unsuitable(f"{what} is {_told(value)}, not an integer")
+    return value
+
+
+def _told(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"

@@ -1,0 +1,85 @@
+"""One strategy from the strategies of its pipeline stages, and back."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from core.errors import StrategyError
+from core.layout import ParameterLayout
+from core.strategy.model import Strategy
+
+_MOST_FILES_TOLD = 8
+
+
+def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
+    """The merged strategy of stages' own ones, in any order; several of one stage must say the same.
+
+    Only layouts are compared: of several files of a stage the first one's operators are kept.
+
+    Raises:
+        StrategyError: two of one stage differ, a stage is missing, one is merged already, or the stages have different
+            numbers of devices; names the strategies' origins.
+    """
+    if not strategies:
+        raise StrategyError("there are no strategies to merge")
+    by_stage: dict[int, Strategy] = {}
+    for strategy in strategies:
+        if strategy.merged:
+            raise StrategyError(f"{strategy.origin}: is a merged strategy already, it cannot be merged with others")
+        first = by_stage.setdefault(strategy.stages[0].stage, strategy)
+        if first is not strategy:
+            _check_equal(first, strategy)
+    ordered = [by_stage[stage] for stage in sorted(by_stage)]
+    _check_complete(ordered)
+    _check_device_counts(ordered)
+    return Strategy(tuple(strategy.stages[0] for strategy in ordered), _joint_origin(ordered))
+
+
+def split_strategy(strategy: Strategy) -> tuple[Strategy, ...]:
+    """The stages' own strategies, in ascending order; merging them gives the strategy back."""
+    return tuple(replace(strategy, stages=(stage,), merged=False) for stage in strategy.stages)
+
+
+def _check_complete(ordered: Sequence[Strategy]) -> None:
+    for expected, strategy in enumerate(ordered):
+        if strategy.stages[0].stage != expected:
+            found = [f"stage {each.stages[0].stage} in {each.origin}" for each in ordered[:_MOST_FILES_TOLD]]
+            more = " …" if len(ordered) > len(found) else ""
+            raise StrategyError(f"stage {expected} is missing; found {', '.join(found)}{more}")
+
+
+def _check_device_counts(ordered: Sequence[Strategy]) -> None:
+    first = ordered[0]
+    for strategy in ordered[1:]:
+        if strategy.devices_per_stage != first.devices_per_stage:
+            raise StrategyError(
+                f"stages have different numbers of devices: {first.devices_per_stage} in {first.origin}, "
+                f"{strategy.devices_per_stage} in {strategy.origin}"
+            )
+
+
+def _check_equal(first: Strategy, second: Strategy) -> None:
+    stage, other = first.stages[0], second.stages[0]
+    difference = None
+    for name in [*stage.layouts, *other.layouts]:
+        difference = _difference(stage.layouts.get(name), other.layouts.get(name))
+        if difference:
+            raise StrategyError(
+                f"{first.origin} and {second.origin} are both of stage {stage.stage}, but differ: "
+                f"parameter {name!r} {difference}"
+            )
+
+
+def _difference(first: ParameterLayout | None, second: ParameterLayout | None) -> str | None:
+    """How two layouts of one parameter differ, in words that go on after its name; None if they do not."""
+    if first is None or second is None:
+        return f"is only in the {'second' if first is None else 'first'}"
+    for field in fields(ParameterLayout):
+        one, two = getattr(first, field.name), getattr(second, field.name)
+        if one != two:
+            return f"has {field.name} {one} in the first, {two} in the second"
+    return None
+
+
+def _joint_origin(strategies: Sequence[Strategy]) -> str:
+    origins = list(dict.fromkeys(strategy.origin for strategy in strategies))
+    return origins[0] if len(origins) == 1 else f"{origins[0]} and {len(origins) - 1} more"

@@ -1,0 +1,163 @@
+"""Strategy files in protobuf, MindSpore's usual ones.
+
+A tensor map is *flat* where one `tensor_map` message lists a device axis for each tensor axis, and *nested* where each
+tensor axis has a message of its own listing all the device axes that cut it. MindSpore marks the nested map of a 1-d
+tensor, which would be a single message, by an empty second one.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from core.errors import StrategyError
+from core.layout import ParameterLayout
+from core.slices import Shape
+from core.strategy.kinds import START_BYTES, with_guess
+from core.strategy.model import OperatorStrategy, Strategy
+from core.strategy.records import (
+    CURRENT_STAGE,
+    REPEATED,
+    StrategyRecords,
+    assemble_strategy,
+    decode_axes,
+    encode_axes,
+    list_records,
+)
+from core.strategy.strategy_pb2 import (
+    ParallelGroupMap,
+    ParallelLayoutItem,
+    ParallelLayouts,
+    ParallelStrategyItem,
+    ParallelStrategyMap,
+)
+
+
+class _Dims(Protocol):
+    """A message that is a list of numbers: DevMatrix, TensorMap, ParamSplitShape or IndicesOffset."""
+
+    @property
+    def dim(self) -> Sequence[int]: ...
+
+
+def parse_protobuf(data: bytes, origin: str) -> Strategy:
+    """The strategy in a protobuf file's bytes; `origin` names the file in messages.
+
+    A file cut off exactly between two parameters is a valid shorter one: no format can tell.
+
+    Raises:
+        StrategyError: it is empty, damaged, something else, or contradicts itself.
+    """
+    if not data:
+        raise StrategyError(f"{origin}: is empty, not a strategy")
+    message = ParallelStrategyMap()
+    if not _parse_into(message, data):
+        raise StrategyError(f"{origin}: is not a strategy{_kind(data)}")
+    records = StrategyRecords(
+        [_parse_operator(item, origin) for item in message.parallel_strategy_item],
+        [_parse_item(item, origin) for item in message.parallel_layout_item],
+    )
+    return assemble_strategy(records, origin)
+
+
+def build_protobuf(strategy: Strategy) -> bytes:
+    """The bytes of a strategy's protobuf file.
+
+    Raises:
+        StrategyError: a layout is impossible, or it is a stage's own strategy that would be read as something else.
+    """
+    records = list_records(strategy)
+    message = ParallelStrategyMap(current_stage=CURRENT_STAGE)
+    for operator in records.operators:
+        item = message.parallel_strategy_item.add(node_name=operator.node_name)
+        item.parallel_strategys.stage = operator.stage
+        for dims in operator.dims:
+            item.parallel_strategys.parallel_strategy.add(dim=dims)
+    for name, layout in records.layouts:
+        _fill_layouts(message.parallel_layout_item.add(param_name=name).parallel_layouts, layout)
+    return message.SerializeToString()
+
+
+def _parse_into(message: Message, data: bytes) -> bool:
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return False
+    return message.IsInitialized()  # a missing required field is no error to the parser
+
+
+def _kind(data: bytes) -> str:
+    guess = with_guess(data[:START_BYTES])
+    if _parse_into(ParallelGroupMap(), data):
+        return "; it looks like a group info file"
+    if data.lstrip()[:1] == b"{":
+        return "; it looks like a JSON one, whose name must end in .json"
+    return guess or ": damaged, truncated, or another kind of file"
+
+
+def _parse_operator(item: ParallelStrategyItem, origin: str) -> OperatorStrategy:
+    strategys = item.parallel_strategys
+    dims = tuple(tuple(strategy.dim) for strategy in strategys.parallel_strategy)
+    return OperatorStrategy(_text(item.node_name, origin), strategys.stage, dims)
+
+
+def _parse_item(item: ParallelLayoutItem, origin: str) -> tuple[str, ParameterLayout]:
+    name = _text(item.param_name, origin)
+    layouts = item.parallel_layouts
+    where = f"{origin}: parameter {name!r}"
+    layout = ParameterLayout(
+        device_matrix=_single(layouts.dev_matrix, "dev_matrix", where),
+        tensor_map=_parse_tensor_map(layouts.tensor_map, where),
+        nested=len(layouts.tensor_map) > 1,
+        optimizer_shard_step=layouts.opt_weight_shard_step,
+        optimizer_shard_size=layouts.opt_weight_shard_size,
+        field=layouts.field,
+        param_split_shape=_optional(layouts.param_split_shape, "param_split_shape", where),
+        indices_offset=_optional(layouts.indices_offset, "indices_offset", where),
+    )
+    return name, layout
+
+
+def _parse_tensor_map(messages: Sequence[_Dims], where: str) -> tuple[Shape, ...]:
+    if len(messages) > 1:
+        nested = tuple(decode_axes(message.dim) for message in messages if message.dim)
+    else:
+        nested = tuple(decode_axes((axis,)) for axis in _single(messages, "tensor_map", where))
+    for axes in nested:
+        if min(axes, default=0) < 0:
+            raise StrategyError(f"{where}: its tensor map lists {list(axes)}: neither device axes nor {REPEATED} alone")
+    return nested
+
+
+def _single(messages: Sequence[_Dims], field: str, where: str) -> Shape:
+    if len(messages) != 1:
+        raise StrategyError(f"{where}: has {len(messages)} {field} messages, not one")
+    return tuple(messages[0].dim)
+
+
+def _optional(messages: Sequence[_Dims], field: str, where: str) -> Shape:
+    return _single(messages, field, where) if messages else ()
+
+
+def _text(value: str | bytes, origin: str) -> str:
+    # protobuf hands out the bytes of a text that is not UTF-8
+    if isinstance(value, bytes):
+        raise StrategyError(f"{origin}: the name {value!r} is not UTF-8 text: damaged, or not a strategy")
+    return value
+
+
+def _fill_layouts(layouts: ParallelLayouts, layout: ParameterLayout) -> None:
+    layouts.dev_matrix.add(dim=layout.device_matrix)
+    if layout.nested:
+        for axes in layout.tensor_map:
+            layouts.tensor_map.add(dim=encode_axes(axes))
+        for _ in range(2 - len(layout.tensor_map)):
+            layouts.tensor_map.add()
+    else:
+        layouts.tensor_map.add(dim=[axis for axes in layout.tensor_map for axis in encode_axes(axes)])
+    # MindSpore reads the first of these two whether there is anything in it or not
+    layouts.param_split_shape.add(dim=layout.param_split_shape)
+    layouts.indices_offset.add(dim=layout.indices_offset)
+    layouts.field = layout.field
+    layouts.opt_weight_shard_step = layout.optimizer_shard_step
+    layouts.opt_weight_shard_size = layout.optimizer_shard_size

@@ -1,0 +1,181 @@
+"""What stands in a strategy file whatever its format, and what a Strategy is made of it.
+
+A file is a list of *records*: operator strategies, and layouts under the names that parameters have in the file. In a
+merged file each name begins with its stage, `"{stage}-"`; a stage's own file has plain names, and its stage is that of
+its first operator strategy. Both formats read and write records; here alone is known what the names mean, and what
+any file must satisfy.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from core.errors import LayoutError, StrategyError
+from core.layout import ALL_REPEATED_AXES, ParameterLayout
+from core.slices import Shape
+from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+
+REPEATED = -1
+"""What a tensor map says of a tensor axis that no device axis cuts."""
+
+CURRENT_STAGE = 1
+"""`current_stage` of every file: MindSpore writes 1 and never looks at it."""
+
+# only the first dash separates, more may follow in the parameter's own name
+_STAGE_PREFIX = re.compile(r"([0-9]{1,10})-", re.ASCII)
+
+# Ranks are enumerated, so a number of devices must be believed before it is acted on: a million is ten times the
+# largest cluster. numpy can number the coordinates of at most 64 axes.
+_MOST_DEVICES = 1 << 20
+_MOST_DEVICE_AXES = 64
+
+
+@dataclass(frozen=True)
+class StrategyRecords:
+    """The content of a strategy file, in its order; `layouts` pairs a parameter's name in the file with its layout."""
+
+    operators: Sequence[OperatorStrategy]
+    layouts: Sequence[tuple[str, ParameterLayout]]
+
+
+def assemble_strategy(records: StrategyRecords, origin: str) -> Strategy:
+    """The strategy that a file's records describe: merged if every parameter's name begins with a stage.
+
+    A stage's own file without operator strategies does not say its stage. It is taken for stage 0 as MindSpore takes
+    it, which is right wherever there is only one stage; whoever reads it beside others must refuse it.
+
+    Raises:
+        StrategyError: no layouts, an impossible or a repeated one, a stage is missing, numbers of devices differ.
+    """
+    if not records.layouts:
+        raise StrategyError(f"{origin}: has no parameter layouts: a strategy saved before compiling, or not a strategy")
+    _check_records(records, origin)
+    if all(_STAGE_PREFIX.match(name) for name, _ in records.layouts):
+        return Strategy(tuple(_split_stages(records, origin)), origin)
+    stage = records.operators[0].stage if records.operators else 0
+    own = StageStrategy(stage, _unique(records.layouts, origin), tuple(records.operators))
+    return Strategy((own,), origin, merged=False)
+
+
+def list_records(strategy: Strategy) -> StrategyRecords:
+    """The records to write for a strategy, such that reading them gives it back.
+
+    Raises:
+        StrategyError: a layout is impossible, or it is a stage's own strategy that would be read as something else.
+    """
+    if not strategy.merged:
+        _check_own(strategy)
+    layouts = [
+        (f"{stage.stage}-{name}" if strategy.merged else name, layout)
+        for stage in strategy.stages
+        for name, layout in stage.layouts.items()
+    ]
+    records = StrategyRecords([operator for stage in strategy.stages for operator in stage.operators], layouts)
+    _check_records(records, strategy.origin)
+    return records
+
+
+def decode_axes(axes: Sequence[int]) -> Shape:
+    """The device axes that cut one tensor axis, from how a file lists them: a sole -1 is none."""
+    return () if tuple(axes) == (REPEATED,) else tuple(axes)
+
+
+def encode_axes(axes: Shape) -> Shape:
+    """How a file lists the device axes that cut one tensor axis."""
+    return axes or (REPEATED,)
+
+
+def _split_stages(records: StrategyRecords, origin: str) -> Iterable[StageStrategy]:
+    layouts: dict[int, list[tuple[str, ParameterLayout]]] = {}
+    for name, layout in records.layouts:
+        prefix, _, plain_name = name.partition("-")
+        layouts.setdefault(int(prefix), []).append((plain_name, layout))
+    # an operator of a stage without parameters belongs nowhere and decides nothing: it stays with the first stage
+    operators: dict[int, list[OperatorStrategy]] = {stage: [] for stage in sorted(layouts)}
+    first = next(iter(operators))
+    for operator in records.operators:
+        operators.get(operator.stage, operators[first]).append(operator)
+    for stage, of_stage in operators.items():
+        yield StageStrategy(stage, _unique(layouts[stage], origin), tuple(of_stage))
+
+
+def _unique(layouts: Iterable[tuple[str, ParameterLayout]], origin: str) -> dict[str, ParameterLayout]:
+    unique: dict[str, ParameterLayout] = {}
+    for name, layout in layouts:
+        if not name:
+            raise StrategyError(f"{origin}: has a parameter without a name")
+        if name in unique:
+            raise StrategyError(f"{origin}: parameter {name!r} stands in it twice")
+        unique[name] = layout
+    return unique
+
+
+def _check_own(strategy: Strategy) -> None:
+    (stage,) = strategy.stages
+    told = stage.operators[0].stage if stage.operators else 0
+    if told != stage.stage:
+        reason = f"its first one is of stage {told}" if stage.operators else "it has none"
+        raise StrategyError(
+            f"{strategy.origin}: cannot be written as a file of its own: only operator strategies could say that it is "
+            f"stage {stage.stage}, and {reason}. Write the merged strategy instead"
+        )
+    if all(_STAGE_PREFIX.match(name) for name in stage.layouts):
+        raise StrategyError(
+            f"{strategy.origin}: cannot be written as a file of its own: every parameter's name begins with a number "
+            f"and '-' ({next(iter(stage.layouts))!r}), so it would be read as a merged one. Write it merged instead"
+        )
+
+
+def _check_records(records: StrategyRecords, origin: str) -> None:
+    for operator in records.operators:
+        numbers = (operator.stage, *(size for dims in operator.dims for size in dims))
+        if not all(0 <= number < 1 << 32 for number in numbers):
+            raise StrategyError(f"{origin}: operator {operator.node_name!r} has sizes or a stage beyond 0..2^32-1")
+        _check_text(operator.node_name, origin)
+    for name, layout in records.layouts:
+        _check_text(name, origin)
+        problem = _layout_problem(layout)
+        if problem:
+            raise StrategyError(f"{origin}: parameter {name!r}: {problem}")
+
+
+def _check_text(name: str, origin: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise StrategyError(f"{origin}: the name {name!r} is not valid Unicode text") from error
+
+
+def _layout_problem(layout: ParameterLayout) -> str | None:
+    """What no tensor and no number of devices could make right, in words; None if there is nothing."""
+    matrix = layout.device_matrix
+    if not 0 < len(matrix) <= _MOST_DEVICE_AXES or min(matrix) < 1:
+        return f"its device matrix is {list(matrix[:16])}"
+    if math.prod(matrix) > _MOST_DEVICES:
+        return f"its device matrix {list(matrix)} has more than {_MOST_DEVICES} devices"
+    shape = layout.tensor_shape
+    try:
+        layout.map_for(len(layout.tensor_map) if shape is None else len(shape))
+    except LayoutError as error:
+        return str(error)
+    if layout.optimizer_shard_step < 0 or layout.optimizer_shard_size < ALL_REPEATED_AXES:
+        return f"its optimizer shard has step {layout.optimizer_shard_step} and size {layout.optimizer_shard_size}"
+    if min(layout.param_split_shape, default=0) < 0 or min(shape or (), default=0) < 0:
+        return f"its param_split_shape {list(layout.param_split_shape)} or tensor_shape {shape} is negative"
+    if layout.indices_offset and len(layout.indices_offset) != len(layout.param_split_shape):
+        return (
+            f"it has {len(layout.param_split_shape)} lengths in param_split_shape, "
+            f"but {len(layout.indices_offset)} offsets in indices_offset"
+        )
+    return _overflow(layout)
+
+
+def _overflow(layout: ParameterLayout) -> str | None:
+    numbers = (layout.field, layout.optimizer_shard_step, layout.optimizer_shard_size)
+    if any(not -(1 << 31) <= number < 1 << 31 for number in numbers):
+        return "field, opt_weight_shard_step or opt_weight_shard_size does not fit 32 bits"
+    lengths = (*layout.param_split_shape, *layout.indices_offset, *(layout.tensor_shape or ()))
+    if any(not -(1 << 63) <= number < 1 << 63 for number in lengths):
+        return "a length or offset does not fit 64 bits"
+    return None

@@ -1,0 +1,124 @@
+"""The project's own files: what one says of another is true."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKS = ("dev.lock", "installer.lock")
+
+
+def locked(name: str) -> list[tuple[Requirement, int]]:
+    """The requirements of a lock, each with the number of its hashes."""
+    entries = re.split(r"\n(?=\S)", (ROOT / "requirements" / name).read_text().strip())
+    return [(Requirement(entry.split(" \\\n")[0]), entry.count("--hash=sha256:")) for entry in entries]
+
+
+def direct_dependencies() -> list[Requirement]:
+    groups = PROJECT["project"]["optional-dependencies"] | PROJECT["dependency-groups"]
+    wanted = PROJECT["project"]["dependencies"] + PROJECT["build-system"]["requires"] + sum(groups.values(), [])
+    return [Requirement(text) for text in wanted]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_exact_versions_with_hashes(name: str) -> None:
+    for requirement, hashes in locked(name):
+        assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
+        assert hashes > 0, requirement
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_no_registry(name: str) -> None:
+    text = (ROOT / "requirements" / name).read_text()
+    assert not re.search(r"://|--(?!hash=)| @ ", text)
+
+
+@pytest.mark.parametrize("wanted", direct_dependencies(), ids=str)
+def test_the_lock_has_what_the_project_asks_for(wanted: Requirement) -> None:
+    """Fails when pyproject.toml was changed without `make lock`."""
+    versions = [
+        specifier.version
+        for requirement, _ in locked("dev.lock")
+        if canonicalize_name(requirement.name) == canonicalize_name(wanted.name)
+        for specifier in requirement.specifier
+    ]
+    assert versions
+    assert all(wanted.specifier.contains(version) for version in versions)
+
+
+def test_import_contracts_cover_every_package_of_the_wheel() -> None:
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert sorted(packages) == sorted(PROJECT["tool"]["importlinter"]["root_packages"]) == sorted(layers)
+
+
+def test_changelog_has_the_version() -> None:
+    assert f"## [{PROJECT['project']['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_ci_runs_the_command_that_the_readme_gives() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    assert re.search(r"^\s*(\$ )?make test\b(?!-)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert re.findall(r"^step (make [a-z-]+)", script, re.MULTILINE) == ["make check", "make test", "make test-all"]
+
+
+def test_make_alone_lists_every_target() -> None:
+    listed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony
+    assert [line.split()[1] for line in listed.splitlines()] == phony[1].split()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        # prints a version when asked for one, fails when asked whether it is recent
+        pytest.param('#!/bin/sh\ncase "$2" in *exit*) exit 1;; *) echo 3.9.18;; esac\n', "is 3.9.18", id="too old"),
+        pytest.param("#!/bin/sh\nexit 127\n", "cannot be run", id="not a Python"),
+    ],
+)
+def test_a_python_that_will_not_do_is_told_so_in_one_line(tmp_path: Path, script: str, told: str) -> None:
+    python = tmp_path / "python3"
+    python.write_text(script)
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "requirements/install.sh", python], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert told in done.stderr
+    assert "3.11" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_the_command_runs_from_it(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
+        "core",
+        "tasks",
+        "flows",
+        "cli",
+        "deployments",
+    }
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel]
+    subprocess.run(pip, check=True)
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [site / "bin/reshard", "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "convert" in done.stdout
