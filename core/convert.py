@@ -220,6 +220,8 @@ class Session:
             source=plan.inputs.catalog.url,
             step=plan.inputs.catalog.step,
             target=str(self.target.final),
+            source_world_size=len(plan.inputs.catalog.records),
+            target_world_size=len(plan.target_ranks),
             committed=not missing,
             missing_ranks=missing,
             seconds=round(seconds, 3),

@@ -75,7 +75,7 @@ class ParameterLayout:
             LayoutError: the map has another number of axes, or names a device axis that does not exist or twice.
         """
         tensor_map = self.tensor_map
-        if axis_count == 1 and len(tensor_map) > 1 and not self.nested:
+        if axis_count == 1 and len(tensor_map) > 1 and not self.nested and all(tensor_map):
             tensor_map = (tuple(axis for axes in tensor_map for axis in axes),)
         if len(tensor_map) != axis_count:
             raise LayoutError(f"its layout has {len(tensor_map)} tensor axes, the tensor has {axis_count}")

@@ -42,6 +42,8 @@ class ConversionReport(_Summary):
         source: URL of the source.
         step: the source's epoch and step, if its names carry one.
         target: URL of the target.
+        source_world_size: ranks of the source.
+        target_world_size: ranks of the target.
         committed: whether the target is complete; False if ranks that others are to do are missing.
         missing_ranks: target ranks without a verified file yet.
         seconds: wall time of this run.
@@ -59,6 +61,8 @@ class ConversionReport(_Summary):
     source: str
     step: str | None
     target: str
+    source_world_size: int
+    target_world_size: int
     committed: bool
     missing_ranks: tuple[int, ...]
     seconds: float

@@ -160,13 +160,16 @@ class Target:
         Raises:
             TargetError: it does not.
         """
-        names = list_names(self.final)
         unfinished = _read_identity(self.workspace.state)
-        if self.final.is_local and unfinished not in (None, self.identity) and not self.overwrite:
+        published_here = not self.final.is_local and read_manifest(self.final) is not None
+        if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan is in {self.workspace.directory}. "
                 "Finish that one, or pass --overwrite to discard it"
             )
+        names = set(list_names(self.final))
+        if not self.final.is_local:  # the leases stand there even before anything is begun
+            names.discard(STATE_DIRECTORY)
         if not names or self.is_committed() or (not self.final.is_local and unfinished == self.identity):
             return
         foreign = foreign_names(self.final)

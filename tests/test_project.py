@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,8 @@ def locked(name: str) -> list[tuple[Requirement, int]]:
 
 def direct_dependencies() -> list[Requirement]:
     groups = PROJECT["project"]["optional-dependencies"] | PROJECT["dependency-groups"]
-    wanted = PROJECT["project"]["dependencies"] + PROJECT["build-system"]["requires"] + sum(groups.values(), [])
-    return [Requirement(text) for text in wanted]
+    always = PROJECT["project"]["dependencies"], PROJECT["build-system"]["requires"]
+    return [Requirement(text) for text in chain(*always, *groups.values())]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -115,8 +116,8 @@ def test_the_wheel_holds_the_packages_and_the_command_runs_from_it(tmp_path: Pat
         "deployments",
     }
     site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", site, wheel]
-    subprocess.run(pip, check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, f"--target={site}", str(wheel)], check=True)
     environment = os.environ | {"PYTHONPATH": str(site)}
     done = subprocess.run(
         [site / "bin/reshard", "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True

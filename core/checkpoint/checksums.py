@@ -34,7 +34,8 @@ def crc32_of_parts(file: SourceFile, offset: int, lengths: Iterable[int]) -> Ite
         crc = 0
         while length:
             if not block:
-                block = buffer[: min(BLOCK_BYTES, file.size_bytes - offset)]
+                # never less than the part still needs: where the file has shrunk the read says so
+                block = buffer[: min(BLOCK_BYTES, max(length, file.size_bytes - offset))]
                 file.read_into(offset, block)
                 offset += len(block)
             piece, block = block[:length], block[length:]

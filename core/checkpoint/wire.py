@@ -18,7 +18,7 @@ _MAX_KEY = (1 << 32) - 1
 _ONE_BYTE = [bytes([value]) for value in range(256)]
 
 _SMALL_READ_BYTES = 4 << 10
-# What costs about as much to read as another call or request: fields nearer than this are read in one go.
+# About what is read in the time that another call or request takes.
 _LOCAL_READ_AHEAD_BYTES = 64 << 10
 _REMOTE_READ_AHEAD_BYTES = 1 << 20
 
@@ -132,7 +132,8 @@ class WireReader:
         raise self.error(self.offset, f"a number of more than {_MAX_VARINT_BYTES} bytes: not a checkpoint, or damaged")
 
     def _load(self, length: int) -> int:
-        near = self.offset - self._window_offset - len(self._window) < self._read_ahead
+        # a head far behind the last window means large contents, between which reading ahead finds nothing
+        near = self.offset - self._window_offset - len(self._window) < self._read_ahead // 4
         length = min(max(length, self._read_ahead if near else _SMALL_READ_BYTES), self._stop - self.offset)
         self._window = read_bytes(self._file, self.offset, length) if length else b""
         self._window_offset = self.offset

@@ -36,11 +36,8 @@ def read_strategy(url: str) -> Strategy:
     """
     location = parse_url(url)
     try:
-        with mapped_errors(location, "read the strategy"):
-            kind = location.fs.info(location.path)["type"]
-        if kind == "directory":
+        if _is_directory(location):
             return _read_directory(location)
-        _check_regular(location, kind)
         return _parse(_read_file(location), location)
     except StorageError as error:
         if error.transient:
@@ -69,10 +66,14 @@ def _parse(data: bytes, location: Location) -> Strategy:
     return (parse_json if _is_json(location) else parse_protobuf)(data, str(location))
 
 
-def _check_regular(location: Location, kind: str) -> None:
+def _is_directory(location: Location) -> bool:
+    """Whether it is a directory; if not, it is a file. Links are followed."""
+    with mapped_errors(location, "read the strategy"):
+        kind = location.fs.info(location.path)["type"]
     # opening a pipe would wait for a writer, and a device may never end
-    if kind == "other":
+    if kind not in ("file", "directory"):
         raise StrategyError(f"{location}: is neither a file nor a directory")
+    return bool(kind == "directory")
 
 
 def _read_file(location: Location) -> bytes:
@@ -109,12 +110,13 @@ def _list_files(directory: Location) -> list[Location]:
         entries = directory.fs.ls(directory.path, detail=True)
     files = []
     for entry in entries:
-        location = Location(directory.fs, str(entry["name"]))
+        location = Location(directory.fs, str(entry["name"]).rstrip("/"))
         # an object store may list the directory's own marker, an object of no bytes
-        if entry["type"] == "directory" or location.name.startswith(".") or location.path.rstrip("/") == directory.path:
+        if location.name.startswith(".") or location.path == directory.path:
             continue
-        _check_regular(location, entry["type"])
-        files.append(location)
+        # a listing follows no links: what is neither file nor directory in it has to be looked at
+        if entry["type"] == "file" or (entry["type"] != "directory" and not _is_directory(location)):
+            files.append(location)
     if not files:
         raise StrategyError(f"{directory}: holds no strategy files")
     return sorted(files, key=lambda location: location.path)

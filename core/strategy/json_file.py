@@ -33,7 +33,7 @@ from core.strategy.records import (
 )
 
 
-class _Unsuitable(ValueError):
+class _UnsuitableError(ValueError):
     """A value of another type or range than its place requires; the message says what stands where."""
 
 
@@ -57,7 +57,7 @@ def parse_json(data: bytes, origin: str) -> Strategy:
             [_parse_operator(name, item) for name, item in operators.items()],
             [(name, _parse_layout(item, f"parameter {name!r}")) for name, item in layouts.items()],
         )
-    except _Unsuitable as error:
+    except _UnsuitableError as error:
         raise StrategyError(f"{origin}: is not a strategy: {error}") from error
     except (ValueError, RecursionError) as error:
         what = with_guess(data[:START_BYTES]) or _reason(data, error)
@@ -101,7 +101,7 @@ def _unique_object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     document = dict(pairs)
     if len(document) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise _Unsuitable(f"{twice!r} stands twice in one object")
+        raise _UnsuitableError(f"{twice!r} stands twice in one object")
     return document
 
 
@@ -124,7 +124,7 @@ def _parse_layout(value: object, parameter: str) -> ParameterLayout:
 
     tensor_map = numbers("tensor_map")
     if min(tensor_map, default=0) < REPEATED:
-        raise _Unsuitable(f"{parameter}: tensor_map is {list(tensor_map)}: neither device axes nor {REPEATED}")
+        raise _UnsuitableError(f"{parameter}: tensor_map is {list(tensor_map)}: neither device axes nor {REPEATED}")
     return ParameterLayout(
         device_matrix=numbers("dev_matrix"),
         tensor_map=tuple(decode_axes((axis,)) for axis in tensor_map),
@@ -171,19 +171,19 @@ def _check_flat(layout: ParameterLayout, where: str) -> None:
 
 def _required(item: Mapping[str, object], key: str, where: str = "") -> object:
     if key not in item:
-        raise _Unsuitable(f"{where}has no {key!r}")
+        raise _UnsuitableError(f"{where}has no {key!r}")
     return item[key]
 
 
 def _object(value: object, what: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise _Unsuitable(f"{what} is {_told(value)}, not an object")
+        raise _UnsuitableError(f"{what} is {_told(value)}, not an object")
     return value
 
 
 def _list(value: object, what: str) -> list[object]:
     if not isinstance(value, list):
-        raise _Unsuitable(f"{what} is {_told(value)}, not a list")
+        raise _UnsuitableError(f"{what} is {_told(value)}, not a list")
     return value
 
 
@@ -193,7 +193,7 @@ def _integers(value: object, what: str) -> Shape:
 
 def _integer(value: object, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _Unsuitable(f"{what} is {_told(value)}, not an integer")
+        raise _UnsuitableError(f"{what} is {_told(value)}, not an integer")
     return value
 
 

@@ -79,6 +79,7 @@ def test_scalar_is_held_whole_by_all() -> None:
     ("layout", "axis_count", "message"),
     [
         (ParameterLayout((2,), ((0,), ())), 3, "has 2 tensor axes, the tensor has 3"),
+        (ParameterLayout((2,), ((0,), ())), 1, "has 2 tensor axes, the tensor has 1"),
         (ParameterLayout((2,), ((1,),)), 1, "names device axis 1"),
         (ParameterLayout((2, 2), ((0,), (0,)), True), 2, "names a device axis twice"),
         (ParameterLayout((2, 0), ((0,),)), 1, "device matrix is"),

@@ -41,7 +41,7 @@ def test_encrypted_files_are_named_as_such(mode: str) -> None:
 
 
 def test_a_strategy_file() -> None:
-    with pytest.raises(CheckpointError, match="src_strategy.ckpt: is named .ckpt, but looks like a strategy file"):
+    with pytest.raises(CheckpointError, match=r"src_strategy\.ckpt: is named .ckpt, but looks like a strategy file"):
         read(FIXTURES / "conversions" / "case_7001" / "src_strategy.ckpt")
 
 

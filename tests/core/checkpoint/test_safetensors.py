@@ -63,7 +63,7 @@ class TestFilesThatMindSporeWrote:
     def test_truncated_anywhere(self) -> None:
         data = (FORMATS / "plain.safetensors").read_bytes()
         for length in range(len(data)):
-            with pytest.raises(CheckpointError, match="^/somewhere/model.safetensors: "):
+            with pytest.raises(CheckpointError, match=r"^/somewhere/model\.safetensors: "):
                 read(data[:length])
         with pytest.raises(CheckpointError, match="at byte 946: 1 bytes that belong to no parameter"):
             read(data + b"x")
@@ -96,11 +96,12 @@ class TestCrc:
         safetensors.check_crc(file, safetensors.read_index(file))
 
     def test_of_mindspores_own_making(self) -> None:
-        # save_checkpoint(..., format="safetensors", crc_check=True) of MindSpore 2.10.0: Int64 scalar 7, Int4, Bool scalar
+        # save_checkpoint(..., format="safetensors", crc_check=True) of 2.10.0: Int64 scalar 7, Int4, Bool scalar
         header = (
-            b'{"__metadata__":{"crc_num":"3447027648","format":"ms","q":"Int4"},"i":{"dtype":"I64","shape":[],'
-            b'"data_offsets":[0,8]},"z":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]},"q":{"dtype":"I8","shape":[3],'
-            b'"data_offsets":[8,11]},"b":{"dtype":"BOOL","shape":[],"data_offsets":[11,12]}}       '
+            b'{"__metadata__":{"crc_num":"3447027648","format":"ms","q":"Int4"},'
+            b'"i":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"z":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]},'
+            b'"q":{"dtype":"I8","shape":[3],"data_offsets":[8,11]},'
+            b'"b":{"dtype":"BOOL","shape":[],"data_offsets":[11,12]}}       '
         )
         file = memory_file(with_header(header, b"\x07\0\0\0\0\0\0\0\x01\x02\x03\x01"))
         index = safetensors.read_index(file)
@@ -132,11 +133,10 @@ class TestMetadata:
         assert (index.entries["q"].dtype, index.entries["q"].shape) == (INT4, (2, 3))
 
     def test_text(self) -> None:
-        index = read(save({"w": np.zeros(1)}, {"text:note": "héllo", "text:": "", "other": "ignored"}))
-        assert list(index.entries.values())[1:] == [
-            TensorEntry("note", TEXT, (20,), (), "héllo"),
-            TensorEntry("", TEXT, (4,), (), ""),
-        ]
+        entries = read(save({"w": np.zeros(1)}, {"text:note": "héllo", "text:": "", "other": "ignored"})).entries
+        assert set(entries) == {"w", "note", ""}
+        assert entries["note"] == TensorEntry("note", TEXT, (20,), (), "héllo")
+        assert entries[""] == TensorEntry("", TEXT, (4,), (), "")
 
     def test_a_tensor_named_like_the_format_field(self) -> None:
         assert read(save({"format": np.zeros(1)}, {"format": "ms"})).entries["format"].dtype.name == "Float64"
@@ -155,7 +155,10 @@ BAD = {
     "empty": (b"", "the file is empty"),
     "seven bytes": (bytes(7), "has 7 bytes, too few"),
     "header beyond the file": (with_header({"w": W})[:-1], "at byte 0: a header of .* that the file, .*, ends before"),
-    "header length of 2^63": ((2**63).to_bytes(8, "little") + b"{}", "a header of 9223372036854775808 bytes, more than"),
+    "header length of 2^63": (
+        (2**63).to_bytes(8, "little") + b"{}",
+        "a header of 9223372036854775808 bytes, more than",
+    ),
     "not UTF-8": (with_header(b'{"\xff":1}'), "the header is not JSON"),
     "not JSON": (with_header(b"{"), "the header is not JSON"),
     "NaN": (with_header(b'{"w":NaN}'), "the header is not JSON .NaN is not a JSON value"),
@@ -170,31 +173,55 @@ BAD = {
     "metadata of numbers": (with_header({"__metadata__": {"a": 1}}), "__metadata__ does not map names to strings"),
     "tensor a number": (with_header({"w": 1}), "parameter 'w' is not described by dtype, shape and data_offsets"),
     "no shape": (with_header({"w": {"dtype": "I8", "data_offsets": [0, 0]}}), "parameter 'w' is not described by"),
-    "dtype a number": (with_header({"w": described(8, [2], 0, 2)}, b"ab"), "parameter 'w': its dtype 8 is not a string"),
-    "unknown dtype": (with_header({"w": described("F8_E4M3", [2], 0, 2)}, b"ab"), "'w': unknown dtype 'F8_E4M3' .known: "),
-    "negative shape": (with_header({"w": described("I8", [-2, -1], 0, 2)}, b"ab"), r"its shape \[-2, -1\] is not a list"),
+    "dtype a number": (
+        with_header({"w": described(8, [2], 0, 2)}, b"ab"),
+        "parameter 'w': its dtype 8 is not a string",
+    ),
+    "unknown dtype": (
+        with_header({"w": described("F8_E4M3", [2], 0, 2)}, b"ab"),
+        "'w': unknown dtype 'F8_E4M3' .known: ",
+    ),
+    "negative shape": (
+        with_header({"w": described("I8", [-2, -1], 0, 2)}, b"ab"),
+        r"its shape \[-2, -1\] is not a list",
+    ),
     "shape of floats": (with_header({"w": described("I8", [2.0], 0, 2)}, b"ab"), r"its shape \[2.0\] is not a list"),
     "shape of booleans": (with_header({"w": described("I8", [True], 0, 1)}, b"a"), r"its shape \[True\] is not a list"),
-    "one offset": (with_header({"w": {**W, "data_offsets": [2]}}, b"ab"), r"data_offsets \[2\] are not a start and a stop"),
+    "one offset": (
+        with_header({"w": {**W, "data_offsets": [2]}}, b"ab"),
+        r"data_offsets \[2\] are not a start and a stop",
+    ),
     "offsets backward": (with_header({"w": described("I8", [2], 2, 0)}, b"ab"), "are not a start and a stop"),
     "negative offset": (with_header({"w": described("I8", [2], -2, 0)}, b"ab"), "are not a start and a stop"),
     "wrong length": (with_header({"w": described("I8", [3], 0, 2)}, b"ab"), r"hold 2 bytes, but Int8 \[3\] takes 3"),
     "huge shape": (with_header({"w": described("I8", [2**62] * 9, 0, 2)}, b"ab"), "hold 2 bytes, but Int8"),
     "beyond the end": (with_header({"w": W}, b"a"), "parameter 'w': its 2 bytes end at .* after the file's end"),
-    "offset of 2^63": (with_header({"w": described("I8", [2], 2**63, 2**63 + 2)}, b"ab"), "'w': bytes that belong to no"),
-    "hole": (with_header({"w": W, "v": described("I8", [2], 3, 5)}, b"abcde"), "'v': bytes that belong to no parameter lie"),
+    "offset of 2^63": (
+        with_header({"w": described("I8", [2], 2**63, 2**63 + 2)}, b"ab"),
+        "'w': bytes that belong to no",
+    ),
+    "hole": (
+        with_header({"w": W, "v": described("I8", [2], 3, 5)}, b"abcde"),
+        "'v': bytes that belong to no parameter lie",
+    ),
     "overlap": (with_header({"w": W, "v": described("I8", [2], 1, 3)}, b"abc"), "'v': it overlaps the one before"),
     "bytes behind": (with_header({"w": W}, b"abc"), "1 bytes that belong to no parameter"),
-    "mark of an unknown dtype": (with_header({"__metadata__": {"w": "Int2"}, "w": W}, b"ab"), "says 'Int2' of a tensor of I8"),
+    "mark of an unknown dtype": (
+        with_header({"__metadata__": {"w": "Int2"}, "w": W}, b"ab"),
+        "says 'Int2' of a tensor of I8",
+    ),
     "Int4 in floats": (
         with_header({"__metadata__": {"w": "Int4"}, "w": described("F16", [1], 0, 2)}, b"ab"),
         "parameter 'w': unknown dtype: __metadata__ says 'Int4' of a tensor of F16",
     ),
-    "tensor and text": (with_header({"__metadata__": {"text:w": "x"}, "w": W}, b"ab"), "'w' is both a tensor and a text"),
+    "tensor and text": (
+        with_header({"__metadata__": {"text:w": "x"}, "w": W}, b"ab"),
+        "'w' is both a tensor and a text",
+    ),
     "text too long": (with_header({"__metadata__": {"text:t": "x" * 262_145}}), "text entry 't' has 1048580 bytes"),
     "CRC no number": (with_header({"__metadata__": {"crc_num": "12x"}}), "gives crc_num '12x', which is not a CRC-32"),
     "redundancy neither": (with_header({"__metadata__": {"remove_redundancy": "true"}}), "neither True nor False"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -302,7 +329,7 @@ class TestPlan:
         assert read(head).entries["format"].text == "x"
 
     def test_map_tensor(self) -> None:
-        with pytest.raises(CheckpointError, match="parameter 'table' is a MapTensor, which .safetensors cannot hold"):
+        with pytest.raises(CheckpointError, match=r"parameter 'table' is a MapTensor, which .safetensors cannot hold"):
             safetensors.plan_file([OutputEntry("table", MAP_TENSOR, (4,), None, (4,))])
 
     def test_text_that_utf8_cannot_hold(self) -> None:
@@ -311,5 +338,5 @@ class TestPlan:
 
     def test_header_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(safetensors, "MAX_HEADER_BYTES", 100)
-        with pytest.raises(CheckpointError, match="too many parameters .* its header would take 120 bytes"):
+        with pytest.raises(CheckpointError, match=r"too many parameters .* its header would take 128 bytes"):
             safetensors.plan_file([OutputEntry("w" * 10, dtype_from_name("Int8"), (1,))])

@@ -11,10 +11,13 @@ import pytest
 
 from core.errors import StorageError, StrategyError
 from core.layout import ParameterLayout
+from core.storage.files import SourceFile, open_source
+from core.storage.urls import Location
 from core.strategy import files
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.merging import split_strategy
 from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from core.strategy.protobuf import parse_protobuf
 
 CONVERSIONS = Path(__file__).parents[2] / "fixtures/conversions"
 STAGE_DIRECTORIES = sorted(CONVERSIONS.glob("*/*_stages"))
@@ -81,6 +84,7 @@ def test_duplicates_hidden_files_and_subdirectories_do_no_harm(tmp_path: Path) -
     (tmp_path / ".DS_Store").write_bytes(b"anything")
     (tmp_path / "rank_0").mkdir()
     os.symlink(first, tmp_path / "link")
+    os.symlink(tmp_path / "rank_0", tmp_path / "link to a directory")
     assert read_strategy(str(tmp_path)).stages == strategy().stages
 
 
@@ -93,9 +97,13 @@ def test_equal_files_of_many_ranks_are_parsed_once(tmp_path: Path, monkeypatch: 
     data = [path.read_bytes() for path in write_stages(tmp_path)]
     for rank in range(300):
         (tmp_path / f"strategy_{rank}.ckpt").write_bytes(data[rank // 150])
-    parsed = []
-    parse = files.parse_protobuf
-    monkeypatch.setattr(files, "parse_protobuf", lambda data, origin: parsed.append(origin) or parse(data, origin))
+    parsed: list[str] = []
+
+    def counted(data: bytes, origin: str) -> Strategy:
+        parsed.append(origin)
+        return parse_protobuf(data, origin)
+
+    monkeypatch.setattr(files, "parse_protobuf", counted)
     assert read_strategy(str(tmp_path)).stages == strategy().stages
     assert len(parsed) == 2
 
@@ -212,10 +220,9 @@ class TestFile:
 
     def test_shrinks_while_being_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write_stages(tmp_path)[0]
-        opened = files.open_source
 
-        def shrunk(location: files.Location) -> object:
-            file = opened(location)
+        def shrunk(location: Location) -> SourceFile:
+            file = open_source(location)
             os.truncate(path, 10)
             return file
 

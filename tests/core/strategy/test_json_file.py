@@ -115,7 +115,7 @@ def test_nested_map_is_refused(strategy: Strategy) -> None:
 
 
 def test_nested_map_whose_step_no_flat_map_may_have_is_refused() -> None:
-    with pytest.raises(StrategyError, match="cannot be written as JSON: .*step 7"):
+    with pytest.raises(StrategyError, match=r"cannot be written as JSON: .*step 7"):
         build_json(nested((0,), (), optimizer_shard_step=7, optimizer_shard_size=2))
 
 

@@ -85,7 +85,7 @@ def test_different_device_counts() -> None:
 
 
 def test_merged_one_among_them() -> None:
-    with pytest.raises(StrategyError, match="^m: is a merged strategy already"):
+    with pytest.raises(StrategyError, match=r"^m: is a merged strategy already"):
         merge_strategies([own(0, "a"), replace(own(0, "m"), merged=True)])
 
 

@@ -143,14 +143,14 @@ def test_dash_in_an_own_parameter_name_is_no_stage() -> None:
 
 
 def test_own_strategy_that_would_be_read_as_merged_is_not_written() -> None:
-    with pytest.raises(StrategyError, match="'0-b'.*read as a merged one"):
+    with pytest.raises(StrategyError, match=r"'0-b'.*read as a merged one"):
         build_protobuf(own(FLAT, "0-b"))
 
 
 @pytest.mark.parametrize("operators", [(), (OperatorStrategy("op", 0, ()),)])
 def test_own_strategy_that_would_lose_its_stage_is_not_written(operators: tuple[OperatorStrategy, ...]) -> None:
     strategy = Strategy((StageStrategy(1, {"weight": FLAT}, operators),), "made", merged=False)
-    with pytest.raises(StrategyError, match="made: .*stage 1"):
+    with pytest.raises(StrategyError, match=r"made: .*stage 1"):
         build_protobuf(strategy)
 
 
@@ -263,8 +263,8 @@ class TestNoStrategy:
         layouts = layouts_of(message)
         layouts.dev_matrix[0].dim[:] = layout.device_matrix
         layouts.ClearField("tensor_map")
-        for axes in layout.tensor_map if layout.nested else [[each for axes in layout.tensor_map for each in axes]]:
-            layouts.tensor_map.add(dim=axes or [-1])
+        for dims in layout.tensor_map if layout.nested else [sum(layout.tensor_map, ())]:
+            layouts.tensor_map.add(dim=dims or [-1])
         layouts.opt_weight_shard_size = layout.optimizer_shard_size
         layouts.opt_weight_shard_step = layout.optimizer_shard_step
         layouts.param_split_shape[0].dim[:] = layout.param_split_shape
@@ -282,7 +282,7 @@ class TestNoStrategy:
         other.param_name = "b"
         other.parallel_layouts.dev_matrix[0].dim[:] = [8]
         other.parallel_layouts.tensor_map[0].dim[:] = [0]
-        with pytest.raises(StrategyError, match="^dir/file.ckpt: .*different device counts: 4 for 'a', 8 for 'b'"):
+        with pytest.raises(StrategyError, match=r"^dir/file.ckpt: .*different device counts: 4 for 'a', 8 for 'b'"):
             parse(message)
 
     def test_stages_of_different_device_counts(self) -> None:
@@ -292,7 +292,7 @@ class TestNoStrategy:
         other.CopyFrom(message.parallel_layout_item[0])
         other.param_name = "1-a"
         other.parallel_layouts.dev_matrix[0].dim[:] = [2, 4]
-        with pytest.raises(StrategyError, match="^dir/file.ckpt: .*stage 0: 4, stage 1: 8"):
+        with pytest.raises(StrategyError, match=r"^dir/file.ckpt: .*stage 0: 4, stage 1: 8"):
             parse(message)
 
     @pytest.mark.parametrize("names", [("weight", "weight"), ("0-a", "00-a")])
@@ -313,7 +313,7 @@ class TestNoStrategy:
 
     def test_name_that_is_not_text(self) -> None:
         data = build_protobuf(own(FLAT, "weight")).replace(b"weight", b"\xff\xfe\xfd\xfc\xfb\xfa")
-        with pytest.raises(StrategyError, match="^file: .*not UTF-8 text"):
+        with pytest.raises(StrategyError, match=r"^file: .*not UTF-8 text"):
             parse_protobuf(data, "file")
 
     @pytest.mark.parametrize(
@@ -326,5 +326,5 @@ class TestNoStrategy:
         ],
     )
     def test_what_protobuf_cannot_hold_is_not_written(self, strategy: Strategy) -> None:
-        with pytest.raises(StrategyError, match="^made: "):
+        with pytest.raises(StrategyError, match=r"^made: "):
             build_protobuf(strategy)

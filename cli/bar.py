@@ -1,0 +1,56 @@
+"""The progress bar of a terminal."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from cli.output import seconds_text, size_text
+
+
+class Bar:
+    """A bar with bytes, rate and the time that is left; it goes when all is done. Safe for use by many threads."""
+
+    def __init__(self, verb: str, console: Console | None = None) -> None:
+        self._verb = verb
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), _StateColumn())
+        self._display = RichProgress(*columns, console=console or Console(stderr=True), transient=True)
+        # until it is known how much there is to do: reading strategies and headers
+        self._task = self._display.add_task("looking", total=None)
+
+    def __enter__(self) -> Self:
+        self._display.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._display.stop()
+
+    def note(self, message: str) -> None:
+        """Something worth a line happened."""
+        self._display.console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, total_bytes: int) -> None:
+        """The long part begins."""
+        self._display.reset(self._task, total=total_bytes, description=self._verb)
+
+    def advance(self, count_bytes: int) -> None:
+        """So much more is done."""
+        self._display.advance(self._task, count_bytes)
+
+
+class _StateColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        if task.total is None:
+            return Text("")
+        # headers are written too, but do not count in the total
+        parts = [f"{size_text(min(task.completed, task.total))} of {size_text(task.total)}"]
+        if task.speed:
+            parts.append(f"{size_text(task.speed)}/s")
+        if task.time_remaining:
+            parts.append(f"{seconds_text(task.time_remaining)} left")
+        return Text(", ".join(parts))

@@ -1,0 +1,300 @@
+"""What is in a file or a directory, as a document whose `kind` says what it is, and how that is printed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from cli.output import counted, print_facts, print_table, printable, ranks_text, size_text, wants_table
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import CheckpointFormat
+from core.checkpoint.names import RANK_FIELD
+from core.checkpoint.survey import refused_as_input, survey
+from core.layout import ALL_REPEATED_AXES, ParameterLayout
+from core.storage.files import SourceFile, mapped_errors, open_source, read_bytes
+from core.storage.urls import Location, parse_url
+from core.strategy.files import read_strategy
+from core.target import read_manifest
+
+Document = dict[str, Any]
+
+_STRATEGY_START = b"\x08"
+"""A strategy begins with its stage, field 1, a number; field 1 of a checkpoint is a message."""
+
+
+def describe(url: str) -> Document:
+    """What is at a URL.
+
+    Raises:
+        InputError: there is nothing, or nothing that reshard knows.
+        StorageError: a transient failure to read it.
+    """
+    location = parse_url(url)
+    if RANK_FIELD in location.path:
+        return _describe_checkpoint(url)
+    with refused_as_input(), mapped_errors(location, "read it"):
+        kind = location.fs.info(location.path)["type"]
+    if kind != "directory":
+        return _describe_strategy(url) if _is_strategy(location) else _describe_file(location)
+    if read_manifest(location) is not None:
+        return _describe_converted(location)
+    return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
+
+
+def print_description(document: Document) -> None:
+    """Prints what `describe` found."""
+    _PRINTERS[document["kind"]](document)
+
+
+def _is_strategy(location: Location) -> bool:
+    """Whether a file is rather a strategy than a checkpoint; both may be named .ckpt."""
+    extension = location.name.rpartition(".")[2]
+    if extension != CheckpointFormat.CKPT:
+        return extension != CheckpointFormat.SAFETENSORS
+    with _opened(location) as file:
+        return file.size_bytes > 0 and read_bytes(file, 0, 1) == _STRATEGY_START
+
+
+def _holds_strategies(directory: Location) -> bool:
+    """Whether a directory is rather one of strategy files than a checkpoint; its first file decides."""
+    with refused_as_input(), mapped_errors(directory, "list it"):
+        entries = directory.fs.ls(directory.path, detail=True)
+    places = [(directory.child(entry["name"].rstrip("/").rpartition("/")[2]), entry["type"]) for entry in entries]
+    if any(place.name.startswith("rank_") for place, kind in places if kind == "directory"):
+        return False
+    files = sorted(place.name for place, kind in places if kind != "directory" and not place.name.startswith("."))
+    return bool(files) and _is_strategy(directory.child(files[0]))
+
+
+@contextmanager
+def _opened(location: Location) -> Iterator[SourceFile]:
+    with refused_as_input():
+        file = open_source(location)
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+def _describe_file(location: Location) -> Document:
+    with _opened(location) as file:
+        index = read_index(file)
+    return {
+        "kind": "checkpoint file",
+        "url": str(location),
+        "format": str(index.format),
+        "size_bytes": index.size_bytes,
+        "has_crc": index.has_crc,
+        "redundancy_removed": index.redundancy_removed,
+        "parameters": [
+            {
+                "name": entry.name,
+                "dtype": entry.dtype.name,
+                "shape": list(entry.shape),
+                "size_bytes": entry.size_bytes,
+                **({} if entry.text is None else {"text": entry.text}),
+            }
+            for entry in index.entries.values()
+        ],
+    }
+
+
+def _print_file(document: Document) -> None:
+    parameters = document["parameters"]
+    print_facts(
+        [
+            ("checkpoint file", document["url"]),
+            ("format", f".{document['format']}, {size_text(document['size_bytes'])}"),
+            ("CRC", "has one" if document["has_crc"] else "none"),
+            *([("redundancy", "removed: some slices are on other ranks")] if document["redundancy_removed"] else []),
+            ("parameters", f"{len(parameters)}, {size_text(sum(each['size_bytes'] for each in parameters))}"),
+        ]
+    )
+    click.echo()
+    print_table(
+        ("parameter", "dtype", "shape", "bytes"),
+        [(each["name"], each["dtype"], _shape_or_text(each), each["size_bytes"]) for each in parameters],
+        right=("bytes",),
+    )
+
+
+def _shape_or_text(parameter: Document) -> str:
+    return repr(parameter["text"]) if "text" in parameter else str(parameter["shape"])
+
+
+def _describe_checkpoint(url: str) -> Document:
+    found = survey(url)
+    return {
+        "kind": "checkpoint",
+        "url": found.url,
+        "shape": str(found.shape),
+        "ranks": list(found.ranks),
+        "formats": [str(file_format) for file_format in found.formats],
+        "prefixes": [
+            {
+                "prefix": prefix,
+                "steps": [
+                    {"step": None if step is None else str(step), "ranks": list(ranks)} for step, ranks in steps.items()
+                ],
+            }
+            for prefix, steps in found.steps.items()
+        ],
+        "ranks_without_files": [rank for rank, files in found.files.items() if not files],
+        "ignored": list(found.ignored),
+        "unfinished": found.unfinished,
+    }
+
+
+def _print_checkpoint(document: Document) -> None:
+    ranks = document["ranks"]
+    facts = [
+        ("checkpoint", f"{document['url']} ({document['shape']})"),
+        ("ranks", f"{len(ranks)}: {ranks_text(ranks)}"),
+        ("format", ", ".join(f".{file_format}" for file_format in document["formats"])),
+    ]
+    if document["ranks_without_files"]:
+        facts.append(("no files", f"ranks {ranks_text(document['ranks_without_files'])}"))
+    if document["ignored"]:
+        facts.append(("ignored", printable(", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8))))
+    if document["unfinished"]:
+        facts.append(("UNFINISHED", "a conversion into it was not completed"))
+    print_facts(facts)
+    click.echo()
+    print_table(
+        ("prefix", "step", "ranks", "which"),
+        [
+            (
+                prefix["prefix"],
+                step["step"] or "",
+                f"{len(step['ranks'])} of {len(ranks)}",
+                "all" if step["ranks"] == ranks else ranks_text(step["ranks"]),
+            )
+            for prefix in document["prefixes"]
+            for step in prefix["steps"]
+        ],
+        right=("ranks",),
+    )
+
+
+def _more(count: int, told: int) -> str:
+    return f" and {count - told} more" if count > told else ""
+
+
+def _describe_converted(location: Location) -> Document:
+    manifest = read_manifest(location)
+    assert manifest is not None
+    return {"kind": "converted checkpoint", "url": str(location), "manifest": manifest.model_dump(mode="json")}
+
+
+def _print_converted(document: Document) -> None:
+    manifest = document["manifest"]
+    step = f", step {manifest['step']}" if manifest["step"] else ""
+    print_facts(
+        [
+            ("converted checkpoint", document["url"]),
+            ("from", f"{manifest['source']}{step}"),
+            ("ranks", f"{manifest['source_world_size']} -> {manifest['target_world_size']}"),
+            ("format", f".{manifest['format']}, {size_text(sum(each['size_bytes'] for each in manifest['ranks']))}"),
+            ("written by", f"{manifest['writer']}, {manifest['created']}"),
+            ("verified", manifest["verified"]),
+            *(("note", printable(note)) for note in manifest["notes"]),
+        ]
+    )
+    if wants_table(len(manifest["ranks"])):
+        click.echo()
+        print_table(
+            ("rank", "file", "bytes"),
+            [(each["rank"], each["file"], each["size_bytes"]) for each in manifest["ranks"]],
+            right=("rank", "bytes"),
+        )
+
+
+def _describe_strategy(url: str) -> Document:
+    strategy = read_strategy(url)
+    return {
+        "kind": "strategy",
+        "url": strategy.origin,
+        "merged": strategy.merged,
+        "world_size": len(strategy.ranks),
+        "stages": [
+            {
+                "stage": stage.stage,
+                "devices": strategy.devices_per_stage,
+                "ranks": list(strategy.stage_ranks(stage)),
+                "parameters": [{"name": name, **_describe_layout(layout)} for name, layout in stage.layouts.items()],
+            }
+            for stage in strategy.stages
+        ],
+    }
+
+
+def _describe_layout(layout: ParameterLayout) -> Document:
+    """A layout in the terms of a strategy file: device axes counted from the right, -1 where an axis is not cut."""
+    return {
+        "device_matrix": list(layout.device_matrix),
+        "tensor_map": [_axis_map(axes) for axes in layout.tensor_map],
+        "optimizer_shard_size": layout.optimizer_shard_size,
+        "optimizer_shard_step": layout.optimizer_shard_step,
+        "uneven_lengths": list(layout.param_split_shape),
+        "tensor_shape": None if layout.tensor_shape is None else list(layout.tensor_shape),
+    }
+
+
+def _axis_map(axes: tuple[int, ...]) -> int | list[int]:
+    if len(axes) > 1:
+        return list(axes)
+    return axes[0] if axes else -1
+
+
+def _print_strategy(document: Document) -> None:
+    stages = document["stages"]
+    whose = "" if document["merged"] else ", one stage's own"
+    print_facts(
+        [
+            ("strategy", f"{document['url']}{whose}"),
+            ("ranks", str(document["world_size"])),
+            *(
+                (
+                    f"stage {stage['stage']}",
+                    f"{counted(stage['devices'], 'device')}, ranks {ranks_text(stage['ranks'])}, "
+                    f"{counted(len(stage['parameters']), 'parameter')}",
+                )
+                for stage in stages
+            ),
+        ]
+    )
+    click.echo()
+    rows = [(stage["stage"], each) for stage in stages for each in stage["parameters"]]
+    headers = ["stage", "parameter", "device matrix", "tensor map", "optimizer shard"]
+    uneven = any(each["uneven_lengths"] for _, each in rows)
+    print_table(
+        [*headers, "uneven lengths"] if uneven else headers,
+        [
+            (
+                stage,
+                each["name"],
+                each["device_matrix"],
+                each["tensor_map"],
+                _optimizer_shard(each),
+                *([each["uneven_lengths"] or ""] if uneven else []),
+            )
+            for stage, each in rows
+        ],
+        right=("stage",),
+    )
+
+
+def _optimizer_shard(layout: Document) -> str:
+    size, step = layout["optimizer_shard_size"], layout["optimizer_shard_step"]
+    if size == 0 or step == 0:
+        return ""
+    return f"{'all repeated axes' if size == ALL_REPEATED_AXES else size}, step {step}"
+
+
+_PRINTERS: dict[str, Callable[[Document], None]] = {
+    "checkpoint file": _print_file,
+    "checkpoint": _print_checkpoint,
+    "converted checkpoint": _print_converted,
+    "strategy": _print_strategy,
+}

@@ -1,0 +1,143 @@
+"""`reshard convert`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import CONVERTING, conversion_options
+from cli.output import (
+    counted,
+    print_facts,
+    print_json,
+    print_table,
+    printable,
+    ranks_text,
+    seconds_text,
+    size_text,
+    wants_table,
+)
+from cli.progress import shown_progress
+from core.request import ConversionRequest, VerifyLevel, build_request
+
+if TYPE_CHECKING:
+    from core.report import ConversionReport
+
+_MOST_NOTED = 20
+
+
+@click.command("convert")
+@click.argument("source")
+@click.argument("target")
+@conversion_options(CONVERTING)
+@click.option("--dry-run", is_flag=True, help="Show the plan, write nothing.")
+@click.option(
+    "--engine",
+    type=click.Choice(["prefect", "direct"]),
+    default="prefect",
+    show_default=True,
+    help="prefect: as a flow run, with its records and retries. direct: in this process alone, without Prefect.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool, **options: Any) -> None:
+    """Converts the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
+
+    SOURCE is a directory with rank_0, rank_1, …, a pattern with {rank} in it, or one file. TARGET appears when all of
+    its ranks are written and checked. A run that was interrupted goes on where it stopped when the same command is
+    given again; what was done is not done twice. Paths may be URLs that fsspec knows (s3://…).
+
+    \b
+    Examples:
+      8 ranks to whatever the target strategy has:
+        reshard convert ckpt out --source-strategy strategy --target-strategy new_strategy.ckpt
+      to one whole file, as safetensors, of step 10_5:
+        reshard convert ckpt whole --source-strategy strategy --format safetensors --step 10_5
+      files that are named otherwise, without Prefect:
+        reshard convert 'ckpt_{rank}/net{rank}-10_5.ckpt' out --source-strategy strategy --engine direct
+      a half on each of two machines:
+        reshard convert ckpt out … --ranks 0-511        reshard convert ckpt out … --ranks 512-1023
+    """
+    request = build_request(source=source, target=target, **options)
+    if dry_run:
+        _show_plan(request, as_json)
+        return
+    with shown_progress("converting") as progress:
+        if engine == "direct":
+            from core.convert import convert
+
+            report = convert(request, progress)
+        else:
+            from flows.local import run_locally
+
+            report = run_locally(request, progress)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+
+
+def _show_plan(request: ConversionRequest, as_json: bool) -> None:
+    from cli.plan import print_plan
+    from core.convert import describe_plan
+    from core.storage.urls import parse_url
+    from core.target import Target
+
+    plan, summary = describe_plan(request)
+    Target(parse_url(request.target), plan, request.overwrite).check_usable()
+    if as_json:
+        print_json(summary)
+    else:
+        print_plan(summary, request.chosen_ranks(plan.target_ranks))
+
+
+def _print_report(report: "ConversionReport") -> None:
+    step = f", step {report.step}" if report.step else ""
+    worlds = f"{report.source_world_size} -> {report.target_world_size}"
+    if len(report.ranks) < report.target_world_size:
+        worlds += f"; this run: {ranks_text(rank.rank for rank in report.ranks)}"
+    facts = [
+        ("converted", f"{report.source}{step}"),
+        ("to", report.target),
+        ("ranks", worlds),
+        ("written", _work_text(report)),
+        ("verified", "not at all" if report.verified is VerifyLevel.NONE else str(report.verified)),
+        *(("note", printable(note)) for note in report.notes[:_MOST_NOTED]),
+    ]
+    print_facts(facts)
+    if wants_table(len(report.ranks)):
+        click.echo()
+        _print_ranks(report)
+    if not report.committed:
+        click.echo()
+        click.echo(
+            f"NOT COMPLETE: {counted(len(report.missing_ranks), 'rank')} of {report.target_world_size} "
+            f"not yet written and verified: {ranks_text(report.missing_ranks)}\n"
+            f"The target appears when they are: give the same command with --ranks {ranks_text(report.missing_ranks)}, "
+            "here or on another machine."
+        )
+
+
+def _work_text(report: "ConversionReport") -> str:
+    if not report.written_bytes:
+        return f"nothing: an earlier run of the same plan did all ({seconds_text(report.seconds)})"
+    rate = f", {size_text(report.written_bytes / report.seconds)}/s" if report.seconds else ""
+    took = f"{size_text(report.written_bytes)} in {seconds_text(report.seconds)}{rate}"
+    return f"{took}; {size_text(report.read_bytes)} read"
+
+
+def _print_ranks(report: "ConversionReport") -> None:
+    print_table(
+        ("rank", "file", "size", "how", "read", "source ranks", "seconds"),
+        [
+            (
+                rank.rank,
+                rank.file,
+                size_text(rank.size_bytes),
+                rank.outcome,
+                size_text(rank.read_bytes),
+                ranks_text(rank.source_ranks),
+                f"{rank.seconds:.1f}",
+            )
+            for rank in report.ranks
+        ],
+        right=("rank", "size", "read", "seconds"),
+    )

@@ -1,0 +1,136 @@
+"""The command `reshard`: which commands there are, and how every one of them ends.
+
+Exit codes: 0 done, or yes; 1 the answer is no; 2 the input is wrong; 3 it failed all the same; 70 a bug; 130 Ctrl-C.
+A command's module is imported when the command is called, so that `reshard --help` takes no time.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import cast
+
+import click
+
+from cli.output import print_error
+from core.errors import InputError, ReshardError, VerificationError
+
+NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141
+
+_COMMANDS = {
+    "convert": ("cli.convert", "Convert a checkpoint to another sharding strategy."),
+    "plan": ("cli.plan", "Show what a conversion would read and write."),
+    "verify": ("cli.verify", "Check a converted checkpoint."),
+    "merge-strategy": ("cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
+    "inspect": ("cli.inspect", "Show what is in a checkpoint or a strategy."),
+}
+"""Command -> the module whose `command` it is, and what it does in one line."""
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        return cast(click.Command, import_module(_COMMANDS[cmd_name][0]).command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="reshard", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Converts distributed MindSpore checkpoints from one sharding strategy to another.
+
+    A checkpoint saved by M ranks becomes one for N ranks: whatever the numbers of devices and pipeline stages, with or
+    without optimizer parallel, .ckpt or .safetensors. What was written is read back and checked before it counts.
+
+    \b
+    Examples:
+      reshard inspect /data/checkpoint
+      reshard convert /data/checkpoint /data/for_inference --source-strategy /data/strategy
+      reshard COMMAND --help
+
+    \b
+    Exit codes:
+      0  done, or the answer is yes        3   it failed all the same: I/O, a full disk
+      1  the answer is no                  70  a bug
+      2  the input is wrong                130 interrupted; the same command goes on
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command line and returns its exit code; every error is told on stderr, none is raised."""
+    try:
+        with cli.make_context("reshard", list(arguments)) as context:
+            result = cli.invoke(context)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return WRONG_INPUT
+    except click.ClickException as error:
+        print_error(_usage_message(error))
+        return WRONG_INPUT
+    except ReshardError as error:
+        print_error(str(error))
+        return _exit_code(error)
+    except BrokenPipeError:
+        # whoever read the output has gone; what is still buffered must not fail once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            click.echo(err=True)  # the terminal shows ^C, and goes on in that line
+        click.echo("reshard: interrupted; a rerun of the same command resumes where it stopped", err=True)
+        return INTERRUPTED
+    except Exception as error:
+        click.echo(f"reshard: internal error: {_one_line(error)}, please report; {_kept_traceback()}", err=True)
+        return BUG
+
+
+def main() -> None:
+    """The console command."""
+    for stream in (sys.stdout, sys.stderr):
+        # names of files and parameters may hold what the terminal's encoding cannot show
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(run(sys.argv[1:]))
+
+
+def _exit_code(error: ReshardError) -> int:
+    if isinstance(error, VerificationError):
+        return NO
+    return WRONG_INPUT if isinstance(error, InputError) else FAILED
+
+
+def _usage_message(error: click.ClickException) -> str:
+    message = error.format_message()
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return f"{message}\nTry '{context.command_path} --help' for help." if context else message
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _kept_traceback() -> str:
+    """Writes the traceback of the exception being handled to a file, and says where."""
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="reshard-error-", suffix=".txt", delete=False) as file:
+            file.write(traceback.format_exc())
+    except OSError as error:
+        return f"the traceback could not be kept: {error}"
+    return f"the traceback is in {file.name}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""`reshard merge-strategy`."""
+
+import click
+
+from cli.output import counted
+from core.errors import InputError
+
+
+@click.command("merge-strategy")
+@click.argument("directory", metavar="DIR")
+@click.argument("out")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
+def command(directory: str, out: str, overwrite: bool) -> None:
+    """Merges the strategy files in DIR, which the ranks of one job wrote, into the one file OUT.
+
+    Their names do not matter, and files of the same pipeline stage may be there several times as long as they agree.
+    OUT is JSON if its name ends in .json, else protobuf. DIR may also be a strategy file, to be written in the other
+    format.
+
+    \b
+    Examples:
+      reshard merge-strategy strategy merged.ckpt
+      reshard merge-strategy strategy merged.json --overwrite
+    """
+    from core.storage.urls import parse_url
+    from core.strategy.files import read_strategy, write_strategy
+    from core.target import check_apart
+
+    location = parse_url(out)
+    # inside, it would be taken for one more rank's file next time
+    check_apart(parse_url(directory), location)
+    if location.fs.isdir(location.path):
+        raise InputError(f"{location}: is a directory; name the file to be written")
+    if not overwrite and location.fs.exists(location.path):
+        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
+    strategy = read_strategy(directory)
+    write_strategy(strategy, out)
+    stages = counted(len(strategy.stages), "stage")
+    click.echo(
+        f"{location}: {stages} of {counted(strategy.devices_per_stage, 'device')}, "
+        f"{counted(len(strategy.parameters), 'parameter')}"
+    )

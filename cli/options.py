@@ -1,0 +1,70 @@
+"""The options of a conversion, made from the fields of ConversionRequest: names, help texts, values and defaults."""
+
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core.request import ConversionRequest
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+PLANNING = (
+    "source_strategy",
+    "target_strategy",
+    "format",
+    "prefix",
+    "step",
+    "source_prefix",
+    "ranks",
+    "workers",
+    "memory_limit",
+    "unmatched",
+    "allow_missing",
+)
+"""Fields that decide what is planned."""
+CONVERTING = (*PLANNING[:9], "verify", *PLANNING[9:], "overwrite")
+"""Fields of a whole conversion but source and target, in the order of the help."""
+
+_METAVARS = {
+    "source_strategy": "URL",
+    "target_strategy": "URL",
+    "prefix": "TEXT",
+    "step": "E_S",
+    "source_prefix": "TEXT",
+    "ranks": "0-3,7",
+    "workers": "N",
+    "memory_limit": "SIZE",
+    "allow_missing": "PATTERN",
+}
+
+Command = Callable[..., Any]
+
+
+def conversion_options(names: Collection[str]) -> Callable[[Command], Command]:
+    """Gives a command the options of these fields; it is called with a keyword argument for each."""
+
+    def decorated(command: Command) -> Command:
+        for name in reversed(list(names)):
+            command = _option(name, ConversionRequest.model_fields[name])(command)
+        return command
+
+    return decorated
+
+
+def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:
+    settings: dict[str, Any] = {"help": field.description, "metavar": _METAVARS.get(name), "default": field.default}
+    kind = field.annotation
+    if kind is bool:
+        settings |= {"is_flag": True}
+    elif kind is int:
+        settings |= {"type": click.INT}
+    elif isinstance(kind, type) and issubclass(kind, StrEnum):
+        settings |= {"type": click.Choice([str(member) for member in kind]), "default": str(field.default)}
+    elif kind == list[str]:
+        settings |= {"multiple": True, "help": f"{field.description} May be given several times."}
+    if kind is not bool and settings["default"]:
+        settings |= {"show_default": True}
+    return click.option(f"--{name.replace('_', '-')}", name, **settings)

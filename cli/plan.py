@@ -1,0 +1,186 @@
+"""`reshard plan`."""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import PLANNING, conversion_options
+from cli.output import print_facts, print_json, print_table, printable, ranks_text, size_text
+from core.errors import InputError
+from core.request import build_request
+
+if TYPE_CHECKING:
+    from core.checkpoint.model import Extent
+    from core.plan import ConversionPlan, ParameterPlan, ReadItem
+    from core.report import PlanSummary
+
+_NOWHERE = "memory://reshard-plan"
+"""Stands for a target that nobody named: it is on no disk, so no source lies inside it."""
+
+
+@click.command("plan")
+@click.argument("source")
+@click.argument("target", required=False)
+@conversion_options(PLANNING)
+@click.option("--rank", type=click.INT, metavar="R", help="Show what fills a parameter of this target rank.")
+@click.option("--param", metavar="NAME", help="The parameter, together with --rank.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def command(
+    source: str, target: str | None, rank: int | None, param: str | None, as_json: bool, **options: Any
+) -> None:
+    """Shows what converting the checkpoint SOURCE would read and write, from headers alone; writes nothing.
+
+    For every target rank: its size, the source ranks that it is made from, and the rank that it is a copy of. With
+    --rank and --param: the boxes that fill one parameter, and where they lie in the source's files. TARGET may be left
+    out.
+
+    \b
+    Examples:
+      reshard plan ckpt --source-strategy strategy --target-strategy new_strategy.ckpt
+      reshard plan ckpt --source-strategy strategy --json
+      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --rank 3 --param model.embed.weight
+    """
+    if (rank is None) != (param is None):
+        raise click.UsageError("--rank and --param go together")
+    request = build_request(source=source, target=target or _NOWHERE, **options)
+    from core.convert import describe_plan
+
+    plan, summary = describe_plan(request)
+    if rank is not None and param is not None:
+        reads = describe_reads(plan, rank, param)
+        if as_json:
+            print_json(reads)
+        else:
+            _print_reads(reads)
+    elif as_json:
+        print_json(summary)
+    else:
+        print_plan(summary, request.chosen_ranks(plan.target_ranks))
+
+
+def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
+    """A plan's summary, and a table of those ranks."""
+    step = f", step {summary.step}" if summary.step else ""
+    classes = f"{summary.layout_classes} different pair{'' if summary.layout_classes == 1 else 's'} of cuts"
+    print_facts(
+        [
+            ("source", f"{summary.source}{step}"),
+            ("ranks", f"{summary.source_world_size} -> {summary.target_world_size}"),
+            ("format", summary.format),
+            ("parameters", f"{summary.parameters} cut anew, by {classes}; {len(summary.carried)} copied as they are"),
+            ("to read", size_text(summary.read_bytes)),
+            ("to write", size_text(summary.written_bytes)),
+            ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
+            *(("note", printable(note)) for note in summary.notes),
+        ]
+    )
+    click.echo()
+    print_table(
+        ("rank", "file", "shards", "source ranks", "copy of"),
+        [
+            (
+                rank.rank,
+                rank.file,
+                size_text(rank.shard_bytes),
+                ranks_text(rank.source_ranks),
+                "" if rank.copy_of is None else rank.copy_of,
+            )
+            for rank in summary.ranks
+            if rank.rank in ranks
+        ],
+        right=("rank", "shards", "copy of"),
+    )
+
+
+def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, Any]:
+    """What fills one parameter of one target rank, as JSON.
+
+    Boxes are in the coordinates of the shards; of each read `file_offsets` are its first byte in the source file and
+    the byte after its last, and it consists of `runs` contiguous runs of equal length.
+
+    Raises:
+        InputError: there is no such rank, or it has no such parameter.
+    """
+    rank_plan = plan.rank_plan(rank)
+    parameter = next((found for found in rank_plan.parameters if found.name == name), None)
+    if parameter is None:
+        raise InputError(f"target rank {rank} has no parameter {name!r}{_near(name, rank_plan.parameters)}")
+    return {
+        "rank": rank,
+        "file": plan.file_name(rank),
+        "copy_of": rank_plan.copy_of,
+        "parameter": name,
+        "dtype": parameter.dtype.name,
+        "shape": list(parameter.box.shape),
+        "box": str(parameter.box),
+        "size_bytes": parameter.size_bytes,
+        "reads": [_describe_read(plan, name, read) for read in parameter.reads],
+    }
+
+
+def _describe_read(plan: "ConversionPlan", name: str, read: "ReadItem") -> dict[str, Any]:
+    from core.slices import byte_span, contiguous_axis
+
+    entry = plan.source_entry(read.source_rank, name)
+    described = {
+        "source_rank": read.source_rank,
+        "source_file": plan.inputs.catalog.records[read.source_rank].location,
+        "source_box": str(read.source_box),
+        "target_box": str(read.target_box),
+        "size_bytes": read.source_box.size * entry.dtype.itemsize,
+    }
+    if not entry.extents or not read.source_box.size:
+        # a text stands in the header, and what is empty is nowhere
+        return described | {"runs": 0, "file_offsets": None}
+    span = byte_span(read.source_box, entry.shape, entry.dtype.itemsize)
+    axis = contiguous_axis(read.source_box, entry.shape)
+    last = span.offset + span.length - 1
+    return described | {
+        "runs": math.prod(read.source_box.shape[:axis]),
+        "file_offsets": [_file_offset(entry.extents, span.offset), _file_offset(entry.extents, last) + 1],
+    }
+
+
+def _file_offset(extents: "Sequence[Extent]", position: int) -> int:
+    """Where byte `position` of a shard is in its file."""
+    for extent in extents:
+        if position < extent.length:
+            return extent.offset + position
+        position -= extent.length
+    raise ValueError(f"{position} bytes beyond the end of the shard")
+
+
+def _near(name: str, parameters: "Collection[ParameterPlan]") -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [parameter.name for parameter in parameters], 3)
+    return f"; is it one of {', '.join(near)}?" if near else ""
+
+
+def _print_reads(reads: dict[str, Any]) -> None:
+    facts = [
+        ("parameter", f"{printable(reads['parameter'])}, {reads['dtype']} {reads['shape']}"),
+        ("of rank", f"{reads['rank']}, {reads['file']}"),
+        ("box", f"{reads['box']} of the whole tensor, {reads['size_bytes']} bytes"),
+    ]
+    if reads["copy_of"] is not None:
+        facts.append(("copy of", f"rank {reads['copy_of']}: that one's file is copied, so nothing is read for this"))
+    print_facts(facts)
+    click.echo()
+    print_table(
+        ("source rank", "source box", "target box", "bytes", "runs", "from offset", "to offset"),
+        [
+            (
+                read["source_rank"],
+                read["source_box"],
+                read["target_box"],
+                read["size_bytes"],
+                read["runs"],
+                *(read["file_offsets"] or ("", "")),
+            )
+            for read in reads["reads"]
+        ],
+        right=("source rank", "bytes", "runs", "from offset", "to offset"),
+    )

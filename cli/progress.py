@@ -1,0 +1,74 @@
+"""How far a long command has come: a bar on a terminal, now and then a line elsewhere. Both are on stderr."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from cli.output import seconds_text, size_text
+from core.progress import Progress
+
+LINE_EVERY_SECONDS = 10.0
+
+
+@contextmanager
+def shown_progress(verb: str) -> Iterator[Progress]:
+    """Shows the progress of what the block does; `verb` is what that is, `converting` say."""
+    if not sys.stderr.isatty():
+        yield LineProgress(verb)
+        return
+    from cli.bar import Bar
+
+    with Bar(verb) as bar:
+        yield bar
+
+
+def state_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
+    """How far it is after so many seconds: `25 %, 1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31.4 s left`."""
+    # headers are written too, but do not count in the total
+    done_bytes = min(done_bytes, total_bytes)
+    share = done_bytes * 100 // total_bytes if total_bytes else 100
+    text = f"{share} %, {size_text(done_bytes)} of {size_text(total_bytes)}"
+    if not done_bytes or seconds <= 0:
+        return text
+    rate = done_bytes / seconds
+    return f"{text}, {size_text(rate)}/s, {seconds_text((total_bytes - done_bytes) / rate)} left"
+
+
+class LineProgress:
+    """Tells by plain lines, for logs: every note, and the state every few seconds. Safe for use by many threads."""
+
+    def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._verb = verb
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._done_bytes = 0
+        self._total_bytes = 0
+        self._began = self._told = clock()
+
+    def note(self, message: str) -> None:
+        """Something worth a line happened."""
+        with self._lock:
+            self._tell(message)
+
+    def begin(self, total_bytes: int) -> None:
+        """The long part begins."""
+        with self._lock:
+            self._done_bytes = 0
+            self._total_bytes = total_bytes
+            self._began = self._told = self._clock()
+
+    def advance(self, count_bytes: int) -> None:
+        """So much more is done."""
+        with self._lock:
+            self._done_bytes += count_bytes
+            now = self._clock()
+            if now - self._told >= LINE_EVERY_SECONDS:
+                self._told = now
+                self._tell(f"{self._verb}: {state_text(self._done_bytes, self._total_bytes, now - self._began)}")
+
+    def _tell(self, message: str) -> None:
+        click.echo(f"reshard: {message}", err=True)

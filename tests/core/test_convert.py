@@ -1,0 +1,551 @@
+"""The conversion as a whole: resuming, publishing, sharing the work, and what is refused."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+import core.convert as convert_module
+from core.convert import convert, make_plan, open_session, verify_target
+from core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
+from core.manifest import ShardRecord
+from core.report import Outcome
+from core.layout import whole_layout
+from core.request import VerifyLevel, build_request
+from core.strategy.files import read_strategy, write_strategy
+from tests.support.checkpoints import FIXTURES, case, read_ckpt, read_tree
+
+FOUR_TO_THREE = case(7009)
+PIPELINES = case(7011)
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def partial(target: Path) -> Path:
+    return target.with_name(target.name + ".reshard-partial")
+
+
+def outcomes(report: object) -> list[str]:
+    return [rank.outcome.value for rank in report.ranks]  # type: ignore[attr-defined]
+
+
+def whole_copies(tmp_path: Path, ranks: int, extra: str = "") -> str:
+    """A strategy file under which every one of `ranks` ranks holds all of FOUR_TO_THREE's parameters whole."""
+    strategy = read_strategy(str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"))
+    [stage] = strategy.stages
+    layouts = {name: whole_layout(len(layout.tensor_map), ranks) for name, layout in stage.layouts.items()}
+    if extra:
+        layouts[extra] = whole_layout(1, ranks)
+    path = str(tmp_path / f"whole_{ranks}{extra}.ckpt")
+    write_strategy(dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=layouts),)), path)
+    return path
+
+
+# ---- resuming ----
+
+
+def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = convert_module.transform_rank
+
+    def failing(plan: object, rank: int, *args: object, **kwargs: object) -> ShardRecord:
+        if rank == 1:
+            raise StorageError("rank 1's disk is broken")
+        return real(plan, rank, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(convert_module, "transform_rank", failing)
+    with pytest.raises(ConversionError, match=r"1 of 3 target ranks failed.*\n  rank_1: rank 1's disk is broken"):
+        convert(FOUR_TO_THREE.request(target))
+    assert not target.exists()
+    monkeypatch.setattr(convert_module, "transform_rank", real)
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not partial(target).exists()
+
+
+def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.001)
+    real = convert_module.transform_rank
+    failures = iter([StorageError("busy", transient=True), StorageError("busy", transient=True)])
+
+    def flaky(*args: object, **kwargs: object) -> ShardRecord:
+        for error in failures:
+            raise error
+        return real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(convert_module, "transform_rank", flaky)
+    assert convert(FOUR_TO_THREE.request(target)).committed
+
+
+def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = FOUR_TO_THREE.request(target, target_strategy=whole_copies(target.parent, 3))
+    assert make_plan(request).copies == {1: 0, 2: 0}
+    real = convert_module.transform_rank
+
+    def failing(plan: object, rank: int, *args: object, **kwargs: object) -> ShardRecord:
+        raise StorageError("broken")
+
+    monkeypatch.setattr(convert_module, "transform_rank", failing)
+    with pytest.raises(ConversionError, match="rank_1: not written, because it is a copy of rank_0, which failed"):
+        convert(request)
+    monkeypatch.setattr(convert_module, "transform_rank", real)
+    assert outcomes(convert(request)) == ["written", "copied", "copied"]
+    [first, *others] = read_tree(target).values()
+    assert others == [first, first]
+
+
+def test_a_file_that_does_not_match_its_record_is_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    file = partial(target) / "rank_2" / "checkpoint_2.ckpt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed", "resumed", "written"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_a_damaged_record_is_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    (partial(target) / ".reshard" / "records" / "rank_0.json").write_text("{")
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["written", "resumed", "resumed"]
+
+
+def stop_before_commit(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("core.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped")))
+        with pytest.raises(StorageError, match="stopped"):
+            convert(FOUR_TO_THREE.request(target))
+    assert not target.exists()
+
+
+SLOW_RUN = """
+import sys, time
+from core.convert import convert
+from core.request import build_request
+class Slow:
+    def note(self, message): pass
+    def begin(self, total): print("begun", flush=True)
+    def advance(self, count): print("block", flush=True); time.sleep(0.05)
+convert(build_request(**eval(sys.argv[1])), Slow())
+"""
+
+
+def start_slowly(options: dict[str, object]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW_RUN, repr(options)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_killed_in_the_middle_and_run_again(target: Path, blocks: int) -> None:
+    request = FOUR_TO_THREE.request(target, workers=1, memory_limit="16MiB")
+    run = start_slowly(request.model_dump(mode="json"))
+    assert run.stdout is not None
+    for _ in range(blocks + 1):
+        run.stdout.readline()
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    run.stdout.close()
+    assert not target.exists()
+    for file in partial(target).glob("rank_*/[!.]*"):
+        rank = int(file.parent.name.removeprefix("rank_"))
+        assert read_ckpt(file) == FOUR_TO_THREE.want[rank], "what has its name is whole"
+    report = convert(request)
+    assert report.committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not [path for path in target.rglob("*") if path.name.endswith(".tmp")]
+
+
+# ---- publishing ----
+
+
+def test_a_second_run_finds_all_done(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed"] * 3
+    assert report.committed
+    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+    assert not partial(target).exists()
+
+
+def test_a_finished_target_is_mended(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / "rank_1" / "checkpoint_1.ckpt").unlink()
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_another_checkpoint_at_the_target_needs_overwrite(target: Path) -> None:
+    shutil.copytree(PIPELINES.directory / "src", target)
+    for file in target.rglob("*.ckpt"):
+        file.chmod(0o400)
+    with pytest.raises(TargetError, match=r"is not empty.*--overwrite"):
+        convert(FOUR_TO_THREE.request(target))
+    assert len(read_tree(target)) == 8
+    report = convert(FOUR_TO_THREE.request(target, overwrite=True))
+    assert report.committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert sorted(path.name for path in target.parent.iterdir()) == ["out"]
+
+
+def test_the_old_target_stays_until_the_new_one_is_whole(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(PIPELINES.request(target))
+    monkeypatch.setattr(
+        convert_module, "check_rank", lambda *_: (_ for _ in ()).throw(StorageError("no", transient=False))
+    )
+    with pytest.raises(ConversionError):
+        convert(FOUR_TO_THREE.request(target, overwrite=True))
+    assert read_tree(target) == PIPELINES.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_what_is_no_checkpoint_is_never_overwritten(target: Path) -> None:
+    target.mkdir()
+    (target / "thesis.tex").write_text("precious")
+    with pytest.raises(TargetError, match=r"holds what is not a checkpoint's \(thesis.tex\)"):
+        convert(FOUR_TO_THREE.request(target, overwrite=True))
+    assert (target / "thesis.tex").read_text() == "precious"
+
+
+def test_an_empty_directory_is_a_fine_target(target: Path) -> None:
+    target.mkdir()
+    assert convert(FOUR_TO_THREE.request(target)).committed
+
+
+def test_a_file_at_the_target_is_refused(target: Path) -> None:
+    target.write_text("")
+    with pytest.raises(TargetError, match="is a file, the target must be a directory"):
+        convert(FOUR_TO_THREE.request(target))
+
+
+def test_another_plan_does_not_take_over_unfinished_work(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    with pytest.raises(TargetError, match="an unfinished conversion by another plan.*--overwrite"):
+        convert(FOUR_TO_THREE.request(target, prefix="other_"))
+    report = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
+    assert outcomes(report) == ["written"] * 3
+    assert sorted(path.name for path in target.rglob("*.ckpt")) == ["other_0.ckpt", "other_1.ckpt", "other_2.ckpt"]
+
+
+def test_source_and_target_inside_each_other(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    with pytest.raises(TargetError, match="lies inside the source"):
+        convert(FOUR_TO_THREE.request(source / "out", source=str(source)))
+    with pytest.raises(TargetError, match="the source .* lies inside it"):
+        convert(FOUR_TO_THREE.request(tmp_path, source=str(source)))
+    with pytest.raises(TargetError, match="lies inside the source"):
+        convert(FOUR_TO_THREE.request(source / "out", source=str(source / "rank_{rank}")))
+    with pytest.raises(TargetError, match="lies inside the source"):
+        convert(FOUR_TO_THREE.request(source, source=str(source)))
+
+
+def test_unfinished_work_is_no_source(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    again = {"source_strategy": str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"), "target_strategy": ""}
+    with pytest.raises(CatalogError, match="unfinished conversion"):
+        convert(FOUR_TO_THREE.request(target.parent / "next", source=str(partial(target)), **again))
+    convert(FOUR_TO_THREE.request(target))
+    assert convert(FOUR_TO_THREE.request(target.parent / "next", source=str(target), **again)).committed
+
+
+# ---- sharing the work ----
+
+
+def test_ranks_done_by_several_runs_are_committed_by_the_last(target: Path) -> None:
+    first = convert(FOUR_TO_THREE.request(target, ranks="0,2"))
+    assert (first.committed, first.missing_ranks) == (False, (1,))
+    assert not target.exists()
+    last = convert(FOUR_TO_THREE.request(target, ranks="1"))
+    assert last.committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_copies_whose_original_is_done_elsewhere_are_written(target: Path) -> None:
+    strategy = whole_copies(target.parent, 3)
+    report = convert(FOUR_TO_THREE.request(target, target_strategy=strategy, ranks="1-2"))
+    assert outcomes(report) == ["written", "written"]
+    assert convert(FOUR_TO_THREE.request(target, target_strategy=strategy, ranks="0")).committed
+    [first, *others] = read_tree(target).values()
+    assert others == [first, first]
+
+
+def test_two_runs_into_one_target(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target)
+    with open_session(request, make_plan(request)):
+        with pytest.raises(TargetError, match=r"another run is already converting into this target: run \w{8} of .* "):
+            convert(request)
+        with pytest.raises(TargetError, match="It holds target ranks 0, 1, 2"):
+            convert(FOUR_TO_THREE.request(target, ranks="0-2"))
+    assert convert(request).committed
+
+
+def test_other_ranks_may_be_done_at_the_same_time(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, ranks="0")
+    with open_session(request, make_plan(request)):
+        assert not convert(FOUR_TO_THREE.request(target, ranks="1-2")).committed
+        with pytest.raises(TargetError, match="is converting something else into it"):
+            convert(FOUR_TO_THREE.request(target, ranks="1", prefix="p_", overwrite=True))
+    assert convert(request).committed
+
+
+def test_unknown_ranks(target: Path) -> None:
+    with pytest.raises(InputError, match="the target has ranks 0 to 2, not 7"):
+        convert(FOUR_TO_THREE.request(target, ranks="1,7"))
+
+
+# ---- what may go wrong ----
+
+
+def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    request = FOUR_TO_THREE.request(target, source=str(source))
+    plan = make_plan(request)
+    file = source / "rank_1" / "checkpoint_1.ckpt"
+    os.utime(file, ns=(1, 1))
+    with open_session(request, plan) as session:
+        failures = convert_module._run_ranks(session)
+        with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
+            session.finish(failures, 1.0)
+
+
+def test_disk_full(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        with pytest.raises(TargetError, match=r"has no room: [\d,]+ bytes are to be written, [\d,]+ are free"):
+            convert(FOUR_TO_THREE.request(small / "out"))
+        assert os.listdir(small) in ([], ["out.reshard-partial"])
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+FULL_RUN = """
+import resource, sys
+from core.convert import convert
+from core.errors import ConversionError
+from core.request import build_request
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+try:
+    convert(build_request(**eval(sys.argv[1])))
+except ConversionError as error:
+    print(error)
+"""
+
+
+def test_no_more_room_in_the_middle(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target)
+    run = subprocess.run(
+        [sys.executable, "-c", FULL_RUN, repr(request.model_dump(mode="json"))],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "3 of 3 target ranks failed" in run.stdout
+    assert "cannot write" in run.stdout
+    assert "File too large" in run.stdout
+    assert not target.exists()
+    assert not list(partial(target).rglob("*.ckpt"))
+    assert convert(request).committed
+
+
+def test_a_stage_of_its_own_is_converted_alone(target: Path) -> None:
+    own = PIPELINES.directory / "src_stages" / "strategy_5.ckpt"
+    report = convert(PIPELINES.request(target, source_strategy=str(own), target_strategy=""))
+    assert any("ignored ranks" in note for note in report.notes)
+    [held] = read_tree(target).values()
+    [full] = read_tree(PIPELINES.directory / "full").values()
+    assert {name: full[name] for name in held if name in full} == {n: c for n, c in held.items() if n in full}
+    assert 0 < len(held) < len(full) + 2
+
+
+def test_a_strategy_of_another_world_size(target: Path) -> None:
+    with pytest.raises(CatalogError, match="4 ranks, but the source strategy has 8 ranks; missing: rank_4"):
+        convert(
+            FOUR_TO_THREE.request(target, source_strategy=str(PIPELINES.directory / "src_strategy.ckpt"))
+        )
+    source = target.parent / "src"
+    for rank in range(8):
+        shutil.copytree(FOUR_TO_THREE.directory / "src" / f"rank_{rank % 4}", source / f"rank_{rank}")
+    with pytest.raises(CatalogError, match="has 8 ranks, but the source strategy .* has 4: it is another checkpoint's"):
+        convert(FOUR_TO_THREE.request(target, source=str(source)))
+
+
+def test_missing_rank(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    shutil.rmtree(source / "rank_2")
+    with pytest.raises(CatalogError, match="missing: rank_2"):
+        convert(FOUR_TO_THREE.request(target, source=str(source)))
+    assert not target.exists()
+    assert not partial(target).exists()
+
+
+def test_a_file_truncated_at_every_length(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    file = source / "rank_3" / "checkpoint_3.ckpt"
+    whole = file.read_bytes()
+    request = FOUR_TO_THREE.request(tmp_path / "out", source=str(source))
+    make_plan(request)
+    step = max(1, len(whole) // 150)
+    for length in [*range(0, 200), *range(200, len(whole), step), len(whole) - 1]:
+        file.chmod(0o600)
+        file.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"rank_3"):
+            make_plan(request)
+
+
+def test_source_that_is_not_there(target: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        convert(FOUR_TO_THREE.request(target, source="/nowhere/at/all"))
+    with pytest.raises(InputError, match="nothing.ckpt"):
+        convert(FOUR_TO_THREE.request(target, source_strategy="/tmp/nothing.ckpt"))
+
+
+def test_strategy_that_is_none(target: Path) -> None:
+    with pytest.raises(InputError, match="checkpoint"):
+        convert(
+            FOUR_TO_THREE.request(
+                target, source_strategy=str(FOUR_TO_THREE.directory / "src" / "rank_0" / "checkpoint_0.ckpt")
+            )
+        )
+
+
+def test_what_safetensors_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path, target: Path) -> None:
+    from tests.support.ckpt_writer import CheckpointMessage
+
+    message = CheckpointMessage()
+    tensor = message.value.add(tag="table").maptensor.tensor.add(dims=[1], tensor_type="int32")
+    tensor.tensor_content = b"\1\0\0\0"
+    (tmp_path / "map.ckpt").write_bytes(message.SerializeToString())
+    request = build_request(source=str(tmp_path / "map.ckpt"), target=str(target), format="safetensors")
+    with pytest.raises(InputError, match="'table'"):
+        convert(request)
+    assert not partial(target).exists()
+    convert(build_request(source=str(tmp_path / "map.ckpt"), target=str(target)))
+    assert (target / "rank_0" / "checkpoint_0.ckpt").read_bytes() == message.SerializeToString()
+
+
+def test_missing_target_parameters_are_all_listed(target: Path) -> None:
+    strategy = whole_copies(target.parent, 2, extra="adam_m.new")
+    with pytest.raises(PlanError, match="'adam_m.new' of the target's strategy is in no source file"):
+        convert(FOUR_TO_THREE.request(target, target_strategy=strategy))
+    report = convert(FOUR_TO_THREE.request(target, target_strategy=strategy, allow_missing=["adam_*"]))
+    assert report.excused == ("adam_m.new",)
+
+
+# ---- options and storages ----
+
+
+def test_verification_finds_a_flipped_bit_and_a_missing_file(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    file = target / "rank_1" / "checkpoint_1.ckpt"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 0x10
+    file.write_bytes(data)
+    (target / "rank_2" / "checkpoint_2.ckpt").unlink()
+    [flipped, missing] = verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert "checkpoint_1.ckpt: parameter" in flipped
+    assert "its bytes are not those that were written" in flipped
+    assert "checkpoint_2.ckpt: cannot read it: no such file" in missing
+    assert len(verify_target(str(target), VerifyLevel.STRUCTURE).problems) == 1
+
+
+def test_verifying_what_was_never_converted(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a finished conversion"):
+        verify_target(str(tmp_path), VerifyLevel.STRUCTURE)
+
+
+@pytest.mark.parametrize("level", ["none", "structure", "checksum"])
+def test_levels_are_recorded(target: Path, level: str) -> None:
+    assert convert(FOUR_TO_THREE.request(target, verify=level)).verified == level
+    manifest = json.loads((target / ".reshard" / "manifest.json").read_text())
+    assert manifest["verified"] == level
+    assert manifest["target_world_size"] == 3
+
+
+def test_the_step_is_chosen_and_recorded(target: Path) -> None:
+    source = target.parent / "src"
+    for rank in range(4):
+        folder = source / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        good = FOUR_TO_THREE.directory / "src" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+        shutil.copy(good, folder / "net-10_5.ckpt")
+        (folder / "net-9_5.ckpt").write_bytes(b"not even a checkpoint")
+    report = convert(FOUR_TO_THREE.request(target, source=str(source)))
+    assert report.step == "10_5"
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    fs = fsspec.filesystem("memory")
+    yield "memory://bucket"
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def test_object_stores(memory: str, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.put(str(FOUR_TO_THREE.directory / "src"), f"{memory}/src", recursive=True)
+    report = convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src"))
+    assert report.committed
+    assert not verify_target(f"{memory}/out", VerifyLevel.CHECKSUM).problems
+    assert outcomes(convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src"))) == ["resumed"] * 3
+    with pytest.raises(TargetError, match="is not empty"):
+        convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src", prefix="p_"))
+    again = convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src", prefix="p_", overwrite=True))
+    assert again.committed
+    fs.get(f"{memory}/out", str(tmp_path / "back"), recursive=True)
+    assert read_tree(tmp_path / "back") == FOUR_TO_THREE.want
+
+
+def test_small_memory_gives_the_same_bytes(tmp_path: Path) -> None:
+    convert(PIPELINES.request(tmp_path / "a"))
+    convert(PIPELINES.request(tmp_path / "b", memory_limit="16MiB", workers=1024))
+    for path in (tmp_path / "a").glob("rank_*/*"):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+
+
+def test_no_time_is_lost_waiting_for_a_dead_run(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, workers=1)
+    run = start_slowly(request.model_dump(mode="json"))
+    assert run.stdout is not None
+    run.stdout.readline()
+    with pytest.raises(TargetError, match=f"process {run.pid}"):
+        convert(request)
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    started = time.monotonic()
+    assert convert(request).committed
+    assert time.monotonic() - started < 10
+
+
+def test_fixtures_are_there() -> None:
+    assert (FIXTURES / "formats" / "expect.json").exists()
+    assert Outcome.WRITTEN == "written"

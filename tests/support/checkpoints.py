@@ -1,0 +1,96 @@
+"""Checkpoint directories read by independent means, and the conversions that MindSpore 2.10.0 wrote."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from core.request import ConversionRequest, build_request
+from tests.support.ckpt_writer import CheckpointMessage
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+CONVERSIONS = FIXTURES / "conversions"
+_NAMES = {
+    "I8": "Int8",
+    "U8": "UInt8",
+    "I16": "Int16",
+    "I32": "Int32",
+    "I64": "Int64",
+    "F16": "Float16",
+    "BF16": "BFloat16",
+    "F32": "Float32",
+    "F64": "Float64",
+    "BOOL": "Bool",
+}
+
+Contents = dict[str, tuple[str, tuple[int, ...], bytes]]
+"""Parameter name -> dtype, shape, raw bytes."""
+
+
+def read_ckpt(path: Path) -> Contents:
+    """A small `.ckpt` file, by protobuf's own classes; entries of one tag are joined."""
+    message = CheckpointMessage.FromString(path.read_bytes())
+    contents: Contents = {}
+    for value in message.value:
+        tensor = value.tensor
+        former = contents.get(value.tag, ("", (), b""))[2]
+        contents[value.tag] = (tensor.tensor_type, tuple(tensor.dims), former + tensor.tensor_content)
+    return contents
+
+
+def read_safetensors(path: Path) -> Contents:
+    """A `.safetensors` file, by the safetensors library."""
+    return {
+        name: (_NAMES[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
+        for name, entry in safetensors.deserialize(path.read_bytes())
+    }
+
+
+def read_rank(directory: Path, rank: int) -> Contents:
+    """The one checkpoint file of a rank folder."""
+    [path] = [path for path in (directory / f"rank_{rank}").iterdir() if not path.name.startswith(".")]
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_ckpt(path)
+
+
+def read_tree(directory: Path) -> dict[int, Contents]:
+    """All rank folders of a checkpoint."""
+    ranks = sorted(int(path.name.removeprefix("rank_")) for path in directory.glob("rank_*"))
+    return {rank: read_rank(directory, rank) for rank in ranks}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A conversion: the source, both strategies and the target that is right."""
+
+    directory: Path
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Sizes, as written beside the files."""
+        found: dict[str, Any] = json.loads((self.directory / "case.json").read_text())
+        return found
+
+    @property
+    def want(self) -> dict[int, Contents]:
+        """What the target is to hold."""
+        return read_tree(self.directory / "want")
+
+    def request(self, target: Path | str, **options: object) -> ConversionRequest:
+        """The request for this conversion."""
+        defaults: dict[str, object] = {
+            "source": str(self.directory / "src"),
+            "target": str(target),
+            "source_strategy": str(self.directory / "src_strategy.ckpt"),
+            "target_strategy": str(self.directory / "dst_strategy.ckpt"),
+        }
+        return build_request(**(defaults | options))
+
+
+ALL_CASES = [Case(path) for path in sorted(CONVERSIONS.iterdir())]
+
+
+def case(number: int) -> Case:
+    """One of the conversions."""
+    return Case(CONVERSIONS / f"case_{number}")
