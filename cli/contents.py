@@ -1,5 +1,6 @@
 """What is in a file or a directory, as a document whose `kind` says what it is, and how that is printed."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ import click
 from cli.output import counted, print_facts, print_table, printable, ranks_text, size_text, wants_table
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import RANK_FIELD
+from core.checkpoint.names import RANK_FIELD, parse_name
 from core.checkpoint.survey import refused_as_input, survey
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.storage.files import SourceFile, mapped_errors, open_source, read_bytes
@@ -19,6 +20,7 @@ from core.target import read_manifest
 
 Document = dict[str, Any]
 
+_RANK_FOLDER = re.compile(r"rank_\d+")
 _STRATEGY_START = b"\x08"
 """A strategy begins with its stage, field 1, a number; field 1 of a checkpoint is a message."""
 
@@ -57,14 +59,15 @@ def _is_strategy(location: Location) -> bool:
 
 
 def _holds_strategies(directory: Location) -> bool:
-    """Whether a directory is rather one of strategy files than a checkpoint; its first file decides."""
+    """Whether a directory is rather one of strategy files than a checkpoint; the first file named .ckpt decides."""
     with refused_as_input(), mapped_errors(directory, "list it"):
         entries = directory.fs.ls(directory.path, detail=True)
-    places = [(directory.child(entry["name"].rstrip("/").rpartition("/")[2]), entry["type"]) for entry in entries]
-    if any(place.name.startswith("rank_") for place, kind in places if kind == "directory"):
+    names = {entry["name"].rstrip("/").rpartition("/")[2]: entry["type"] for entry in entries}
+    if any(kind == "directory" and _RANK_FOLDER.fullmatch(name) for name, kind in names.items()):
         return False
-    files = sorted(place.name for place, kind in places if kind != "directory" and not place.name.startswith("."))
-    return bool(files) and _is_strategy(directory.child(files[0]))
+    files = sorted(name for name, kind in names.items() if kind == "file" and not name.startswith("."))
+    of_checkpoints = [name for name in files if parse_name(name)]
+    return _is_strategy(directory.child(of_checkpoints[0])) if of_checkpoints else bool(files)
 
 
 @contextmanager
@@ -254,14 +257,7 @@ def _print_strategy(document: Document) -> None:
         [
             ("strategy", f"{document['url']}{whose}"),
             ("ranks", str(document["world_size"])),
-            *(
-                (
-                    f"stage {stage['stage']}",
-                    f"{counted(stage['devices'], 'device')}, ranks {ranks_text(stage['ranks'])}, "
-                    f"{counted(len(stage['parameters']), 'parameter')}",
-                )
-                for stage in stages
-            ),
+            *((f"stage {stage['stage']}", _stage_text(stage)) for stage in stages),
         ]
     )
     click.echo()
@@ -283,6 +279,11 @@ def _print_strategy(document: Document) -> None:
         ],
         right=("stage",),
     )
+
+
+def _stage_text(stage: Document) -> str:
+    devices = f"{counted(stage['devices'], 'device')}, ranks {ranks_text(stage['ranks'])}"
+    return f"{devices}, {counted(len(stage['parameters']), 'parameter')}"
 
 
 def _optimizer_shard(layout: Document) -> str:

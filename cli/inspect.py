@@ -9,7 +9,7 @@ from cli.output import print_json
 @click.argument("what", metavar="FILE|DIR|STRATEGY")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def command(what: str, as_json: bool) -> None:
-    """Shows what is in a checkpoint file, a checkpoint, a converted checkpoint or a strategy; which one it is, is found out.
+    """Shows what is in a checkpoint file, a checkpoint or a strategy; which of these it is, is found out.
 
     A checkpoint file: its parameters with dtype, shape and size. A checkpoint (a directory, or a pattern with {rank}):
     its ranks, and the steps that they have. A converted checkpoint: its manifest. A strategy (a file, or a directory of

@@ -67,7 +67,7 @@ def transform_rank(
         sources.close()
     for output in outputs:
         if output.text is not None:
-            digests[output.name].update(output.text.encode())
+            digests[output.name].update(output.text.encode("utf-8", "surrogatepass"))
     return ShardRecord(
         identity=identity,
         rank=rank,

@@ -119,7 +119,7 @@ def content_digest(
     """The digest of a parameter's contents, read block by block into `buffer`."""
     digest = xxhash.xxh3_128()
     if entry.text is not None:
-        digest.update(entry.text.encode())
+        digest.update(entry.text.encode("utf-8", "surrogatepass"))
     for extent in entry.extents:
         for start in range(0, extent.length, len(buffer)):
             part = buffer[: min(len(buffer), extent.length - start)]

@@ -1,0 +1,1 @@
+"""Prefect flows, one a file: compositions of tasks."""

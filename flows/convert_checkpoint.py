@@ -1,0 +1,72 @@
+"""The flow `convert-checkpoint`: a distributed checkpoint from one sharding strategy to another."""
+
+import time
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+from prefect.states import Failed
+
+from core.convert import open_session, raise_failures
+from core.errors import ReshardError
+from core.progress import current_progress, reporting_to
+from core.report import ConversionReport, summarize_plan
+from core.request import ConversionRequest
+from flows.ranks import run_ranks
+from tasks.artifacts import publish_failure, publish_plan, publish_report
+from tasks.catalog import catalog_source
+from tasks.conversion import commit_target
+from tasks.planning import plan_conversion
+from tasks.policies import untouched
+from tasks.progress import RunProgress
+from tasks.strategies import merge_strategy
+
+
+def name_run() -> str:
+    """What a run's name says: from where, to where, and which ranks if not all."""
+    request: ConversionRequest = flow_run.parameters["request"]
+    some = f" (ranks {request.ranks})" if request.ranks.strip() else ""
+    return f"convert {_tail(request.source)} -> {_tail(request.target)}{some}"
+
+
+@flow(name="convert-checkpoint", flow_run_name=name_run, persist_result=False)
+def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
+    """Converts a distributed MindSpore checkpoint to another sharding strategy, verified and resumable.
+
+    Ranks that fail do not stop the others; a rerun does only what is missing.
+
+    Raises:
+        InputError: the request or what it names is wrong.
+        VerificationError: a written file is not what it was to be.
+        ConversionError: it failed all the same.
+    """
+    progress = RunProgress(current_progress())
+    with reporting_to(progress):
+        try:
+            return _convert(request, progress)
+        except ReshardError as error:
+            publish_failure(request, error)
+            return _failed(error)
+
+
+def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionReport:
+    started = time.monotonic()
+    source = untouched(merge_strategy(request.source_strategy, "source"))
+    target = untouched(merge_strategy(request.target_strategy, "target"))
+    catalog = untouched(catalog_source(request, source, target))
+    plan = plan_conversion(request, catalog, source, target)
+    with open_session(request, plan) as session:
+        publish_plan(summarize_plan(plan, session.budget))
+        raise_failures(run_ranks(session, progress), session)
+        report = commit_target(untouched(session), time.monotonic() - started)
+    publish_report(report)
+    return report
+
+
+def _failed(error: ReshardError) -> Any:
+    """The run's final state: its message is the error's, as it is. Whoever called the flow gets the error raised."""
+    return Failed(message=str(error), data=error)
+
+
+def _tail(url: str) -> str:
+    return "/".join(url.rstrip("/").split("/")[-2:])

@@ -1,0 +1,1 @@
+"""One Prefect task for each unit of work: thin, over the steps of core.convert."""

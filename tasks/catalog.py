@@ -1,0 +1,22 @@
+"""The source's catalog, as a task."""
+
+from prefect import task
+
+from core import convert
+from core.checkpoint.records import CheckpointCatalog
+from core.request import ConversionRequest
+from core.strategy.model import Strategy
+from tasks.policies import RETRIED
+
+
+@task(name="catalog", task_run_name="catalog", **RETRIED)
+def catalog_source(
+    request: ConversionRequest, source: Strategy | None, target: Strategy | None
+) -> CheckpointCatalog:
+    """Which file is which source rank's, and what is in it.
+
+    Raises:
+        CatalogError, CheckpointError: the files do not make one checkpoint of the strategy's ranks.
+        StorageError: they cannot be read.
+    """
+    return convert.catalog_source(request, source, target)

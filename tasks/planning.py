@@ -1,0 +1,23 @@
+"""The plan, as a task."""
+
+from prefect import task
+
+from core import convert
+from core.checkpoint.records import CheckpointCatalog
+from core.plan import ConversionPlan
+from core.request import ConversionRequest
+from core.strategy.model import Strategy
+from tasks.policies import UNCACHED
+
+
+@task(name="plan", task_run_name="plan", **UNCACHED)
+def plan_conversion(
+    request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
+) -> ConversionPlan:
+    """The plan; nothing is read or written.
+
+    Raises:
+        CatalogError: the source's ranks disagree about a parameter.
+        PlanError: source, target and options do not fit together.
+    """
+    return convert.plan_conversion(request, catalog, source, target)

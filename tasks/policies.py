@@ -1,0 +1,41 @@
+"""What the tasks have in common: when they are tried again, what Prefect keeps of them, how they are handed large things.
+
+Prefect's cache would say "done" after the target was deleted, so nothing is cached; what is done stands in the records
+beside the target. Results stay in the process. What Prefect is handed as an argument it searches for futures, object by
+object: half a second for a strategy of 2000 parameters, in every task. `untouched` spares that.
+"""
+
+from typing import Any, TypeVar, cast
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.utilities.annotations import quote
+
+from core.errors import is_transient
+from core.retry import ATTEMPTS, FIRST_PAUSE_SECONDS
+
+Value = TypeVar("Value")
+
+
+def retry_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    """Whether a failed task may succeed when repeated."""
+    return isinstance(state.data, BaseException) and is_transient(state.data)
+
+
+UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
+"""Options of tasks that touch no storage."""
+
+RETRIED: dict[str, Any] = UNCACHED | {
+    "retries": ATTEMPTS - 1,
+    "retry_delay_seconds": [FIRST_PAUSE_SECONDS * 2**attempt for attempt in range(ATTEMPTS - 1)],
+    # ranks that failed together should not come back together
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": retry_transient,
+}
+"""Options of tasks that read or write: repeated after transient failures, with growing pauses."""
+
+
+def untouched(value: Value) -> Value:
+    """Hands a large value to a task of this process as it is; the task gets the value itself."""
+    return cast("Value", quote(value))
