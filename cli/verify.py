@@ -36,7 +36,7 @@ def command(target: str, level: str, as_json: bool) -> int:
       reshard verify out --level structure      reads headers only
       reshard verify s3://bucket/out --json
     """
-    from core.convert import verify_target
+    from core.verify import verify_target
 
     with shown_progress("verifying") as progress:
         report = verify_target(target, VerifyLevel(level), progress)

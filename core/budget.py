@@ -1,6 +1,7 @@
-"""How a memory limit is shared out: every worker has one block that it fills and one scratch buffer that it reads into.
+"""How a memory limit is shared out: every worker has a block that it fills and a scratch buffer that it reads into.
 
-Blocks beyond a few MiB gain nothing: they no longer fit the processor's caches between being read, digested and written.
+Blocks beyond a few MiB gain nothing: they no longer fit the processor's caches between being read, digested and
+written.
 """
 
 from dataclasses import dataclass

@@ -211,7 +211,7 @@ def _cut(layout: ParameterLayout, axis_count: int) -> Cut:
 
 
 def _mixed_radix(coordinates: np.ndarray, used: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The piece each device holds, from its coordinates: `used` are (device axis from the left, size), slowest first."""
+    """The piece each device holds: `used` are the axes that count, (device axis from the left, size), slowest first."""
     index = np.zeros(len(coordinates), dtype=np.int64)
     for axis, size in used:
         index = index * size + coordinates[:, axis] % size

@@ -1,8 +1,8 @@
 """The records that stand beside a converted checkpoint, in `.reshard/`: public, versioned JSON.
 
-    TARGET/.reshard/manifest.json          the commit marker: a target without it is not a checkpoint
-    TARGET/.reshard/plan.json.gz           what the conversion was planned from; its identity decides about resuming
-    TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
+TARGET/.reshard/manifest.json          the commit marker: a target without it is not a checkpoint
+TARGET/.reshard/plan.json.gz           what the conversion was planned from; its identity decides about resuming
+TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ STATE_DIRECTORY = ".reshard"
 MANIFEST_NAME = "manifest.json"
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
-DIGEST_ALGORITHM = "xxh3_128"
+DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 
 class _Record(BaseModel):

@@ -292,9 +292,7 @@ def _check_same_whole(held: _Held, shape: Shape, other: _Held, integrated: bool)
         )
 
 
-def _target_layouts(
-    name: str, entry: TensorEntry, shape: Shape, target: Strategy | None
-) -> dict[int, ParameterLayout]:
+def _target_layouts(name: str, entry: TensorEntry, shape: Shape, target: Strategy | None) -> dict[int, ParameterLayout]:
     if target is None:
         return {0: whole_layout(len(shape))}
     layouts = {}

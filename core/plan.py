@@ -6,9 +6,9 @@ cuts need, so that every border of either cut lies between two units. A paramete
 its elements per unit. That keeps a plan small: thousands of ranks and parameters have a handful of classes, and the
 reads of one rank are derived from them when the rank is worked on.
 
-Both cuts are grids, so along each axis the source's cells overlapping a target cell are neighbours that share it without
-gap or overlap; their products fill the target cell exactly once. `_overlaps` checks the former, and every source cell
-has a holder, which is all that is needed.
+Both cuts are grids, so along each axis the source's cells that overlap a target cell are neighbors which share it
+without gap or overlap; their products fill the target cell exactly once. `_overlaps` sees to the former, and every
+source cell has a holder, which is all that is needed.
 
 Nothing here reads or writes; the catalog tells what is where.
 """

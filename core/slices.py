@@ -64,9 +64,7 @@ class TensorSlice:
 
     def contains(self, other: "TensorSlice") -> bool:
         """Whether `other` lies inside this box."""
-        return all(
-            a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True)
-        )
+        return all(a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True))
 
     def scaled(self, factors: Shape) -> "TensorSlice":
         """The box after every axis was stretched by a whole factor."""

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -124,9 +125,7 @@ class _Block:
     parts: list[_Part] = field(default_factory=list)
 
 
-def _blocks(
-    segments: Sequence[bytes | Content], outputs: Sequence[OutputEntry], block_bytes: int
-) -> Iterator[_Block]:
+def _blocks(segments: Sequence[bytes | Content], outputs: Sequence[OutputEntry], block_bytes: int) -> Iterator[_Block]:
     """The file as blocks of at most `block_bytes`, in order."""
     by_name = {output.name: output for output in outputs}
     block = _Block()
@@ -144,18 +143,14 @@ def _blocks(
     yield block
 
 
-def _pieces(
-    segment: bytes | Content, outputs: dict[str, OutputEntry], block_bytes: int
-) -> Iterator["bytes | _Part"]:
+def _pieces(segment: bytes | Content, outputs: dict[str, OutputEntry], block_bytes: int) -> Iterator["bytes | _Part"]:
     if isinstance(segment, bytes):
         for start in range(0, len(segment), block_bytes):
             yield segment[start : start + block_bytes]
         return
     output = outputs[segment.name]
     itemsize = output.dtype.itemsize
-    boxes = contiguous_boxes(
-        output.shape, segment.start // itemsize, segment.stop // itemsize, block_bytes // itemsize
-    )
+    boxes = contiguous_boxes(output.shape, segment.start // itemsize, segment.stop // itemsize, block_bytes // itemsize)
     for box in boxes:
         yield _Part(segment.name, box, 0, box.size * itemsize)
 
@@ -221,7 +216,7 @@ class _Gatherer:
         for fetches in by_source.values():
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=len(self._scratch)):
                 self._read(group)
-        return memoryview(self._block)[: block.size_bytes]
+        return self._block.data[: block.size_bytes]
 
     def _fetches(self, part: _Part) -> Iterator[_Fetch]:
         parameter = self._parameters[part.name]
@@ -234,7 +229,9 @@ class _Gatherer:
                 filled += shared.size
                 entry = self._sources.entry(read.source_rank, part.name)
                 region = _moved(shared, read.target_box, read.source_box)
-                wanted = elements[(*shared.relative_to(part.box).as_index(), ...)]
+                # the ellipsis keeps a scalar an array
+                index: tuple[Any, ...] = (*shared.relative_to(part.box).as_index(), ...)
+                wanted = elements[index]
                 for box, view in _spans(region, wanted, entry.shape, len(self._scratch)):
                     yield _fetch(read.source_rank, entry, box, view)
         if filled != part.box.size:
@@ -253,7 +250,7 @@ class _Gatherer:
             extents = [Extent(start, max(fetch.offset + fetch.length for fetch in group) - start)]
         length = sum(extent.length for extent in extents)
         run = group[0].elements if plain else self._scratch[:length]
-        buffer = memoryview(run)
+        buffer = run.data
         for extent in extents:
             source.read_into(extent.offset, buffer[: extent.length])
             buffer = buffer[extent.length :]

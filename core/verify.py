@@ -5,6 +5,7 @@ every content back and compares it with the digest taken while it was written. B
 see a wrong plan.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,14 @@ import xxhash
 
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
-from core.errors import CheckpointError, StorageError
+from core.errors import CheckpointError, InputError, StorageError
 from core.manifest import ShardRecord
+from core.progress import Progress, SilentProgress
+from core.report import VerificationReport
 from core.request import VerifyLevel
 from core.storage.files import SourceFile, open_source
-from core.storage.urls import Location
+from core.storage.urls import Location, parse_url
+from core.target import Workspace, read_manifest, record_digest
 
 _READ_BYTES = 2**20
 
@@ -88,7 +92,7 @@ def _check_file(
         problems.append(f"has {index.size_bytes} bytes, its record says {record.size_bytes}")
     if problems or level is not VerifyLevel.CHECKSUM:
         return problems, 0
-    buffer = memoryview(np.empty(_READ_BYTES, np.uint8))
+    buffer = np.empty(_READ_BYTES, np.uint8).data
     read_bytes = 0
     for parameter in record.parameters:
         entry = index.entries[parameter.name]
@@ -127,3 +131,45 @@ def content_digest(
             digest.update(part)
             advance(len(part))
     return digest.hexdigest()
+
+
+def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None) -> VerificationReport:
+    """Checks a finished conversion against its manifest and records.
+
+    Raises:
+        InputError: there is no finished conversion at the URL.
+        StorageError: it cannot be read.
+    """
+    started = time.monotonic()
+    progress = progress or SilentProgress()
+    location = parse_url(url)
+    manifest = read_manifest(location)
+    if manifest is None:
+        raise InputError(
+            f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
+        )
+    progress.begin(sum(rank.size_bytes for rank in manifest.ranks))
+    workspace = Workspace(location, manifest.identity)
+    problems: list[str] = []
+    read_bytes = 0
+    for summary in manifest.ranks:
+        try:
+            record = workspace.read_record(summary.rank)
+        except StorageError as error:
+            if error.transient:
+                raise
+            problems.append(f"rank_{summary.rank}: {error}")
+            continue
+        if record_digest(record) != summary.record_digest:
+            problems.append(f"rank_{summary.rank}: its record is not the one that the manifest was written for")
+        found = verify_rank(location, record, level, advance=progress.advance)
+        problems.extend(found.problems)
+        read_bytes += found.read_bytes
+    return VerificationReport(
+        target=str(location),
+        level=level,
+        ranks=len(manifest.ranks),
+        read_bytes=read_bytes,
+        seconds=round(time.monotonic() - started, 3),
+        problems=tuple(problems),
+    )

@@ -1,17 +1,16 @@
 """The flow `convert-checkpoint`: a distributed checkpoint from one sharding strategy to another."""
 
 import time
-from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from core.convert import open_session, raise_failures
 from core.errors import ReshardError
 from core.progress import current_progress, reporting_to
 from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
+from core.session import open_session, raise_failures
 from flows.ranks import run_ranks
 from tasks.artifacts import publish_failure, publish_plan, publish_report
 from tasks.catalog import catalog_source
@@ -46,7 +45,8 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
             return _convert(request, progress)
         except ReshardError as error:
             publish_failure(request, error)
-            return _failed(error)
+            # the run's message is the error's, as it is; whoever called the flow gets the error raised
+            return Failed(message=str(error), data=error)  # type: ignore[return-value]
 
 
 def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionReport:
@@ -61,11 +61,6 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
         report = commit_target(untouched(session), time.monotonic() - started)
     publish_report(report)
     return report
-
-
-def _failed(error: ReshardError) -> Any:
-    """The run's final state: its message is the error's, as it is. Whoever called the flow gets the error raised."""
-    return Failed(message=str(error), data=error)
 
 
 def _tail(url: str) -> str:

@@ -7,15 +7,14 @@ workers; the others wait here, not as thousands of pending task runs.
 from collections.abc import Sequence
 from itertools import islice
 from queue import SimpleQueue
-from typing import Any
 
 from prefect import Task
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from core.convert import Session
 from core.errors import ConversionError, ReshardError
+from core.session import Session
 from tasks.conversion import transform_rank
 from tasks.progress import RunProgress
 from tasks.verification import verify_rank
@@ -32,7 +31,8 @@ def run_ranks(session: Session, progress: RunProgress) -> Failures:
     """
     failures: Failures = {}
     # entered here, not given to the flow: deployments ignore a flow's own task runner options
-    with ThreadPoolTaskRunner(max_workers=session.budget.workers) as runner:
+    runner: ThreadPoolTaskRunner[int] = ThreadPoolTaskRunner(max_workers=session.budget.workers)
+    with runner:
         try:
             for wave, as_copy in zip(session.waves, (False, True), strict=True):
                 orphans = _orphans(session, wave, failures) if as_copy else {}
@@ -52,7 +52,7 @@ def _orphans(session: Session, copies: Sequence[int], failures: Failures) -> Fai
     }
 
 
-def _run_wave(session: Session, runner: ThreadPoolTaskRunner[Any], ranks: Sequence[int], as_copy: bool) -> Failures:
+def _run_wave(session: Session, runner: ThreadPoolTaskRunner[int], ranks: Sequence[int], as_copy: bool) -> Failures:
     failures: Failures = {}
     finished: SimpleQueue[Future] = SimpleQueue()
     under_way: dict[Future, tuple[int, Task[..., int]]] = {}
@@ -91,12 +91,14 @@ def failure_of(future: Future) -> ReshardError | None:
     lost = future.wrapped_future.exception()
     if lost is not None:
         return ConversionError(f"its task was lost: {type(lost).__name__}: {lost}")
+    future.wait()
     state: State[int] = future.state
     if state.is_completed():
         return None
-    error = state.data.result if state.is_failed() and hasattr(state.data, "result") else state.data
+    error = getattr(state.data, "result", state.data)
     if isinstance(error, ReshardError):
         return error
     if state.is_failed() and isinstance(error, Exception):
         raise error
-    return ConversionError(f"its task was lost: it ended as {state.name}" + (f", {state.message}" if state.message else ""))
+    told = f", {state.message}" if state.message else ""
+    return ConversionError(f"its task was lost: it ended as {state.name}{told}")

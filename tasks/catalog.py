@@ -10,9 +10,7 @@ from tasks.policies import RETRIED
 
 
 @task(name="catalog", task_run_name="catalog", **RETRIED)
-def catalog_source(
-    request: ConversionRequest, source: Strategy | None, target: Strategy | None
-) -> CheckpointCatalog:
+def catalog_source(request: ConversionRequest, source: Strategy | None, target: Strategy | None) -> CheckpointCatalog:
     """Which file is which source rank's, and what is in it.
 
     Raises:

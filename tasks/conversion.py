@@ -8,7 +8,7 @@ import threading
 
 from prefect import task
 
-from core import convert
+from core import session as steps
 from core.plan import ConversionPlan
 from core.plan_file import load_plan
 from core.progress import current_progress
@@ -30,12 +30,12 @@ def transform_rank(plan_url: str, identity: str, rank: int, block_bytes: int, as
         StorageError: reading or writing failed.
     """
     workspace, plan = open_plan(plan_url, identity)
-    record = convert.convert_rank(workspace, plan, rank, block_bytes, current_progress().advance, as_copy=as_copy)
+    record = steps.convert_rank(workspace, plan, rank, block_bytes, current_progress().advance, as_copy=as_copy)
     return record.size_bytes
 
 
 @task(name="commit", task_run_name="commit", **RETRIED)
-def commit_target(session: convert.Session, seconds: float) -> ConversionReport:
+def commit_target(session: steps.Session, seconds: float) -> ConversionReport:
     """Commits the target if all of its ranks are there, and says what was done.
 
     Raises:

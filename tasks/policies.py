@@ -1,4 +1,4 @@
-"""What the tasks have in common: when they are tried again, what Prefect keeps of them, how they are handed large things.
+"""What the tasks have in common: when they are tried again, what Prefect keeps of them, how they get large things.
 
 Prefect's cache would say "done" after the target was deleted, so nothing is cached; what is done stands in the records
 beside the target. Results stay in the process. What Prefect is handed as an argument it searches for futures, object by

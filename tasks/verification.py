@@ -2,7 +2,7 @@
 
 from prefect import task
 
-from core import convert
+from core import session as steps
 from core.progress import current_progress
 from core.request import VerifyLevel
 from tasks.conversion import open_plan
@@ -18,4 +18,4 @@ def verify_rank(plan_url: str, identity: str, rank: int, level: VerifyLevel) -> 
         StorageError: it could not be read.
     """
     workspace, plan = open_plan(plan_url, identity)
-    return convert.check_rank(workspace, plan, rank, level, current_progress().advance).read_bytes
+    return steps.check_rank(workspace, plan, rank, level, current_progress().advance).read_bytes

@@ -8,10 +8,12 @@ class ByteRange(Protocol):
     """Bytes `offset` to `offset + length` of a file."""
 
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """First byte in the file."""
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Number of bytes."""
 
 
 Range = TypeVar("Range", bound=ByteRange)

@@ -1,9 +1,10 @@
 """Leases: who is working on which ranks of a target, so that two runs never do the same.
 
-A lease is a small file naming its holder. On a local (or mounted) file system the holder keeps it locked with flock: the
-kernel lets go when the process dies, however it dies, so a lease that can be locked is a dead one. Object stores have
-no locks: there the holder rewrites its lease every few seconds, and a lease that stays the same while being watched for
-longer than that is a dead one. Neither rule needs the holder's process id to mean anything here, nor clocks that agree.
+A lease is a small file naming its holder. On a local (or mounted) file system the holder keeps it locked with flock:
+the kernel lets go when the process dies, however it dies, so a lease that can be locked is a dead one. Object stores
+have no locks: there the holder rewrites its lease every few seconds, and a lease that stays the same while being
+watched for longer than that is a dead one. Neither rule needs the holder's process id to mean anything here, nor clocks
+that agree.
 """
 
 import fcntl
@@ -162,7 +163,7 @@ def _living_remote(directory: Location, holder: LeaseHolder) -> Iterator[LeaseHo
     deadline = time.monotonic() + _DEAD_AFTER_SECONDS
     while watched and time.monotonic() < deadline:
         time.sleep(RENEWAL_SECONDS / 5)
-        now = dict((other.run, (other, text)) for other, text in _read_leases(directory))
+        now = {other.run: (other, text) for other, text in _read_leases(directory)}
         watched = {run: text for run, text in watched.items() if run in now}
         renewed = [now[run][0] for run, text in watched.items() if now[run][1] != text]
         if renewed:

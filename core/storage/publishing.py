@@ -4,8 +4,8 @@ On a local file system the files are written in a sibling directory, which gets 
 is done: MindSpore knows no commit marker, and whoever lists the target must see all or nothing. What the target was
 before is moved aside first and removed last, so that at every moment one of the two is whole on disk.
 
-Object stores cannot rename a directory. There the files are written in place, and it is the manifest, written last, that
-makes them a checkpoint; a former manifest is withdrawn before anything of it is replaced.
+Object stores cannot rename a directory. There the files are written in place, and it is the manifest, written last,
+that makes them a checkpoint; a former manifest is withdrawn before anything of it is replaced.
 """
 
 import os
@@ -120,9 +120,7 @@ def check_room(location: Location, needed_bytes: int) -> None:
         existing = os.path.dirname(existing)
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
-        raise TargetError(
-            f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free"
-        )
+        raise TargetError(f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free")
 
 
 def _sibling(location: Location, suffix: str) -> Location:

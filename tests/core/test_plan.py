@@ -82,9 +82,9 @@ def sides(draw: st.DrawFn, axis_counts: list[int]) -> Side:
         holders = draw(st.sets(st.integers(0, stage_count - 1), min_size=1))
         for stage in holders:
             stages[stage][number] = draw(layouts(devices, axis_count))
-    for stage in stages:  # a stage without parameters would have no devices
-        if not stage:
-            stage[0] = draw(layouts(devices, axis_counts[0]))
+    for held in stages:  # a stage without parameters would have no devices
+        if not held:
+            held[0] = draw(layouts(devices, axis_counts[0]))
     return Side(devices, tuple(stages))
 
 
@@ -117,9 +117,7 @@ def test_every_element_is_filled_once_and_rightly(data: st.DataObject) -> None:
                 result[read.target_box.as_index()] = shards[read.source_rank][number][read.source_box.as_index()]
                 filled[read.target_box.as_index()] += 1
             assert (filled == 1).all()
-            np.testing.assert_array_equal(
-                result, shard_of(tensors[number], layouts_of[number], rank % target.devices)
-            )
+            np.testing.assert_array_equal(result, shard_of(tensors[number], layouts_of[number], rank % target.devices))
             contents.setdefault(rank, []).append(result.tobytes())
         totals = plan.totals[rank]
         assert totals.shard_bytes == rank_plan.size_bytes == sum(map(len, contents[rank]))
@@ -272,7 +270,9 @@ def test_integrated_save_is_recognized_by_known_shapes() -> None:
     assert not plan.match.integrated
     assert [p.box.shape for p in plan.rank_plan(0).parameters] == [(4,), (12,)]
     wrong = {rank: [entry("w", (3,))] for rank in range(2)}
-    with pytest.raises(PlanError, match=r"'w': its shards of shape \[3\] make a whole of \[6\], the strategy says \[4\]"):
+    with pytest.raises(
+        PlanError, match=r"'w': its shards of shape \[3\] make a whole of \[6\], the strategy says \[4\]"
+    ):
         plan_of(make_catalog(wrong), make_strategy({"w": known}), None)
 
 
@@ -371,4 +371,4 @@ def test_four_thousand_ranks_to_three_thousand(stages: int) -> None:
     assert sum(len(totals.source_ranks) for totals in plan.totals) > 3072
     assert plan.written_bytes == sum(totals.shard_bytes for totals in plan.totals)
     plan.rank_plan(3071)
-    print(f"{stages} stages: {time.monotonic() - started:.1f} s")
+    assert time.monotonic() - started < 60

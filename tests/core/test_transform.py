@@ -20,7 +20,7 @@ from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_rank
 from tests.support.ckpt_writer import filled
-from tests.support.reference import AXIS_LENGTH, layouts, shard_of
+from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
 
 DTYPES = {"Int8": np.int8, "Float16": np.float16, "Int32": np.int32, "Int64": np.int64}
 
@@ -36,13 +36,13 @@ def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, dat
 
 def check_one(data: st.DataObject, directory: Path) -> None:
     piece_bytes = data.draw(st.sampled_from([101, 1000, 2**29]))
-    parameters = {}
+    parameters: dict[str, tuple[str, np.ndarray, RandomLayout, RandomLayout]] = {}
     for number, dtype in enumerate(data.draw(st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=3))):
         shape = (AXIS_LENGTH, *data.draw(st.sampled_from([(), (AXIS_LENGTH,), (24, 24)])))
         tensor = np.random.default_rng(number).integers(0, 120, shape).astype(DTYPES[dtype])
         source_devices, target_devices = 4, 6
-        cuts = [data.draw(layouts(devices, len(shape))) for devices in (source_devices, target_devices)]
-        parameters[f"p{number}"] = (dtype, tensor, *cuts)
+        source, target = (data.draw(layouts(devices, len(shape))) for devices in (source_devices, target_devices))
+        parameters[f"p{number}"] = (dtype, tensor, source, target)
     for rank in range(source_devices):
         shards = {name: shard_of(tensor, source, rank) for name, (_, tensor, source, _) in parameters.items()}
         entries = [OutputEntry(n, dtype_from_name(parameters[n][0]), s.shape) for n, s in shards.items()]
@@ -89,7 +89,7 @@ def test_memory_is_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path.write_bytes(filled(plan_file(CheckpointFormat.CKPT, [entry]), lambda _: bytes(4_000_000)))
     catalog = build_catalog(str(path), None, digest=lambda *_: False)
     plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.SAFETENSORS))
-    monkeypatch.setattr(transform_module.np, "empty", counting)
+    monkeypatch.setattr(np, "empty", counting)
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
     record = transform_rank(plan, 0, out, identity="i", block_bytes=65536, advance=blocks.append)

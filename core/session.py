@@ -1,0 +1,300 @@
+"""A conversion under way: the target is claimed, some ranks are done, the others are left to do.
+
+A rank is done when its file is written, checked and recorded; what is recorded is not done again by a later run of the
+same plan. Every step works on one rank and can be carried out by any thread or process that sees the workspace.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from core import __version__
+from core.budget import Budget, share_memory
+from core.errors import ConversionError, InputError, ReshardError, VerificationError
+from core.manifest import Manifest, RankSummary, ShardRecord
+from core.plan import ConversionPlan
+from core.progress import current_progress
+from core.report import ConversionReport, Outcome, RankReport, plan_notes
+from core.request import ConversionRequest, VerifyLevel
+from core.storage.files import copy_file
+from core.storage.publishing import check_room
+from core.storage.urls import parse_url
+from core.target import Target, Workspace, read_records, record_digest
+from core.transform import expected_entries, transform_rank
+from core.verify import RankVerification, verify_rank
+
+_HEADER_BYTES = 4096
+"""Room asked for beyond the shards, for each rank's headers."""
+
+_LEVELS = list(VerifyLevel)
+
+
+def rank_budget(request: ConversionRequest, rank_count: int) -> Budget:
+    """The buffers of a conversion of so many ranks."""
+    return share_memory(request.memory_limit_bytes, max(1, min(request.worker_count, rank_count)))
+
+
+@dataclass(frozen=True)
+class Session:
+    """A conversion under way: the target is claimed, and it is known which ranks are left to do.
+
+    Attributes:
+        request: what was asked for.
+        target: the target and its plan.
+        workspace: where files and records are written.
+        ranks: the target ranks that were asked for.
+        done: ranks whose files an earlier run wrote, checked anew; none of the others has a record.
+        budget: buffers.
+        committed: the target is complete already: nothing is left to do.
+    """
+
+    request: ConversionRequest
+    target: Target
+    workspace: Workspace
+    ranks: tuple[int, ...]
+    done: frozenset[int]
+    budget: Budget
+    committed: bool
+
+    @property
+    def plan(self) -> ConversionPlan:
+        """How every rank is made."""
+        return self.target.plan
+
+    @property
+    def waves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ranks left to do: those to be written, then those that are copies of a rank that is there by then."""
+        if self.committed:
+            return (), ()
+        pending = [rank for rank in self.ranks if rank not in self.done]
+        available = set(self.ranks) | self.done
+        copies = tuple(rank for rank in pending if self.plan.copies.get(rank) in available)
+        return tuple(rank for rank in pending if rank not in copies), copies
+
+    def finish(self, failures: Mapping[int, ReshardError], seconds: float) -> ConversionReport:
+        """Commits the target if all of its ranks are there, and says what was done.
+
+        Raises:
+            InputError, VerificationError, ConversionError: ranks failed; the message lists them.
+        """
+        raise_failures(failures, self)
+        plan = self.plan
+        where = self.workspace
+        if self.committed:
+            where = Workspace(self.target.final, self.workspace.identity)
+        records = read_records(where, plan.target_ranks)
+        level = self.request.verify
+        missing = tuple(
+            rank for rank in plan.target_ranks if rank not in records or _below(records[rank].verified, level)
+        )
+        if not self.committed and not missing:
+            self.target.commit(_manifest(self, records))
+        mine = [records[rank] for rank in self.ranks if rank in records]
+        written = [record for record in mine if record.rank not in self.done]
+        return ConversionReport(
+            identity=self.workspace.identity,
+            source=plan.inputs.catalog.url,
+            step=plan.inputs.catalog.step,
+            target=str(self.target.final),
+            source_world_size=len(plan.inputs.catalog.records),
+            target_world_size=len(plan.target_ranks),
+            committed=not missing,
+            missing_ranks=missing,
+            seconds=round(seconds, 3),
+            written_bytes=sum(record.size_bytes for record in written),
+            read_bytes=sum(record.read_bytes for record in written),
+            verified=level,
+            dropped=plan.match.dropped,
+            excused=plan.match.excused,
+            carried=tuple(carried.name for carried in plan.match.carried),
+            notes=plan_notes(plan),
+            ranks=tuple(_rank_report(record, record.rank in self.done) for record in mine),
+        )
+
+
+@contextmanager
+def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[Session]:
+    """Claims the target for a plan and finds out what is left to do.
+
+    Raises:
+        TargetError: the target is occupied, in use, or has no room.
+        StorageError: it cannot be read or written.
+    """
+    ranks = request.chosen_ranks(plan.target_ranks)
+    budget = rank_budget(request, len(ranks))
+    target = Target(parse_url(request.target), plan, request.overwrite)
+    if target.is_committed():
+        finished = Workspace(target.final, target.identity)
+        sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks)
+        if len(sound) == len(plan.target_ranks):
+            current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
+            yield Session(request, target, finished, ranks, frozenset(sound), budget, committed=True)
+            return
+        current_progress().note(f"{target.final}: {len(plan.target_ranks) - len(sound)} of its files are to be mended")
+        target.reopen()
+    with target.claimed(ranks) as workspace:
+        if target.is_committed():
+            yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
+            return
+        done = _sound_ranks(workspace, plan, request.verify, ranks)
+        if done:
+            current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
+        session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
+        pending = [plan.totals[rank - plan.target_ranks.start] for wave in session.waves for rank in wave]
+        check_room(workspace.directory, sum(totals.shard_bytes + _HEADER_BYTES for totals in pending))
+        passes = 2 if request.verify is VerifyLevel.CHECKSUM else 1
+        current_progress().begin(passes * sum(totals.shard_bytes for totals in pending))
+        yield session
+
+
+def convert_rank(
+    workspace: Workspace,
+    plan: ConversionPlan,
+    rank: int,
+    block_bytes: int,
+    advance: Callable[[int], None],
+    *,
+    as_copy: bool,
+) -> ShardRecord:
+    """Writes one target rank's file and its record; a copy is made of the file of the rank with the same content.
+
+    Raises:
+        CatalogError, CheckpointError: a source file changed or is damaged.
+        StorageError: reading or writing failed.
+    """
+    if as_copy:
+        record = _copy_rank(workspace, plan, rank, advance)
+    else:
+        record = transform_rank(
+            plan,
+            rank,
+            workspace.directory,
+            identity=workspace.identity,
+            block_bytes=block_bytes,
+            advance=advance,
+        )
+    workspace.write_record(record)
+    return record
+
+
+def check_rank(
+    workspace: Workspace, plan: ConversionPlan, rank: int, level: VerifyLevel, advance: Callable[[int], None]
+) -> RankVerification:
+    """Checks a written rank against the plan and its record; a failed rank loses its record, so a rerun does it anew.
+
+    Raises:
+        VerificationError: the file is not what it was to be.
+        StorageError: a transient failure to read it.
+    """
+    record = workspace.read_record(rank)
+    expected = expected_entries(plan, plan.rank_plan(rank))
+    found = verify_rank(workspace.directory, record, level, expected=expected, advance=advance)
+    if found.problems:
+        workspace.remove_record(rank)
+        raise VerificationError("\n".join(found.problems))
+    if record.verified is not level:
+        workspace.write_record(record.model_copy(update={"verified": level}))
+    return found
+
+
+def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> None:
+    """Raises one error for all ranks that failed, of the kind that most concerns the user; none if none failed.
+
+    Raises:
+        InputError, VerificationError, ConversionError: ranks failed.
+    """
+    if not failures:
+        return
+    lines = [f"rank_{rank}: {error}" for rank, error in sorted(failures.items())]
+    message = (
+        f"{len(failures)} of {len(session.ranks)} target ranks failed; the same command does only these again "
+        f"({session.workspace.directory} holds the others)\n  " + "\n  ".join(lines)
+    )
+    if all(isinstance(error, InputError) for error in failures.values()):
+        raise InputError(message)
+    if any(isinstance(error, VerificationError) for error in failures.values()):
+        raise VerificationError(message)
+    raise ConversionError(message)
+
+
+def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: Callable[[int], None]) -> ShardRecord:
+    started = time.monotonic()
+    primary = workspace.read_record(plan.copies[rank])
+    file = plan.file_name(rank)
+    copy_file(workspace.directory.child(primary.file), workspace.directory.child(file))
+    advance(primary.size_bytes)
+    return primary.model_copy(
+        update={
+            "rank": rank,
+            "file": file,
+            "copy_of": primary.rank,
+            "read_bytes": 0,
+            "seconds": round(time.monotonic() - started, 3),
+            "verified": VerifyLevel.NONE,
+        }
+    )
+
+
+def _sound_ranks(workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, ranks: Sequence[int]) -> set[int]:
+    """Ranks whose recorded files are as they should be, at least in structure; the others lose their records."""
+    sound = set()
+    at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level
+    for rank, record in read_records(workspace, ranks).items():
+        expected = expected_entries(plan, plan.rank_plan(rank))
+        found = verify_rank(workspace.directory, record, at_least, expected=expected)
+        if found.problems:
+            current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
+            workspace.remove_record(rank)
+            continue
+        if _below(record.verified, level):
+            workspace.write_record(record.model_copy(update={"verified": level}))
+        sound.add(rank)
+    return sound
+
+
+def _below(level: VerifyLevel, wanted: VerifyLevel) -> bool:
+    return _LEVELS.index(level) < _LEVELS.index(wanted)
+
+
+def _manifest(session: Session, records: Mapping[int, ShardRecord]) -> Manifest:
+    plan = session.plan
+    return Manifest(
+        identity=session.workspace.identity,
+        writer=f"reshard {__version__}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        source=plan.inputs.catalog.url,
+        step=plan.inputs.catalog.step,
+        source_world_size=len(plan.inputs.catalog.records),
+        target_world_size=len(plan.target_ranks),
+        format=str(plan.inputs.format),
+        verified=min((record.verified for record in records.values()), key=_LEVELS.index),
+        dropped=plan.match.dropped,
+        excused=plan.match.excused,
+        carried=tuple(carried.name for carried in plan.match.carried),
+        notes=plan_notes(plan),
+        ranks=tuple(
+            RankSummary(
+                rank=rank,
+                file=records[rank].file,
+                size_bytes=records[rank].size_bytes,
+                record_digest=record_digest(records[rank]),
+            )
+            for rank in plan.target_ranks
+        ),
+    )
+
+
+def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:
+    outcome = Outcome.COPIED if record.copy_of is not None else Outcome.WRITTEN
+    return RankReport(
+        rank=record.rank,
+        outcome=Outcome.RESUMED if resumed else outcome,
+        file=record.file,
+        size_bytes=record.size_bytes,
+        read_bytes=record.read_bytes,
+        seconds=record.seconds,
+        source_ranks=record.source_ranks,
+        verified=record.verified,
+    )

@@ -1,0 +1,158 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.convert import convert
+from core.layout import ParameterLayout
+from core.manifest import Manifest
+from core.strategy.files import write_strategy
+from core.strategy.model import StageStrategy, Strategy
+from tests.support.checkpoints import FIXTURES, case
+from tests.support.ckpt_writer import checkpoint_bytes
+
+FORMATS = FIXTURES / "formats"
+EXPECT = json.loads((FORMATS / "expect.json").read_text())["params"]
+CASE = case(7010).directory
+
+
+@pytest.mark.parametrize(
+    ("name", "has_crc"),
+    [("plain.ckpt", False), ("crc.ckpt", True), ("plain.safetensors", False), ("crc.safetensors", True)],
+)
+def test_a_checkpoint_file(reshard: Callable[..., Any], name: str, has_crc: bool) -> None:
+    found = reshard("inspect", FORMATS / name, "--json").json
+    assert (found["kind"], found["format"], found["has_crc"]) == ("checkpoint file", name.partition(".")[2], has_crc)
+    assert found["size_bytes"] == (FORMATS / name).stat().st_size
+    there = {each["name"]: (each["dtype"], each["shape"], each["size_bytes"]) for each in found["parameters"]}
+    want = {key: (each["dtype"], each["shape"], len(each["hex"]) // 2) for key, each in EXPECT.items()}
+    assert there.items() >= {key: want[key] for key in want.keys() & there.keys()}.items()
+    assert len(there.keys() & want.keys()) >= 9
+    shown = reshard("inspect", FORMATS / name)
+    assert "has one" in shown.out if has_crc else "none" in shown.out
+    assert any(line.split() == ["dense.weight", "Float32", "[6,", "4]", "96"] for line in shown.out.splitlines())
+
+
+def test_redundancy_removed(reshard: Callable[..., Any]) -> None:
+    path = FORMATS / "redundancy_removed/src_safetensors/rank_0/checkpoint_0.safetensors"
+    assert reshard("inspect", path, "--json").json["redundancy_removed"]
+    assert "redundancy" in reshard("inspect", path).out
+
+
+def test_a_name_cannot_move_the_cursor(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "net.ckpt").write_bytes(checkpoint_bytes(("a\x1b[2J\n[bold]", "Int8", [1], b"\1")))
+    assert "a\\x1b[2J\\n[bold]  Int8" in reshard("inspect", tmp_path / "net.ckpt").out
+
+
+def make_checkpoint(directory: Path) -> None:
+    for rank, steps in ((0, "1_9 1_10 2_10"), (1, "1_9 1_10"), (3, "1_9 1_10")):
+        (directory / f"rank_{rank}").mkdir(parents=True)
+        for step in steps.split():
+            (directory / f"rank_{rank}/CKP-{step}.ckpt").touch()
+    (directory / "rank_2").mkdir()
+    (directory / "rank_0/CKP-graph.meta").touch()
+
+
+def test_a_checkpoint(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    found = reshard("inspect", tmp_path, "--json").json
+    assert found["kind"] == "checkpoint"
+    assert (found["ranks"], found["ranks_without_files"]) == ([0, 1, 3], [2])
+    assert found["ignored"] == ["rank_0/CKP-graph.meta"]
+    [prefix] = found["prefixes"]
+    assert prefix["steps"] == [
+        {"step": "1_9", "ranks": [0, 1, 3]},
+        {"step": "1_10", "ranks": [0, 1, 3]},
+        {"step": "2_10", "ranks": [0]},
+    ]
+    lines = reshard("inspect", tmp_path).out.splitlines()
+    assert "ranks       3: 0-1,3" in lines
+    assert [line.split() for line in lines[-2:]] == [
+        ["CKP", "1_10", "3", "of", "3", "all"],
+        ["CKP", "2_10", "1", "of", "3", "0"],
+    ]
+
+
+def test_a_pattern(reshard: Callable[..., Any]) -> None:
+    found = reshard("inspect", CASE / "src/rank_{rank}/checkpoint_{rank}.ckpt", "--json").json
+    assert (found["kind"], found["shape"], found["ranks"]) == ("checkpoint", "pattern", list(range(8)))
+
+
+def test_a_folder_of_checkpoint_files(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "A-graph.meta").touch()
+    (tmp_path / "B-1_1.ckpt").write_bytes((FORMATS / "plain.ckpt").read_bytes())
+    assert reshard("inspect", tmp_path, "--json").json["shape"] == "folder"
+
+
+def test_a_converted_checkpoint(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    convert(case(7010).request(tmp_path / "out"))
+    found = reshard("inspect", tmp_path / "out", "--json").json
+    assert found["kind"] == "converted checkpoint"
+    assert Manifest.model_validate_json(json.dumps(found["manifest"])).target_world_size == 2
+    shown = reshard("inspect", tmp_path / "out").out
+    assert "8 -> 2" in shown
+    assert "rank_1/checkpoint_1.ckpt" in shown
+
+
+@pytest.mark.parametrize("name", ["src_strategy.ckpt", "src_strategy.json", "src_stages"])
+def test_a_strategy(reshard: Callable[..., Any], name: str) -> None:
+    found = reshard("inspect", CASE / name, "--json").json
+    assert (found["kind"], found["merged"], found["world_size"]) == ("strategy", True, 8)
+    assert [stage["ranks"] for stage in found["stages"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    layouts = {each["name"]: each for stage in found["stages"] for each in stage["parameters"]}
+    # what MindSpore says of it, in its own JSON
+    items = json.loads((CASE / "src_strategy.json").read_text())["parallel_layout_item"]
+    for key, item in items.items():
+        layout = layouts[key.partition("-")[2]]
+        assert layout["device_matrix"] == item["dev_matrix"]
+        assert layout["tensor_map"] == item["tensor_map"]
+        assert layout["optimizer_shard_size"] == item["opt_weight_shard_size"]
+    assert len(layouts) == len(items)
+
+
+def test_a_strategy_as_a_table(reshard: Callable[..., Any]) -> None:
+    shown = reshard("inspect", CASE / "dst_strategy.ckpt").out.splitlines()
+    assert "stage 0   2 devices, ranks 0-1, 6 parameters" in shown
+    assert any(line.split("  ")[-1].strip() == "2, step 1" for line in shown)
+
+
+def test_nested_maps_and_uneven_lengths(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    layout = ParameterLayout((2, 2), ((1, 0), ()), nested=True, param_split_shape=(1, 2, 3, 4))
+    write_strategy(Strategy((StageStrategy(0, {"table": layout}),), "here"), str(tmp_path / "s.ckpt"))
+    [stage] = reshard("inspect", tmp_path / "s.ckpt", "--json").json["stages"]
+    [parameter] = stage["parameters"]
+    assert parameter["tensor_map"] == [[1, 0], -1]
+    assert parameter["uneven_lengths"] == [1, 2, 3, 4]
+    assert "[[1, 0], -1]" in reshard("inspect", tmp_path / "s.ckpt").out
+    assert reshard("inspect", tmp_path / "s.ckpt").out.splitlines()[-1].endswith("  [1, 2, 3, 4]")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("empty.ckpt", b"", "empty"),
+        ("a.ckpt", b"PK\x03\x04" + bytes(20), "zip archive"),
+        ("a.safetensors", bytes(20), "a.safetensors"),
+        ("a.txt", b"hello", "is not a strategy"),
+        ("a.json", b"{", "a.json"),
+    ],
+)
+def test_something_else(reshard: Callable[..., Any], tmp_path: Path, name: str, content: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    shown = reshard("inspect", tmp_path / name)
+    assert (shown.code, shown.out) == (2, "")
+    assert told in shown.err
+
+
+def test_an_empty_directory(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shown = reshard("inspect", tmp_path)
+    assert shown.code == 2
+    assert "holds neither rank_N folders nor checkpoint files" in shown.err
+
+
+def test_an_encrypted_file_is_called_that(reshard: Callable[..., Any]) -> None:
+    shown = reshard("inspect", FORMATS / "encrypted_AES-GCM.ckpt")
+    assert shown.code == 2
+    assert "encrypted" in shown.err

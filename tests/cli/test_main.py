@@ -1,0 +1,229 @@
+"""How commands end, and what they load to get there."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import core.convert
+from core.errors import ConversionError, StorageError, VerificationError
+from tests.support.checkpoints import case
+
+ROOT = Path(__file__).parents[2]
+CASE = case(7010)
+SOURCE = CASE.directory / "src"
+STRATEGIES = (
+    "--source-strategy",
+    str(CASE.directory / "src_strategy.ckpt"),
+    "--target-strategy",
+    str(CASE.directory / "dst_strategy.ckpt"),
+)
+COMMANDS = ("convert", "plan", "verify", "merge-strategy", "inspect")
+
+
+def loaded_modules(*arguments: str) -> set[str]:
+    """The modules that a process has loaded after running a command, and after proving that it ended well."""
+    code = (
+        "import sys; from cli.main import run\n"
+        f"code = run({list(arguments)!r})\n"
+        "print(code, *sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    exit_code, *modules = done.stderr.splitlines()[-1].split()
+    assert exit_code == "0", done.stderr
+    return {module.partition(".")[0] for module in modules} | {module for module in modules if module[:5] == "core."}
+
+
+def test_help_loads_next_to_nothing() -> None:
+    assert not loaded_modules("--help") & {"prefect", "numpy", "rich", "pydantic", "fsspec", "core.convert"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_loads_no_engine(command: str) -> None:
+    assert not loaded_modules(command, "--help") & {"prefect", "numpy", "rich", "core.convert"}
+
+
+def test_the_direct_engine_never_loads_prefect(tmp_path: Path) -> None:
+    modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES, "--engine", "direct")
+    assert "core.convert" in modules
+    assert not modules & {"prefect", "rich", "sqlalchemy", "flows"}
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_explains_and_gives_examples(reshard: Callable[..., Any], command: tuple[str, ...]) -> None:
+    shown = reshard(*command, "--help")
+    assert shown.code == 0
+    assert "Examples:" in shown.out
+    assert shown.out.count(f"  reshard {' '.join(command)}".rstrip()) >= 2
+
+
+def test_every_command_is_listed(reshard: Callable[..., Any]) -> None:
+    listed = reshard("--help").out.partition("Commands:")[2]
+    assert [line.split()[0] for line in listed.splitlines() if line] == list(COMMANDS)
+
+
+def test_version(reshard: Callable[..., Any]) -> None:
+    shown = reshard("--version")
+    assert shown.code == 0
+    assert shown.out.startswith("reshard 0.")
+
+
+def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any]) -> None:
+    shown = reshard()
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("Usage: reshard")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("convrt",), "No such command 'convrt'"),
+        (("convert",), "Missing argument 'SOURCE'"),
+        (("convert", "a", "b", "--nonsense"), "No such option '--nonsense'"),
+        (("convert", "a", "b", "--format", "pickle"), "'pickle' is not one of 'same', 'ckpt', 'safetensors'"),
+        (("convert", "a", "b", "--workers", "many"), "'many' is not a valid integer"),
+        (("verify", "a", "--level", "none"), "'none' is not one of 'structure', 'checksum'"),
+        (("plan", "a", "--rank", "0"), "--rank and --param go together"),
+        (("convert", "a", "b", "--prefix", "x/y"), "--prefix 'x/y': must be a plain name: no '/'"),
+        (("convert", "a", "b", "--prefix", "../x"), "--prefix '../x'"),
+        (("convert", "a", "b", "--memory-limit", "2 potatoes"), "--memory-limit '2 potatoes': must be a size"),
+        (("convert", "a", "b", "--memory-limit", "1MiB"), "--memory-limit '1MiB': must be at least 16MiB"),
+        (("convert", "a", "b", "--step", "newest"), "--step 'newest': must be EPOCH_STEP"),
+        (("convert", "a", "b", "--ranks", "3-1"), "--ranks '3-1': must be ranks such as 0-3,7"),
+        (("convert", "a", "b", "--workers", "-1"), "--workers -1: "),
+        (("convert", "", "b"), "SOURCE ''"),
+        (("convert", "s3://user:secret@bucket/a", "b", "--engine", "direct"), "must not carry credentials"),
+        (("plan", "nowhere://a"), "nowhere://a: cannot be opened"),
+    ],
+)
+def test_wrong_options(reshard: Callable[..., Any], arguments: tuple[str, ...], told: str) -> None:
+    shown = reshard(*arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("reshard: error: ")
+    assert told in shown.err
+
+
+def test_all_wrong_options_are_told_at_once(reshard: Callable[..., Any]) -> None:
+    shown = reshard("convert", "a", "b", "--prefix", "/", "--ranks", "x")
+    assert "--prefix '/'" in shown.err
+    assert "--ranks 'x'" in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("convert", "/nonexistent/a", "/tmp/reshard-none", "--engine", "direct"),
+        ("plan", "/nonexistent/a"),
+        ("plan", "/nonexistent/{rank}/a.ckpt"),
+        ("plan", str(SOURCE), "--source-strategy", "/nonexistent/strategy"),
+        ("verify", "/nonexistent/a"),
+        ("merge-strategy", "/nonexistent/a", "/tmp/reshard-none"),
+        ("inspect", "/nonexistent/a"),
+    ],
+)
+def test_what_is_not_there_is_wrong_input(reshard: Callable[..., Any], arguments: tuple[str, ...]) -> None:
+    shown = reshard(*arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err.startswith("reshard: error: /nonexistent")
+    assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (VerificationError("rank_3: 'w' [0:4] differs"), 1),
+        (ConversionError("rank_3: 'w' [0:4] failed"), 3),
+        (StorageError("/disk/out: cannot write it: No space left on device"), 3),
+    ],
+)
+def test_errors_have_their_codes(
+    reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(core.convert, "convert", failing)
+    shown = reshard("convert", "a", "b", "--engine", "direct")
+    assert (shown.code, shown.out, shown.err) == (code, "", f"reshard: error: {error}\n")
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_kept(
+    reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("two\nlines")
+
+    monkeypatch.setattr(core.convert, "convert", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shown = reshard("convert", "a", "b", "--engine", "direct")
+    assert (shown.code, shown.out) == (70, "")
+    [line] = shown.err.splitlines()
+    assert line.startswith("reshard: internal error: KeyError: 'two\\nlines', please report; the traceback is in ")
+    kept = Path(line.rpartition(" ")[2]).read_text()
+    assert "Traceback" in kept
+    assert "in broken" in kept
+
+
+def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
+    reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(core.convert, "convert", lambda *_: 1 / 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    shown = reshard("convert", "a", "b", "--engine", "direct")
+    assert shown.code == 70
+    assert "ZeroDivisionError: division by zero, please report; the traceback could not be kept" in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
+    code = (
+        "import time, core.convert\n"
+        "from cli.main import main\n"
+        "def endless(workspace, plan, rank, block_bytes, advance, *, as_copy):\n"
+        "    print('working', flush=True)\n"
+        "    while True:\n"
+        "        advance(0)\n"
+        "        time.sleep(0.01)\n"
+        "core.convert.convert_rank = endless\n"
+        "main()\n"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "convert",
+        str(SOURCE),
+        str(tmp_path / "out"),
+        *STRATEGIES,
+        "--engine",
+        "direct",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "working\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == "reshard: interrupted; a rerun of the same command resumes where it stopped\n"
+
+
+def test_a_reader_that_leaves_is_no_bug() -> None:
+    """`reshard inspect … | head -0`."""
+    command = [sys.executable, "-m", "cli.main", "inspect", str(SOURCE)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read()
+    assert (process.returncode, err) == (141, "")
+
+
+def test_long_messages_do_not_wrap(spawned: Callable[..., Any]) -> None:
+    missing = "/nonexistent/" + "x" * 200 + " [bold] [0:4]"
+    shown = spawned("inspect", missing)
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == f"reshard: error: {missing}: cannot read it: no such file or directory\n"

@@ -1,0 +1,37 @@
+"""The options are the request's fields: neither has anything that the other lacks."""
+
+import click
+import pytest
+
+from cli.convert import command as convert_command
+from cli.options import CONVERTING, PLANNING
+from cli.plan import command as plan_command
+from core.request import ConversionRequest
+
+OWN = {"dry_run", "engine", "as_json"}
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    return {str(each.name): each for each in command.params if isinstance(each, click.Option)}
+
+
+def test_every_field_is_an_option_or_an_argument() -> None:
+    options = options_of(convert_command)
+    arguments = {str(each.name) for each in convert_command.params if isinstance(each, click.Argument)}
+    assert options.keys() - OWN == ConversionRequest.model_fields.keys() - {"source", "target"}
+    assert arguments == {"source", "target"}
+
+
+@pytest.mark.parametrize("name", CONVERTING)
+def test_an_option_is_called_and_explained_as_its_field(name: str) -> None:
+    option, field = options_of(convert_command)[name], ConversionRequest.model_fields[name]
+    assert option.opts == [f"--{name.replace('_', '-')}"]
+    assert field.description
+    assert (option.help or "").startswith(field.description)
+    if not option.multiple:
+        assert option.default == field.default
+
+
+def test_planning_has_the_options_that_change_a_plan() -> None:
+    assert set(CONVERTING) - set(PLANNING) == {"verify", "overwrite"}
+    assert options_of(plan_command).keys() == {*PLANNING, "rank", "param", "as_json"}

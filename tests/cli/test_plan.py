@@ -1,0 +1,111 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cli.plan import describe_reads
+from core.convert import make_plan
+from core.report import PlanSummary
+from tests.support.checkpoints import FIXTURES, case
+
+CASE = case(7010)
+SOURCE = CASE.directory / "src"
+STRATEGIES = (
+    "--source-strategy",
+    CASE.directory / "src_strategy.ckpt",
+    "--target-strategy",
+    CASE.directory / "dst_strategy.ckpt",
+)
+
+
+def test_table(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES)
+    assert (shown.code, shown.err) == (0, "")
+    assert "ranks       8 -> 2" in shown.out
+    assert shown.out.splitlines()[-1].split() == ["1", "rank_1/checkpoint_1.ckpt", "166.6", "KiB", "0-7"]
+
+
+def test_table_of_chosen_ranks(reshard: Callable[..., Any]) -> None:
+    rows = reshard("plan", SOURCE, *STRATEGIES, "--ranks", "1").out.partition("\nrank ")[2].splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["1"]
+
+
+def test_json(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--json")
+    assert set(shown.json) == set(PlanSummary.model_fields)
+    assert [rank.source_ranks for rank in PlanSummary.model_validate(shown.json).ranks] == [tuple(range(8))] * 2
+
+
+def test_a_named_target_must_lie_apart(reshard: Callable[..., Any]) -> None:
+    assert reshard("plan", SOURCE, SOURCE.parent / "elsewhere", *STRATEGIES).code == 0
+    inside = reshard("plan", SOURCE, SOURCE / "out", *STRATEGIES)
+    assert inside.code == 2
+    assert "lies inside the source" in inside.err
+
+
+@pytest.mark.parametrize("number", [7001, 7005, 7010, 7018])
+def test_reads_name_the_bytes_that_fill_the_shard(number: int) -> None:
+    """Every read, carried out by hand from the boxes and offsets that are shown, gives the right shard."""
+    conversion = case(number)
+    plan = make_plan(conversion.request("memory://nowhere"))
+    for rank, contents in conversion.want.items():
+        for name, (_, shape, want) in contents.items():
+            shown = describe_reads(plan, rank, name)
+            itemsize = len(want) // math.prod(shape)
+            shard = np.zeros((*shape, itemsize), np.uint8)
+            for read in shown["reads"]:
+                data = Path(read["source_file"]).read_bytes()
+                first, end = read["file_offsets"]
+                box = np.zeros((*box_shape(read["target_box"]), itemsize), np.uint8)
+                assert box.nbytes == read["size_bytes"]
+                if read["runs"] == 1:
+                    box.reshape(-1)[:] = np.frombuffer(data[first:end], np.uint8)
+                    shard[box_index(read["target_box"])] = box
+                else:
+                    assert end - first > read["size_bytes"]
+                    wanted = np.frombuffer(want, np.uint8).reshape(shard.shape)[box_index(read["target_box"])]
+                    run = read["size_bytes"] // read["runs"]
+                    assert data[first : first + run] == wanted.tobytes()[:run]
+                    assert data[end - run : end] == wanted.tobytes()[-run:]
+                    shard[box_index(read["target_box"])] = wanted
+            assert shard.tobytes() == want, (rank, name)
+
+
+def box_index(text: str) -> tuple[slice, ...]:
+    parts = [part.split(":") for part in text.strip("[]").split(", ") if part]
+    return tuple(slice(int(start), int(stop)) for start, stop in parts)
+
+
+def box_shape(text: str) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in box_index(text))
+
+
+def test_table_of_reads(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 1, "--param", "layers.1.weight_1")
+    assert shown.code == 0
+    assert "box        [48:96, 0:8, 0:4] of the whole tensor, 6144 bytes" in shown.out
+    assert shown.out.splitlines()[-1].split() == [
+        *("3", "[48:96,", "0:4,", "0:2]", "[0:48,", "4:8,", "2:4]", "1536", "1", "1579", "3115"),
+    ]
+
+
+def test_reads_of_a_text_have_no_offsets(reshard: Callable[..., Any]) -> None:
+    names = reshard("inspect", FIXTURES / "formats/plain.ckpt", "--json").json["parameters"]
+    text = next(each["name"] for each in names if "text" in each)
+    [read] = reshard("plan", FIXTURES / "formats/plain.ckpt", "--rank", 0, "--param", text, "--json").json["reads"]
+    assert (read["runs"], read["file_offsets"]) == (0, None)
+    assert reshard("plan", FIXTURES / "formats/plain.ckpt", "--rank", 0, "--param", text).code == 0
+
+
+def test_a_parameter_that_is_not_there(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 1, "--param", "layers.1.weight")
+    assert (shown.code, shown.out) == (2, "")
+    assert "target rank 1 has no parameter 'layers.1.weight'; is it one of layers.1.weight_1" in shown.err
+
+
+def test_a_rank_that_is_not_there(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 2, "--param", "layers.1.weight_1")
+    assert (shown.code, shown.err) == (2, "reshard: error: the target has ranks 0 to 1, not 2\n")
