@@ -6,6 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 from rich.text import Text
 
 from cli.output import seconds_text, size_text
@@ -16,7 +17,13 @@ class Bar:
 
     def __init__(self, verb: str, console: Console | None = None) -> None:
         self._verb = verb
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), _StateColumn())
+        # where a terminal is narrow the bar gives way, not the words
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            BarColumn(),
+            _StateColumn(table_column=Column(no_wrap=True)),
+        )
         self._display = RichProgress(*columns, console=console or Console(stderr=True), transient=True)
         # until it is known how much there is to do: reading strategies and headers
         self._task = self._display.add_task("looking", total=None)

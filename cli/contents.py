@@ -12,6 +12,7 @@ from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import RANK_FIELD, parse_name
 from core.checkpoint.survey import refused_as_input, survey
+from core.errors import InputError
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.storage.files import SourceFile, mapped_errors, open_source, read_bytes
 from core.storage.urls import Location, parse_url
@@ -37,7 +38,10 @@ def describe(url: str) -> Document:
         return _describe_checkpoint(url)
     with refused_as_input(), mapped_errors(location, "read it"):
         kind = location.fs.info(location.path)["type"]
-    if kind != "directory":
+    if kind not in ("file", "directory"):
+        # opening a pipe would wait for a writer
+        raise InputError(f"{location}: is neither a file nor a directory")
+    if kind == "file":
         return _describe_strategy(url) if _is_strategy(location) else _describe_file(location)
     if read_manifest(location) is not None:
         return _describe_converted(location)

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,12 @@ def test_an_empty_directory(reshard: Callable[..., Any], tmp_path: Path) -> None
     shown = reshard("inspect", tmp_path)
     assert shown.code == 2
     assert "holds neither rank_N folders nor checkpoint files" in shown.err
+
+
+def test_a_pipe_is_not_waited_for(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "net.ckpt")
+    shown = reshard("inspect", tmp_path / "net.ckpt")
+    assert (shown.code, shown.err) == (2, f"reshard: error: {tmp_path}/net.ckpt: is neither a file nor a directory\n")
 
 
 def test_an_encrypted_file_is_called_that(reshard: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 import io
 import sys
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -71,6 +72,22 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with shown_progress("converting") as progress:
         assert isinstance(progress, Bar)
+
+
+def test_the_bar_stays_one_line_on_a_narrow_terminal() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    with Bar("converting", console) as bar:
+        bar.begin(2**50)
+        for _ in range(3):
+            bar.advance(2**40)
+            time.sleep(0.01)
+        shown = screen.getvalue()
+        bar._display.refresh()
+        state = screen.getvalue()[len(shown) :]
+    assert "3.0 TiB of 1.0 PiB" in state
+    assert "left" in state
+    assert "\n" not in state
 
 
 def test_the_bar_shows_bytes_and_notes_without_markup() -> None:
