@@ -66,10 +66,14 @@ def _holds_strategies(directory: Location) -> bool:
     """Whether a directory is rather one of strategy files than a checkpoint; the first file named .ckpt decides."""
     with refused_as_input(), mapped_errors(directory, "list it"):
         entries = directory.fs.ls(directory.path, detail=True)
-    names = {entry["name"].rstrip("/").rpartition("/")[2]: entry["type"] for entry in entries}
-    if any(kind == "directory" and _RANK_FOLDER.fullmatch(name) for name, kind in names.items()):
+    # a listing does not follow links
+    names = {
+        entry["name"].rstrip("/").rpartition("/")[2]: "link" if entry.get("islink") else entry["type"]
+        for entry in entries
+    }
+    if any(kind != "file" and _RANK_FOLDER.fullmatch(name) for name, kind in names.items()):
         return False
-    files = sorted(name for name, kind in names.items() if kind == "file" and not name.startswith("."))
+    files = sorted(name for name, kind in names.items() if kind in ("file", "link") and not name.startswith("."))
     of_checkpoints = [name for name in files if parse_name(name)]
     return _is_strategy(directory.child(of_checkpoints[0])) if of_checkpoints else bool(files)
 

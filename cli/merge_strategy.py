@@ -2,7 +2,7 @@
 
 import click
 
-from cli.output import counted
+from cli.output import counted, print_json
 from core.errors import InputError
 
 
@@ -10,7 +10,8 @@ from core.errors import InputError
 @click.argument("directory", metavar="DIR")
 @click.argument("out")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
-def command(directory: str, out: str, overwrite: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+def command(directory: str, out: str, overwrite: bool, as_json: bool) -> None:
     """Merges the strategy files in DIR, which the ranks of one job wrote, into the one file OUT.
 
     Their names do not matter, and files of the same pipeline stage may be there several times as long as they agree.
@@ -35,8 +36,10 @@ def command(directory: str, out: str, overwrite: bool) -> None:
         raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
     strategy = read_strategy(directory)
     write_strategy(strategy, out)
-    stages = counted(len(strategy.stages), "stage")
-    click.echo(
-        f"{location}: {stages} of {counted(strategy.devices_per_stage, 'device')}, "
-        f"{counted(len(strategy.parameters), 'parameter')}"
-    )
+    stages, devices, parameters = len(strategy.stages), strategy.devices_per_stage, len(strategy.parameters)
+    if as_json:
+        document = {"url": str(location), "stages": stages, "devices_per_stage": devices, "parameters": parameters}
+        print_json(document)
+        return
+    of_stages = f"{counted(stages, 'stage')} of {counted(devices, 'device')}"
+    click.echo(f"{location}: {of_stages}, {counted(parameters, 'parameter')}")

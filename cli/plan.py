@@ -30,7 +30,7 @@ _NOWHERE = "memory://reshard-plan"
 def command(
     source: str, target: str | None, rank: int | None, param: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Shows what converting the checkpoint SOURCE would read and write, from headers alone; writes nothing.
+    """Shows what converting the checkpoint SOURCE would read and write; writes nothing.
 
     For every target rank: its size, the source ranks that it is made from, and the rank that it is a copy of. With
     --rank and --param: the boxes that fill one parameter, and where they lie in the source's files. TARGET may be left

@@ -263,9 +263,9 @@ class ConversionPlan:
         """
         stage = self._stage_of(rank)
         parameters = [
-            _parameter_plan(layout_class, parameter, rank - stage.ranks.start)
+            parameter_plan
             for layout_class in stage.classes
-            for parameter in layout_class.parameters
+            for parameter_plan in _class_plans(layout_class, rank - stage.ranks.start)
         ]
         parameters.sort(key=lambda parameter: stage.order[parameter.name])
         parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
@@ -426,9 +426,20 @@ def _cuts(parameter: MovedParameter, stage: int) -> tuple[Cut, Cut]:
     return parameter.source_layout.cut(axis_count), parameter.target_layouts[stage].cut(axis_count)
 
 
-def _parameter_plan(layout_class: _LayoutClass, parameter: MovedParameter, stage_rank: int) -> ParameterPlan:
+def _class_plans(layout_class: _LayoutClass, stage_rank: int) -> Iterator[ParameterPlan]:
+    """One rank's part of every parameter of a class; parameters of one shape share their boxes."""
+    by_shape: dict[Shape, tuple[TensorSlice, tuple[ReadItem, ...]]] = {}
+    for parameter in layout_class.parameters:
+        boxes = by_shape.get(parameter.shape)
+        if boxes is None:
+            boxes = by_shape[parameter.shape] = _boxes(layout_class, parameter.shape, stage_rank)
+        yield ParameterPlan(parameter.name, parameter.dtype, *boxes)
+
+
+def _boxes(layout_class: _LayoutClass, shape: Shape, stage_rank: int) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
+    """A rank's box of a whole tensor of `shape`, and the reads that fill it."""
     pair = layout_class.pair
-    units = pair.units_of(parameter.shape)
+    units = pair.units_of(shape)
     cell = pair.target.cell_of(stage_rank)
     box = pair.target_box(cell).scaled(units)
     reads = []
@@ -437,7 +448,7 @@ def _parameter_plan(layout_class: _LayoutClass, parameter: MovedParameter, stage
         if shared_box.size:
             source_box = shared_box.relative_to(pair.source_box(source_cell).scaled(units))
             reads.append(ReadItem(layout_class.holder(source_cell), source_box, shared_box.relative_to(box)))
-    return ParameterPlan(parameter.name, parameter.dtype, box, tuple(reads))
+    return box, tuple(reads)
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -3,16 +3,18 @@
 import os
 import re
 from enum import StrEnum
+from fractions import Fraction
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from core.errors import InputError
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
-_STEP = re.compile(r"^(\d+_\d+(_breakpoint)?)?$")
+_STEP = re.compile(r"(\d+_\d+(_breakpoint)?)?")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _HIGHEST_RANK = 1_000_000
 
@@ -145,7 +147,7 @@ class ConversionRequest(BaseModel):
     @field_validator("step")
     @classmethod
     def _check_step(cls, value: str) -> str:
-        if not _STEP.match(value):
+        if not _STEP.fullmatch(value):
             raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
         return value
 
@@ -206,10 +208,11 @@ def describe_validation(error: ValidationError) -> str:
     """What is wrong with a request, one line an option, named as on the command line."""
     lines = []
     for detail in error.errors():
-        name = ".".join(str(part) for part in detail["loc"]) or "the request"
+        name = str(detail["loc"][0])
         option = name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
-        message = detail["msg"].removeprefix("Value error, ")
-        lines.append(f"{option} {detail['input']!r}: {message}")
+        # the input of what is missing is all the rest
+        given = "" if detail["type"] == "missing" else f" {detail['input']!r}"
+        lines.append(f"{option}{given}: {detail['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)
 
 
@@ -223,7 +226,7 @@ def parse_size(text: str) -> int:
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:
         raise ValueError("must be a size such as 512MiB or 2GiB")
-    return int(float(match[1]) * unit)
+    return int(Fraction(match[1]) * unit)
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -239,4 +242,6 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         if not first <= last <= _HIGHEST_RANK:
             raise ValueError("must be ranks such as 0-3,7")
         ranks.update(range(first, last + 1))
+    if text.strip() and not ranks:
+        raise ValueError("must be ranks such as 0-3,7")
     return tuple(sorted(ranks))

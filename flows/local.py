@@ -1,10 +1,18 @@
 """Runs the flow in this process: on the server that is configured, or on the one that Prefect brings along."""
 
 import logging
+import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from queue import SimpleQueue
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import get_client, settings
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -14,6 +22,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.sorting import TaskRunSort
 from prefect.events.worker import EventsWorker
 
 from core.errors import ConversionError
@@ -22,7 +31,7 @@ from core.report import ConversionReport
 from core.request import ConversionRequest
 from flows.convert_checkpoint import convert_checkpoint
 
-_EMBEDDED: dict[Any, Any] = {
+EMBEDDED_SETTINGS: dict[Any, Any] = {
     # the first start makes a database: 18 s were seen, and Prefect gives up after 20 by default
     settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 90,
     settings.PREFECT_SERVER_ANALYTICS_ENABLED: False,
@@ -35,6 +44,8 @@ _EMBEDDED: dict[Any, Any] = {
     # ending a run would wait a second for the thread that tells a server we are alive
     settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
 }
+"""Settings that make Prefect's embedded server start reliably, and keep it quick and quiet."""
+
 _RECORDING_TIMEOUT_SECONDS = 30.0
 _RECORDING_PAUSE_SECONDS = 0.25
 _UNFINISHED = TaskRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING])
@@ -48,15 +59,19 @@ def run_locally(request: ConversionRequest, progress: Progress) -> ConversionRep
     Raises:
         InputError: the request or what it names is wrong.
         VerificationError: a written file is not what it was to be.
-        ConversionError: it failed all the same, or there is no Prefect server.
+        ConversionError: it failed all the same, or the Prefect server does not answer.
     """
     _leave_the_console()
     embedded = not settings.PREFECT_API_URL.value()
-    with settings.temporary_settings(_EMBEDDED if embedded else {}), reporting_to(progress):
+    with settings.temporary_settings(EMBEDDED_SETTINGS if embedded else {}), reporting_to(progress), _exit_on_sigterm():
         _check_server()
-        state: State[ConversionReport] = convert_checkpoint(request, return_state=True)
+        try:
+            state: State[ConversionReport] = convert_checkpoint(request, return_state=True)
+        except httpx.HTTPError as error:
+            raise _server_error(error) from error
         if embedded and state.state_details.flow_run_id:
-            _await_recording(state.state_details.flow_run_id)
+            with suppress(httpx.HTTPError):  # the conversion is what counts
+                _await_recording(state.state_details.flow_run_id)
         report: ConversionReport = state.result()
         return report
 
@@ -69,24 +84,49 @@ def _leave_the_console() -> None:
         logger.propagate = False
 
 
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Ends the process in order: killed outright, it would leave the embedded server behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _check_server() -> None:
     """Reaches the server, starting the embedded one if none is configured.
 
     Raises:
-        ConversionError: there is none.
+        ConversionError: it does not answer.
     """
+    answer: SimpleQueue[Exception | None] = SimpleQueue()
+    # in a thread, because the server inherits which signals the thread blocks
+    starter = threading.Thread(target=copy_context().run, args=(lambda: answer.put(_reach_server()),), daemon=True)
+    starter.start()
+    problem = answer.get()
+    if problem is not None:
+        raise _server_error(problem) from problem
+
+
+def _reach_server() -> Exception | None:
+    # a terminal sends Ctrl-C to all processes; the server has to live on, to be told how the run ended
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         with get_client(sync_client=True) as client:
-            problem = client.api_healthcheck()
-    except RuntimeError as error:
-        problem = error
-    if problem is not None:
-        url = settings.PREFECT_API_URL.value()
-        raise ConversionError(
-            f"{f'the Prefect server at {url}' if url else 'the embedded Prefect server'} does not answer: {problem}. "
-            + ("Start it, or unset PREFECT_API_URL; " if url else "")
-            + "--engine direct converts without Prefect"
-        )
+            return client.api_healthcheck()
+    except Exception as error:
+        return error
+
+
+def _server_error(problem: Exception) -> ConversionError:
+    url = settings.PREFECT_API_URL.value()
+    server = f"the Prefect server at {url}" if url else "the embedded Prefect server"
+    advice = "Start it, unset PREFECT_API_URL to use the embedded one, or convert" if url else "Convert"
+    return ConversionError(f"{server} does not answer: {problem}. {advice} without Prefect: --engine direct")
 
 
 def _await_recording(flow_run_id: UUID) -> None:
@@ -103,4 +143,7 @@ def _await_recording(flow_run_id: UUID) -> None:
         # twice in a row: between two tasks there may be none for a moment
         while quiet < 2 and time.monotonic() < deadline:
             time.sleep(_RECORDING_PAUSE_SECONDS)
-            quiet = 0 if client.read_task_runs(flow_run_filter=ours, task_run_filter=unfinished, limit=1) else quiet + 1
+            found = client.read_task_runs(
+                flow_run_filter=ours, task_run_filter=unfinished, sort=TaskRunSort.ID_DESC, limit=1
+            )
+            quiet = 0 if found else quiet + 1

@@ -1,16 +1,30 @@
 """Files: read at offsets by many threads, written front to back and visible only when whole."""
 
+import errno
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
+
+from fsspec.spec import AbstractBufferedFile
 
 from core.errors import CheckpointError, StorageError, is_transient
 from core.storage.urls import Location
 
 Buffer = bytes | bytearray | memoryview
+
+# base classes, by name because the packages need not be installed; botocore's are no OSErrors
+_CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp")
+_TRANSIENT_CLIENT_ERRORS = {
+    "ConnectionError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "FlexibleChecksumError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+}
 
 
 class SourceFile(Protocol):
@@ -56,10 +70,11 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
         reason = error.strerror or str(error) or type(error).__name__
         raise StorageError(f"{location}: cannot {action}: {reason}", transient=is_transient(error)) from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("botocore", "aiobotocore", "aiohttp"):
+        if type(error).__module__.split(".")[0] not in _CLIENT_PACKAGES:
             raise
-        # botocore's connection errors are no OSErrors
-        raise StorageError(f"{location}: cannot {action}: {error}", transient=True) from error
+        # missing credentials and wrong settings are no better the next time
+        transient = any(base.__name__ in _TRANSIENT_CLIENT_ERRORS for base in type(error).__mro__)
+        raise StorageError(f"{location}: cannot {action}: {error}", transient=transient) from error
 
 
 def open_source(location: Location) -> SourceFile:
@@ -101,11 +116,15 @@ class _RemoteSource:
     def __init__(self, location: Location) -> None:
         self.location = location
         info = location.fs.info(location.path)
+        if info["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self.size_bytes = int(info["size"])
         self.version = _remote_version(info)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         length = len(buffer)
+        if not length:  # HTTP has no empty range
+            return
         with mapped_errors(self.location, f"read {length} bytes at {offset}"):
             data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + length)
         if len(data) != length:
@@ -146,6 +165,7 @@ class OutputFile(Protocol):
 def write_file(location: Location) -> Iterator[OutputFile]:
     """Writes a file that appears under its name only when the block ends well; else nothing is left of it.
 
+    Storages that write in place (no object store does) show the name at once, and lose it again if the block fails.
     Directories on the way are made. Local files are flushed to the disk before they get their name, so that a name
     stands for content even after the machine went down.
 
@@ -163,6 +183,10 @@ def write_file(location: Location) -> Iterator[OutputFile]:
 
 def write_bytes(location: Location, data: bytes) -> None:
     """Writes a small file whole; see `write_file`."""
+    if not location.is_local:
+        with mapped_errors(location, f"write {len(data)} bytes"):
+            location.fs.pipe_file(location.path, data)
+        return
     with write_file(location) as file:
         file.write(data)
 
@@ -222,10 +246,15 @@ class _RemoteOutput:
             self._file.close()
 
     def discard(self) -> None:
-        # closing would complete the object: drop what is pending instead
-        if not self._file.closed:
-            self._file.discard()
-            self._file.closed = True
+        # what failed first is what the user has to know, not that cleaning up failed as well
+        with suppress(Exception):
+            if isinstance(self._file, AbstractBufferedFile):
+                # closing would complete the object: drop what is pending instead
+                self._file.closed = True
+                self._file.discard()
+            else:
+                self._file.close()
+                self._location.fs.rm_file(self._location.path)
 
 
 def copy_file(source: Location, target: Location) -> None:

@@ -16,9 +16,10 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from core.errors import StorageError, TargetError
 from core.storage.files import mapped_errors, read_small_file, write_bytes
@@ -68,9 +69,9 @@ def held_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
 
 
 def living_holders(directory: Location, holder: LeaseHolder) -> list[LeaseHolder]:
-    """Other runs that hold a lease in a directory of leases, for whatever ranks."""
+    """Other runs that hold a lease in a directory of leases, for whatever ranks: at least one, if there are any."""
     if not directory.is_local:
-        return [other for other, _ in _read_leases(directory) if other.run != holder.run]
+        return _still_living(directory, [lease for lease in _read_leases(directory) if lease[0].run != holder.run])
     with exclusive(directory):
         return [other for other in _living_local(directory) if other.run != holder.run]
 
@@ -78,20 +79,16 @@ def living_holders(directory: Location, holder: LeaseHolder) -> list[LeaseHolder
 @contextmanager
 def _local_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     path = os.path.join(directory.path, f"{holder.run}.json")
-    with exclusive(directory):
-        _refuse_overlap(holder, _living_local(directory))
-        with mapped_errors(directory, "take a lease"):
-            file = open(path, "w+", encoding="utf-8")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        json.dump(asdict(holder), file)
-        file.flush()
-    try:
+    with ExitStack() as held:
+        with exclusive(directory):
+            _refuse_overlap(holder, _living_local(directory))
+            with mapped_errors(directory, "take a lease"):
+                file = held.enter_context(open(path, "wb", buffering=0))
+                # the directory may be renamed with the target: what is locked is the file, the name is only tidied
+                held.callback(Path(path).unlink, missing_ok=True)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.write(json.dumps(asdict(holder)).encode())
         yield
-    finally:
-        # the directory may have been renamed with the target: what is locked is the file, the name is only tidied
-        if os.path.exists(path):
-            os.unlink(path)
-        file.close()
 
 
 @contextmanager
@@ -100,47 +97,57 @@ def exclusive(directory: Location) -> Iterator[None]:
     if not directory.is_local:
         yield
         return
-    with mapped_errors(directory, "lock it"):
-        os.makedirs(directory.path, exist_ok=True)
-        gate = open(os.path.join(directory.path, ".gate"), "a", encoding="utf-8")
-    with gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        yield
+    path = os.path.join(directory.path, ".gate")
+    while True:
+        with mapped_errors(directory, "lock it"):
+            os.makedirs(directory.path, exist_ok=True)
+            gate = open(path, "ab")
+        with gate:
+            with mapped_errors(directory, "lock it"):
+                fcntl.flock(gate, fcntl.LOCK_EX)
+            # who had it until now may have renamed or removed the directory: then this gate leads nowhere
+            if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(gate.fileno())):
+                yield
+                return
 
 
-def _living_local(directory: Location) -> Iterator[LeaseHolder]:
-    for name in sorted(os.listdir(directory.path)):
-        if not name.endswith(".json"):
-            continue
-        path = os.path.join(directory.path, name)
-        with open(path, "r+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield _parse_holder(file.read(), path)
-            else:
-                os.unlink(path)
+def _living_local(directory: Location) -> list[LeaseHolder]:
+    with mapped_errors(directory, "read the leases"):
+        paths = [os.path.join(directory.path, name) for name in sorted(os.listdir(directory.path))]
+        found = [_living_holder(path) for path in paths if path.endswith(".json")]
+    return [holder for holder in found if holder is not None]
+
+
+def _living_holder(path: str) -> LeaseHolder | None:
+    """Who holds a lease; a lease that nobody holds is removed."""
+    # it may be given back at any moment
+    with suppress(FileNotFoundError), open(path, "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _parse_holder(file.read(), path)
+        os.unlink(path)
+    return None
 
 
 @contextmanager
 def _remote_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     location = directory.child(f"{holder.run}.json")
-    _refuse_overlap(holder, _living_remote(directory, holder))
+    rivals = [(other, text) for other, text in _read_leases(directory) if _shared_ranks(other, holder)]
+    _refuse_overlap(holder, _still_living(directory, rivals))
     write_bytes(location, _renewed(holder, 0))
     # two that started at the same moment have both written by now: both see the other and both refuse
     stop = threading.Event()
     renewal = threading.Thread(target=_renew, args=(location, holder, stop), daemon=True, name="reshard-lease")
     try:
-        _refuse_overlap(holder, (other for other, _ in _read_leases(directory) if other.run != holder.run))
+        _refuse_overlap(holder, [other for other, _ in _read_leases(directory) if other.run != holder.run])
         renewal.start()
         yield
     finally:
         stop.set()
         if renewal.ident is not None:
             renewal.join()
-        with mapped_errors(location, "give the lease back"):
-            if location.fs.exists(location.path):
-                location.fs.rm_file(location.path)
+        _remove_lease(location)
 
 
 def _renew(location: Location, holder: LeaseHolder, stop: threading.Event) -> None:
@@ -157,9 +164,9 @@ def _renewed(holder: LeaseHolder, count: int) -> bytes:
     return json.dumps(asdict(holder) | {"renewal": count}).encode()
 
 
-def _living_remote(directory: Location, holder: LeaseHolder) -> Iterator[LeaseHolder]:
-    """Leases of other runs that overlap and are renewed while being watched; dead ones are removed."""
-    watched = {other.run: text for other, text in _read_leases(directory) if set(other.ranks) & set(holder.ranks)}
+def _still_living(directory: Location, leases: Sequence[tuple[LeaseHolder, bytes]]) -> list[LeaseHolder]:
+    """Holders of remote leases that are seen to be renewed; none if all are dead: then they are removed."""
+    watched = {holder.run: text for holder, text in leases}
     deadline = time.monotonic() + _DEAD_AFTER_SECONDS
     while watched and time.monotonic() < deadline:
         time.sleep(RENEWAL_SECONDS / 5)
@@ -167,30 +174,37 @@ def _living_remote(directory: Location, holder: LeaseHolder) -> Iterator[LeaseHo
         watched = {run: text for run, text in watched.items() if run in now}
         renewed = [now[run][0] for run, text in watched.items() if now[run][1] != text]
         if renewed:
-            yield from renewed
-            return
+            return renewed
     for run in watched:
-        directory.fs.rm_file(directory.child(f"{run}.json").path)
+        _remove_lease(directory.child(f"{run}.json"))
+    return []
 
 
-def _read_leases(directory: Location) -> list[tuple[LeaseHolder, str]]:
+def _remove_lease(location: Location) -> None:
+    with mapped_errors(location, "remove the lease"), suppress(FileNotFoundError):
+        location.fs.rm_file(location.path)
+
+
+def _read_leases(directory: Location) -> list[tuple[LeaseHolder, bytes]]:
     with mapped_errors(directory, "list the leases"):
+        directory.fs.invalidate_cache(directory.path)
         if not directory.fs.exists(directory.path):
             return []
-        directory.fs.invalidate_cache(directory.path)
         paths = [path for path in directory.fs.ls(directory.path, detail=False) if str(path).endswith(".json")]
     leases = []
     for path in paths:
         location = Location(directory.fs, str(path))
         try:
-            text = read_small_file(location, _LARGEST_LEASE_BYTES).decode()
-        except StorageError:
-            continue  # given back in the meantime
+            text = read_small_file(location, _LARGEST_LEASE_BYTES)
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                continue  # given back in the meantime
+            raise
         leases.append((_parse_holder(text, str(location)), text))
     return leases
 
 
-def _parse_holder(text: str, origin: str) -> LeaseHolder:
+def _parse_holder(text: bytes, origin: str) -> LeaseHolder:
     try:
         fields = json.loads(text)
         fields.pop("renewal", None)
@@ -199,9 +213,13 @@ def _parse_holder(text: str, origin: str) -> LeaseHolder:
         raise TargetError(f"{origin}: not a readable lease; remove it if no other run uses this target") from error
 
 
-def _refuse_overlap(holder: LeaseHolder, living: Iterator[LeaseHolder]) -> None:
+def _shared_ranks(one: LeaseHolder, other: LeaseHolder) -> list[int]:
+    return sorted(set(one.ranks) & set(other.ranks))
+
+
+def _refuse_overlap(holder: LeaseHolder, living: Sequence[LeaseHolder]) -> None:
     for other in living:
-        shared = sorted(set(other.ranks) & set(holder.ranks))
+        shared = _shared_ranks(holder, other)
         if shared:
             told = ", ".join(map(str, shared[:8])) + (" …" if len(shared) > 8 else "")
             raise TargetError(

@@ -9,6 +9,7 @@ that makes them a checkpoint; a former manifest is withdrawn before anything of 
 """
 
 import os
+import posixpath
 import re
 import shutil
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ from core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
-_CHECKPOINT_NAMES = re.compile(r"^(rank_\d+|\.reshard)$")
+_RANK_FOLDER = re.compile(r"rank_\d+")
+_STATE_FOLDER = ".reshard"
 
 
 def working_location(final: Location) -> Location:
@@ -41,13 +43,13 @@ def list_names(location: Location) -> list[str]:
         if location.fs.isfile(location.path):
             raise TargetError(f"{location}: is a file, the target must be a directory")
         paths = location.fs.ls(location.path, detail=False)
-    names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths}
-    return sorted(names - {location.name} if not location.is_local else names)
+    # some object stores list the directory itself as well
+    return sorted({posixpath.basename(path) for path in (path.rstrip("/") for path in paths) if path != location.path})
 
 
 def foreign_names(location: Location) -> list[str]:
     """Names in a directory that do not belong to a checkpoint."""
-    return [name for name in list_names(location) if not _CHECKPOINT_NAMES.match(name)]
+    return [name for name in list_names(location) if not _RANK_FOLDER.fullmatch(name) and name != _STATE_FOLDER]
 
 
 def remove_tree(location: Location) -> None:
@@ -72,7 +74,7 @@ def remove_others(working: Location, kept: Iterable[str]) -> None:
     kept_paths = {working.child(path).path for path in kept}
     with mapped_errors(working, "remove leftovers in it"):
         for name in list_names(working):
-            if not name.startswith("rank_"):
+            if not _RANK_FOLDER.fullmatch(name):
                 continue
             for path in working.fs.find(working.child(name).path):
                 if str(path) not in kept_paths:

@@ -12,7 +12,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from core.errors import InputError
 
-_CREDENTIALS = re.compile(r"^[a-z0-9+.-]+://[^/@]*:[^/@]*@", re.IGNORECASE)
+# secrets may hold slashes, as those of S3 do; digits before the first one are a port
+_CREDENTIALS = re.compile(r"://[^/@]*:(?!\d+/)[^@]*@")
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,16 @@ def parse_url(url: str) -> Location:
     """
     if not url.strip():
         raise InputError("an empty path or URL was given")
-    if _CREDENTIALS.match(url):
+    if _CREDENTIALS.search(url):
         raise InputError(
             "a URL must not carry credentials (user:password@): they would end in logs and records. "
             "Give them through the environment or the storage's own configuration"
         )
     try:
-        fs, path = fsspec.url_to_fs(os.path.expanduser(url))
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{url}: cannot be opened: {error}") from error
-    if isinstance(fs, LocalFileSystem):
-        path = os.path.realpath(path)
+        # fsspec would take "::" in a plain path for a chain of storages
+        fs, path = fsspec.url_to_fs(url) if "://" in url else (fsspec.filesystem("file"), os.path.expanduser(url))
+        if isinstance(fs, LocalFileSystem):
+            path = os.path.realpath(path)
+    except Exception as error:  # the packages behind fsspec raise what they like about a URL that they cannot use
+        raise InputError(f"{url!r}: cannot be opened: {error}") from error
     return Location(fs, path.rstrip("/") or "/")

@@ -113,6 +113,17 @@ def test_a_strategy(reshard: Callable[..., Any], name: str) -> None:
     assert len(layouts) == len(items)
 
 
+def test_links(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    for name in ("strategies", "checkpoint"):
+        (tmp_path / name).mkdir()
+    for path in (CASE / "src_stages").iterdir():
+        (tmp_path / "strategies" / path.name).symlink_to(path)
+    for path in (CASE / "src").iterdir():
+        (tmp_path / "checkpoint" / path.name).symlink_to(path)
+    assert reshard("inspect", tmp_path / "strategies", "--json").json["kind"] == "strategy"
+    assert reshard("inspect", tmp_path / "checkpoint", "--json").json["ranks"] == list(range(8))
+
+
 def test_a_strategy_as_a_table(reshard: Callable[..., Any]) -> None:
     shown = reshard("inspect", CASE / "dst_strategy.ckpt").out.splitlines()
     assert "stage 0   2 devices, ranks 0-1, 6 parameters" in shown

@@ -19,6 +19,12 @@ def test_merged_like_mindspore(reshard: Callable[..., Any], tmp_path: Path, name
     assert [stage.layouts for stage in merged.stages] == [stage.layouts for stage in want.stages]
 
 
+def test_json(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "merged.ckpt"
+    shown = reshard("merge-strategy", DIRECTORY / "src_stages", out, "--json")
+    assert shown.json == {"url": str(out), "stages": 2, "devices_per_stage": 4, "parameters": 6}
+
+
 def test_what_is_there_is_kept(reshard: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "merged.ckpt"
     out.write_text("precious")

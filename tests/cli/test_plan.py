@@ -1,6 +1,5 @@
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from cli.plan import describe_reads
 from core.convert import make_plan
 from core.report import PlanSummary
-from tests.support.checkpoints import FIXTURES, case
+from tests.support.checkpoints import FIXTURES, case, read_ckpt
 
 CASE = case(7010)
 SOURCE = CASE.directory / "src"
@@ -51,36 +50,27 @@ def test_reads_name_the_bytes_that_fill_the_shard(number: int) -> None:
     """Every read, carried out by hand from the boxes and offsets that are shown, gives the right shard."""
     conversion = case(number)
     plan = make_plan(conversion.request("memory://nowhere"))
+    sources = {str(path): (path.read_bytes(), read_ckpt(path)) for path in conversion.directory.glob("src/*/*")}
     for rank, contents in conversion.want.items():
         for name, (_, shape, want) in contents.items():
-            shown = describe_reads(plan, rank, name)
             itemsize = len(want) // math.prod(shape)
             shard = np.zeros((*shape, itemsize), np.uint8)
-            for read in shown["reads"]:
-                data = Path(read["source_file"]).read_bytes()
+            for read in describe_reads(plan, rank, name)["reads"]:
+                data, source = sources[read["source_file"]]
+                whole = np.frombuffer(source[name][2], np.uint8).reshape(*source[name][1], itemsize)
+                box = whole[box_index(read["source_box"])]
+                shard[box_index(read["target_box"])] = box
                 first, end = read["file_offsets"]
-                box = np.zeros((*box_shape(read["target_box"]), itemsize), np.uint8)
-                assert box.nbytes == read["size_bytes"]
-                if read["runs"] == 1:
-                    box.reshape(-1)[:] = np.frombuffer(data[first:end], np.uint8)
-                    shard[box_index(read["target_box"])] = box
-                else:
-                    assert end - first > read["size_bytes"]
-                    wanted = np.frombuffer(want, np.uint8).reshape(shard.shape)[box_index(read["target_box"])]
-                    run = read["size_bytes"] // read["runs"]
-                    assert data[first : first + run] == wanted.tobytes()[:run]
-                    assert data[end - run : end] == wanted.tobytes()[-run:]
-                    shard[box_index(read["target_box"])] = wanted
+                run_bytes = read["size_bytes"] // read["runs"]
+                assert data[first : first + run_bytes] == box.tobytes()[:run_bytes]
+                assert data[end - run_bytes : end] == box.tobytes()[-run_bytes:]
+                assert (end - first == box.nbytes) == (read["runs"] == 1)
             assert shard.tobytes() == want, (rank, name)
 
 
 def box_index(text: str) -> tuple[slice, ...]:
     parts = [part.split(":") for part in text.strip("[]").split(", ") if part]
     return tuple(slice(int(start), int(stop)) for start, stop in parts)
-
-
-def box_shape(text: str) -> tuple[int, ...]:
-    return tuple(part.stop - part.start for part in box_index(text))
 
 
 def test_table_of_reads(reshard: Callable[..., Any]) -> None:

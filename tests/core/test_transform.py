@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import core.transform as transform_module
+import core.gather as gather_module
 from core.checkpoint import ckpt
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import plan_file
@@ -29,8 +29,8 @@ DTYPES = {"Int8": np.int8, "Float16": np.float16, "Int32": np.int32, "Int64": np
 @given(st.data())
 def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transform_module, "GAP_WORTH_READING_BYTES", data.draw(st.sampled_from([0, 7, 100, 10**6])))
-        patch.setattr(transform_module, "_OPEN_SOURCES", data.draw(st.sampled_from([1, 2, 64])))
+        patch.setattr(gather_module, "GAP_WORTH_READING_BYTES", data.draw(st.sampled_from([0, 7, 100, 10**6])))
+        patch.setattr(gather_module, "_OPEN_SOURCES", data.draw(st.sampled_from([1, 2, 64])))
         check_one(data, tmp_path_factory.mktemp("work"))
 
 

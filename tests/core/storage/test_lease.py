@@ -1,0 +1,336 @@
+"""Leases: who works on what; what becomes of them when their holder ends, well or not."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from core.errors import StorageError, TargetError
+from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder
+from core.storage.urls import Location, parse_url
+
+PROJECT = Path(__file__).parents[3]
+HOLDING = """
+import sys, time
+from core.storage.lease import held_lease, new_holder
+from core.storage.urls import parse_url
+with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Location:
+    return parse_url(str(tmp_path / "state" / "leases"))
+
+
+@pytest.fixture
+def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
+    monkeypatch.setattr("core.storage.lease.RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr("core.storage.lease._DEAD_AFTER_SECONDS", 0.25)
+    location = parse_url("memory://bucket/leases")
+    yield location
+    location.fs.store.clear()
+    location.fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["local", "remote"])
+def directory(request: pytest.FixtureRequest) -> Location:
+    location: Location = request.getfixturevalue(request.param)
+    return location
+
+
+def leases_in(directory: Location) -> list[str]:
+    if not directory.fs.exists(directory.path):
+        return []
+    return [path for path in directory.fs.ls(directory.path, detail=False) if str(path).endswith(".json")]
+
+
+def take(directory: Location, *ranks: int) -> None:
+    with held_lease(directory, new_holder(ranks)):
+        pass
+
+
+# ---- both kinds ----
+
+
+def test_a_second_holder_of_the_same_ranks_is_refused(directory: Location) -> None:
+    first = new_holder([0, 1, 2])
+    with held_lease(directory, first):
+        with pytest.raises(TargetError) as caught:
+            take(directory, 2, 1, 7)
+        assert f"already converting into this target: run {first.run} of {first.user} on {first.host}" in str(
+            caught.value
+        )
+        assert "It holds target ranks 1, 2. Wait for it, or convert other ranks with --ranks" in str(caught.value)
+        assert len(leases_in(directory)) == 1, "who was refused leaves no lease"
+    take(directory, 0, 1, 2)
+    assert leases_in(directory) == []
+
+
+def test_many_shared_ranks_are_not_all_listed(directory: Location) -> None:
+    with (
+        held_lease(directory, new_holder(range(4096))),
+        pytest.raises(TargetError, match=r"ranks 0, 1, 2, 3, 4, 5, 6, 7 …\."),
+    ):
+        take(directory, *range(4096))
+
+
+def test_other_ranks_are_free(directory: Location) -> None:
+    first, second = new_holder([0, 1]), new_holder([2, 3])
+    with held_lease(directory, first), held_lease(directory, second):
+        assert living_holders(directory, first) == [second]
+        assert living_holders(directory, second) == [first]
+    assert living_holders(directory, first) == []
+
+
+def test_a_lease_is_given_back_after_an_error(directory: Location) -> None:
+    def failing() -> None:
+        with held_lease(directory, new_holder([0])):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        failing()
+    assert leases_in(directory) == []
+    take(directory, 0)
+
+
+def test_a_lease_names_its_holder(directory: Location) -> None:
+    holder = new_holder([3, 4])
+    with held_lease(directory, holder):
+        [path] = leases_in(directory)
+        fields = json.loads(directory.fs.cat_file(path))
+    assert (fields["run"], fields["process"], fields["ranks"]) == (holder.run, os.getpid(), [3, 4])
+
+
+def test_a_container_without_user_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: (_ for _ in ()).throw(KeyError("uid not found")))
+    assert new_holder([]).user == str(os.getuid())
+
+
+# ---- local ----
+
+
+def test_another_process_is_refused_until_it_is_killed(local: Location) -> None:
+    run = subprocess.Popen([sys.executable, "-c", HOLDING, str(local)], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "held\n"
+    with pytest.raises(TargetError, match=f"process {run.pid}, since .* target ranks 1"):
+        take(local, 1)
+    take(local, 2)
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    assert len(leases_in(local)) == 1, "a killed process tidies nothing"
+    take(local, 1)
+    assert leases_in(local) == []
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"run": "a"}', b'{"ranks": 5}', b"\xff\xfe\xfa"])
+def test_an_unreadable_lease_that_is_held_is_named(local: Location, text: bytes) -> None:
+    holder = new_holder([0])
+    with held_lease(local, holder):
+        path = os.path.join(local.path, f"{holder.run}.json")
+        with open(path, "wb") as file:
+            file.write(text)
+        with pytest.raises(TargetError, match=f"{holder.run}.json: not a readable lease; remove it if no other run"):
+            take(local, 5)
+
+
+def test_an_unreadable_lease_that_nobody_holds_is_removed(local: Location) -> None:
+    os.makedirs(local.path)
+    Path(local.path, "left.json").write_bytes(b"\xff")
+    take(local, 0)
+    assert leases_in(local) == []
+
+
+def test_a_lease_given_back_while_others_look(local: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.makedirs(local.path)
+    listed = os.listdir
+    monkeypatch.setattr("os.listdir", lambda path: [*listed(path), "gone.json"])
+    take(local, 0)
+    assert living_holders(local, new_holder([])) == []
+
+
+def test_the_directory_may_be_renamed_or_removed_while_a_lease_is_held(local: Location, tmp_path: Path) -> None:
+    with held_lease(local, new_holder([0])):
+        os.rename(tmp_path / "state", tmp_path / "published")
+        take(local, 0)  # in the new directory of the old name
+    assert os.listdir(local.path) == [".gate"]
+
+
+def test_who_waited_for_a_directory_that_was_renamed_begins_in_a_new_one(local: Location, tmp_path: Path) -> None:
+    entered = threading.Event()
+
+    def wait_and_enter() -> None:
+        with exclusive(local):
+            assert os.path.exists(local.path)
+        take(local, 0)
+        entered.set()
+
+    waiting = threading.Thread(target=wait_and_enter)
+    with exclusive(local):
+        waiting.start()
+        time.sleep(0.1)
+        assert not entered.is_set()
+        os.rename(tmp_path / "state", tmp_path / "published")
+    waiting.join(10)
+    assert entered.is_set()
+    assert (tmp_path / "published" / "leases" / ".gate").exists()
+
+
+def test_one_at_a_time(local: Location) -> None:
+    inside, most = [0], [0]
+
+    def enter() -> None:
+        for _ in range(20):
+            with exclusive(local):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0.0005)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot lock it: (Not a directory|File exists)"):
+        take(parse_url(str(tmp_path / "file")), 0)
+
+
+def test_a_file_system_without_locks(local: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refusing)
+    with pytest.raises(StorageError, match="leases: cannot lock it: No locks available"):
+        take(local, 0)
+
+
+def test_a_full_disk_leaves_no_lease(local: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("core.storage.lease.json.dumps", full)  # the write, as far as the caller can see
+    with pytest.raises(StorageError, match="leases: cannot take a lease: No space left on device"):
+        take(local, 0)
+    assert leases_in(local) == []
+
+
+# ---- remote ----
+
+
+def leave_lease(directory: Location, *ranks: int, run: str = "0dead000") -> LeaseHolder:
+    """What a run that was killed leaves behind."""
+    holder = LeaseHolder(run, "far", "someone", 7, "2026-01-01T00:00:00+00:00", ranks)
+    directory.fs.pipe_file(directory.child(f"{run}.json").path, json.dumps(asdict(holder) | {"renewal": 3}).encode())
+    return holder
+
+
+def test_a_dead_lease_is_taken_over_after_watching_it(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    started = time.monotonic()
+    with held_lease(remote, new_holder([1, 2])):
+        assert time.monotonic() - started >= 0.25
+        assert len(leases_in(remote)) == 1
+
+
+def test_dead_leases_of_other_ranks_are_not_waited_for(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    started = time.monotonic()
+    take(remote, 2)
+    assert time.monotonic() - started < 0.25
+
+
+def test_a_dead_run_is_not_among_the_living(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    mine = new_holder([2])
+    with held_lease(remote, mine):
+        assert living_holders(remote, mine) == []
+        assert len(leases_in(remote)) == 1
+
+
+def test_the_living_among_the_dead(remote: Location) -> None:
+    leave_lease(remote, 0)
+    living = new_holder([1])
+    with held_lease(remote, living):
+        assert living_holders(remote, new_holder([2])) == [living]
+
+
+def test_the_lease_is_renewed_until_it_is_given_back(remote: Location) -> None:
+    before = threading.active_count()
+    with held_lease(remote, new_holder([0])):
+        [path] = leases_in(remote)
+        first = remote.fs.cat_file(path)
+        time.sleep(0.15)
+        assert remote.fs.cat_file(path) != first
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    time.sleep(0.1)
+    assert leases_in(remote) == []
+
+
+def test_a_failed_renewal_is_made_up_for(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file, failures = type(remote.fs).pipe_file, iter([OSError(errno.EBUSY, "SlowDown")] * 2)
+
+    def failing(*args: object, **kwargs: object) -> None:
+        for error in failures:
+            raise error
+        pipe_file(*args, **kwargs)
+
+    with held_lease(remote, new_holder([0])):
+        [path] = leases_in(remote)
+        first = remote.fs.cat_file(path)
+        monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
+        time.sleep(0.3)
+        assert remote.fs.cat_file(path) != first
+
+
+def test_two_that_start_at_the_same_moment_both_refuse(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file = type(remote.fs).pipe_file
+
+    def other_writes_first(*args: object, **kwargs: object) -> None:
+        monkeypatch.setattr(type(remote.fs), "pipe_file", pipe_file)
+        leave_lease(remote, 0, run="0ther000")
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", other_writes_first)
+    with pytest.raises(TargetError, match="run 0ther000 of someone on far"):
+        take(remote, 0)
+    assert leases_in(remote) == [remote.child("0ther000.json").path]
+
+
+def test_a_lease_that_cannot_be_read_at_the_moment_is_not_taken_for_given_back(
+    remote: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_lease(remote, 0)
+
+    def busy(*_: object, **__: object) -> bytes:
+        raise OSError(errno.EBUSY, "SlowDown")
+
+    monkeypatch.setattr(type(remote.fs), "cat_file", busy)
+    with pytest.raises(StorageError, match="0dead000.json: cannot read .*: SlowDown"):
+        take(remote, 0)
+    assert len(leases_in(remote)) == 1
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b'{"ranks": [1]}'])
+def test_an_unreadable_remote_lease_is_named(remote: Location, text: bytes) -> None:
+    remote.fs.pipe_file(remote.child("bad.json").path, text)
+    with pytest.raises(TargetError, match="memory:///bucket/leases/bad.json: not a readable lease; remove it if"):
+        take(remote, 0)

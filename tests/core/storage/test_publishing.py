@@ -1,0 +1,229 @@
+"""How finished files appear: all at once, and what was there before goes last."""
+
+import errno
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core.errors import StorageError, TargetError
+from core.storage.publishing import (
+    check_room,
+    foreign_names,
+    list_names,
+    publish,
+    remove_file,
+    remove_others,
+    remove_tree,
+    withdraw,
+    working_location,
+)
+from core.storage.urls import Location, parse_url
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def final(tmp_path: Path) -> Location:
+    return parse_url(str(tmp_path / "out"))
+
+
+@pytest.fixture
+def working(final: Location) -> Location:
+    location = working_location(final)
+    put(location, **{"rank_0/a.ckpt": "new", ".reshard/manifest.json": "new"})
+    return location
+
+
+@pytest.fixture
+def memory() -> Iterator[Location]:
+    location = parse_url("memory://bucket/out")
+    yield location
+    location.fs.store.clear()
+    location.fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture(params=["local", "memory"])
+def anywhere(request: pytest.FixtureRequest) -> Location:
+    location: Location = request.getfixturevalue({"local": "final", "memory": "memory"}[request.param])
+    return location
+
+
+def put(location: Location, **files: str) -> None:
+    for name, text in files.items():
+        path = location.child(*name.split("/"))
+        path.fs.makedirs(path.parent.path, exist_ok=True)
+        path.fs.pipe_file(path.path, text.encode())
+
+
+def files_of(location: Location) -> dict[str, str]:
+    paths = location.fs.find(location.path)
+    return {str(path).removeprefix(location.path + "/"): location.fs.cat_file(path).decode() for path in paths}
+
+
+NEW = {"rank_0/a.ckpt": "new", ".reshard/manifest.json": "new"}
+
+
+# ---- publishing ----
+
+
+def test_work_is_done_beside_a_local_target_and_in_a_remote_one(final: Location, memory: Location) -> None:
+    assert working_location(final).parent == final.parent
+    assert working_location(final) != final
+    assert working_location(memory) == memory
+
+
+def test_onto_nothing(working: Location, final: Location) -> None:
+    publish(working, final)
+    assert files_of(final) == NEW
+    assert list_names(final.parent) == ["out"]
+
+
+def test_onto_an_empty_directory(working: Location, final: Location) -> None:
+    os.mkdir(final.path)
+    publish(working, final)
+    assert files_of(final) == NEW
+    assert list_names(final.parent) == ["out"]
+
+
+def test_onto_an_existing_directory(working: Location, final: Location) -> None:
+    put(final, **{"rank_0/a.ckpt": "old", "rank_1/a.ckpt": "old"})
+    os.chmod(final.child("rank_0", "a.ckpt").path, 0o400)
+    publish(working, final)
+    assert files_of(final) == NEW
+    assert list_names(final.parent) == ["out"]
+
+
+def test_leftovers_of_a_former_replacement_go(working: Location, final: Location) -> None:
+    put(final, **{"rank_0/a.ckpt": "old"})
+    put(parse_url(final.path + ".reshard-replaced"), x="older")
+    publish(working, final)
+    assert files_of(final) == NEW
+    assert list_names(final.parent) == ["out"]
+
+
+@pytest.mark.parametrize("failing_rename", [1, 2])
+def test_a_crash_in_between_loses_nothing(
+    working: Location, final: Location, failing_rename: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(final, **{"rank_0/a.ckpt": "old"})
+    rename, calls = os.rename, iter(range(1, 10))
+
+    def crashing(source: str, target: str) -> None:
+        if next(calls) == failing_rename:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rename", crashing)
+        with pytest.raises(StorageError, match="out: cannot give it the finished files .*whole in .*: Input/output"):
+            publish(working, final)
+    assert files_of(working) == NEW
+    old = final if failing_rename == 1 else parse_url(final.path + ".reshard-replaced")
+    assert files_of(old) == {"rank_0/a.ckpt": "old"}
+    publish(working, final)
+    assert files_of(final) == NEW
+    assert list_names(final.parent) == ["out"]
+
+
+def test_a_file_appeared_at_the_target(working: Location, final: Location) -> None:
+    Path(final.path).write_text("precious")
+    with pytest.raises(StorageError, match="out: cannot give it the finished files"):
+        publish(working, final)
+    assert Path(final.path).read_text() == "precious"
+    assert files_of(working) == NEW
+
+
+def test_a_remote_target_is_where_it_was_written(memory: Location) -> None:
+    put(memory, **NEW)
+    publish(memory, memory)
+    withdraw(memory, memory)
+    assert files_of(memory) == NEW
+
+
+def test_withdraw(working: Location, final: Location) -> None:
+    publish(working, final)
+    withdraw(final, working)
+    assert files_of(working) == NEW
+    assert not os.path.exists(final.path)
+    with pytest.raises(StorageError, match="out: cannot move it back to .*: no such file"):
+        withdraw(final, working)
+
+
+# ---- listing ----
+
+
+def test_names(anywhere: Location) -> None:
+    assert list_names(anywhere) == []
+    put(anywhere, **{"rank_1/a": "", "rank_0/sub/a": "", ".reshard/m": "", "notes.txt": ""})
+    assert list_names(anywhere) == [".reshard", "notes.txt", "rank_0", "rank_1"]
+    with pytest.raises(TargetError, match="notes.txt: is a file, the target must be a directory"):
+        list_names(anywhere.child("notes.txt"))
+
+
+def test_a_directory_may_hold_one_of_its_own_name(anywhere: Location) -> None:
+    rank = anywhere.child("rank_0")
+    put(rank, **{"rank_0/a.ckpt": "x"})
+    assert list_names(rank) == ["rank_0"]
+
+
+def test_names_that_are_no_checkpoints(anywhere: Location) -> None:
+    mine = ["rank_0/a", "rank_12/b", ".reshard/m"]
+    foreign = ["rank_table.json", "rank_", "rank_x/a", "xrank_0/a", ".reshard2", "thesis.tex"]
+    put(anywhere, **dict.fromkeys([*mine, *foreign], ""))
+    assert foreign_names(anywhere) == sorted(name.split("/")[0] for name in foreign)
+
+
+# ---- removing ----
+
+
+def test_leftovers_are_removed_and_nothing_else(anywhere: Location) -> None:
+    kept = ["rank_0/b_0.ckpt", "rank_1/b_1.ckpt"]
+    others = [".reshard/manifest.json", "rank_table_8p.json", "notes.txt"]
+    left = ["rank_0/a_0.ckpt", "rank_0/.b_0.ckpt.0123.tmp", "rank_1/b_0.ckpt", "rank_7/b_7.ckpt"]
+    put(anywhere, **dict.fromkeys([*kept, *others, *left], "x"))
+    remove_others(anywhere, kept)
+    assert sorted(files_of(anywhere)) == sorted(kept + others)
+    assert not anywhere.is_local or "rank_7" not in list_names(anywhere), "object stores have no directories"
+    remove_others(anywhere.child("nothing"), [])
+
+
+def test_removing(anywhere: Location) -> None:
+    put(anywhere, **{"rank_0/a": "", "rank_1/a": ""})
+    remove_file(anywhere.child("rank_0", "a"))
+    remove_file(anywhere.child("rank_0", "a"))
+    remove_tree(anywhere.child("rank_1"))
+    remove_tree(anywhere.child("rank_1"))
+    assert files_of(anywhere) == {}
+
+
+def test_what_cannot_be_removed_is_named(final: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    os.mkdir(final.path)
+    monkeypatch.setattr(shutil, "rmtree", refusing)
+    with pytest.raises(StorageError, match="out: cannot remove it: permission denied"):
+        remove_tree(final)
+
+
+# ---- room ----
+
+
+def test_room(final: Location, memory: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def usage(path: str) -> Usage:
+        asked.append(path)
+        return Usage(10**9, 0, 4_000_000)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    check_room(final.child("not", "yet", "there"), 4_000_000)
+    with pytest.raises(TargetError, match="out: has no room: 4,000,001 bytes are to be written, 4,000,000 are free"):
+        check_room(final, 4_000_001)
+    assert asked == [final.parent.path] * 2
+    check_room(memory, 10**15)
+    assert len(asked) == 2

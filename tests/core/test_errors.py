@@ -1,0 +1,96 @@
+"""The errors: their tree, that they survive a process, and what may go away by itself."""
+
+import copy
+import errno
+import inspect
+import pickle
+import re
+
+import pytest
+
+import core.errors
+from core.errors import CheckpointError, ConversionError, InputError, ReshardError, StorageError, is_transient
+
+CLASSES = {
+    name: thing for name, thing in inspect.getmembers(core.errors, inspect.isclass) if thing.__module__ == "core.errors"
+}
+PARENTS = {
+    "ReshardError": "Exception",
+    "InputError": "ReshardError",
+    "StrategyError": "InputError",
+    "LayoutError": "InputError",
+    "CheckpointError": "InputError",
+    "CatalogError": "InputError",
+    "PlanError": "InputError",
+    "TargetError": "InputError",
+    "VerificationError": "ReshardError",
+    "ConversionError": "ReshardError",
+    "StorageError": "ConversionError",
+}
+
+
+def test_the_public_tree() -> None:
+    assert {name: kind.__mro__[1].__name__ for name, kind in CLASSES.items()} == PARENTS
+
+
+def test_the_drawing_shows_the_tree() -> None:
+    drawn: dict[str, str] = {}
+    above = ["Exception"]
+    for line in (core.errors.__doc__ or "").splitlines():
+        found = re.match(r"^ {4}([ │├└─]*)(\w+Error)\b", line)
+        if found:
+            depth = len(found[1]) // 4 + 1
+            drawn[found[2]] = above[depth - 1]
+            above[depth:] = [found[2]]
+    assert drawn == PARENTS
+
+
+@pytest.mark.parametrize("kind", CLASSES.values())
+@pytest.mark.parametrize("again", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+def test_errors_survive_a_process(kind: type[ReshardError], again) -> None:
+    error = again(kind("rank_3: what is wrong"))
+    assert type(error) is kind
+    assert str(error) == "rank_3: what is wrong"
+    assert isinstance(error, Exception)
+
+
+@pytest.mark.parametrize("transient", [True, False])
+def test_whether_it_may_go_away_survives_a_process(transient: bool) -> None:
+    error = pickle.loads(pickle.dumps(StorageError("s3://b/x: busy", transient)))
+    assert (str(error), error.transient, is_transient(error)) == ("s3://b/x: busy", transient, transient)
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (StorageError("said to be", transient=True), True),
+        (StorageError("not said to be"), False),
+        (TimeoutError(), True),
+        (ConnectionResetError(), True),
+        (ConnectionRefusedError(), True),
+        (BrokenPipeError(), True),
+        (BlockingIOError(errno.EAGAIN, ""), True),
+        (InterruptedError(errno.EINTR, ""), True),
+        (OSError(errno.EBUSY, "503 SlowDown, as s3fs puts it"), True),
+        (OSError(errno.EIO, ""), True),
+        (OSError(errno.ESTALE, ""), True),
+        (OSError(errno.ENETUNREACH, ""), True),
+        (OSError(errno.EHOSTUNREACH, ""), True),
+        (OSError(errno.ETIMEDOUT, ""), True),
+        (FileNotFoundError(errno.ENOENT, ""), False),
+        (PermissionError(errno.EACCES, ""), False),
+        (PermissionError(errno.EPERM, ""), False),
+        (OSError(errno.ENOSPC, ""), False),
+        (OSError(errno.EDQUOT, ""), False),
+        (OSError(errno.EROFS, ""), False),
+        (OSError(errno.EFBIG, ""), False),
+        (OSError("no number"), False),
+        (InputError("wrong"), False),
+        (CheckpointError("damaged"), False),
+        (ConversionError("failed"), False),
+        (ValueError("bug"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_may_go_away(error: BaseException, transient: bool) -> None:
+    assert is_transient(error) is transient

@@ -1,0 +1,331 @@
+"""The flow on a real Prefect server: what it makes, what its users see, and that nothing that failed looks done."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import Artifact, FlowRun, State
+from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
+
+import core.session
+from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
+from core.manifest import ShardRecord
+from core.progress import SilentProgress, reporting_to
+from core.report import ConversionReport
+from core.request import ConversionRequest
+from flows.convert_checkpoint import convert_checkpoint
+from flows.local import run_locally
+from tasks.conversion import transform_rank
+from tests.core.test_convert import whole_copies
+from tests.support.checkpoints import Case, case, read_tree
+
+FOUR_TO_THREE = case(7009)
+"""MindSpore itself refuses it: the device counts do not divide."""
+PIPELINES = case(7001)
+"""Two pipeline stages on both sides, 8 ranks to 12."""
+FOUR_TO_FOUR = case(7003)
+
+Step = Callable[..., ShardRecord]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+class Run:
+    """A finished run, as Prefect's API tells of it."""
+
+    def __init__(self, request: ConversionRequest) -> None:
+        self.state: State[ConversionReport] = convert_checkpoint(request, return_state=True)
+        assert self.state.state_details.flow_run_id
+        self.id: UUID = self.state.state_details.flow_run_id
+
+    @property
+    def told(self) -> FlowRun:
+        with get_client(sync_client=True) as client:
+            return client.read_flow_run(self.id)
+
+    @property
+    def artifacts(self) -> dict[str, Any]:
+        ours = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.id]))
+        with get_client(sync_client=True) as client:
+            found: list[Artifact] = client.read_artifacts(
+                artifact_filter=ours, sort=ArtifactSort.CREATED_DESC, limit=50
+            )
+        return {str(artifact.key): artifact.data for artifact in found}
+
+    def wait_for_tasks(self, names: set[str]) -> dict[str, str]:
+        """Task runs by name, with their states; the server learns of them a little later."""
+        ours = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
+        deadline = time.monotonic() + 20
+        while True:
+            with get_client(sync_client=True) as client:
+                runs = client.read_task_runs(flow_run_filter=ours, sort=TaskRunSort.ID_DESC, limit=100)
+            states = {run.name: str(run.state_name) for run in runs}
+            if names <= {name for name, state in states.items() if state not in ("Pending", "Running")}:
+                return states
+            assert time.monotonic() < deadline, states
+            time.sleep(0.1)
+
+
+def replace_step(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None], only_before: bool = True
+) -> list[int]:
+    """Makes writing a rank raise what `fails` says; returns the list of the ranks that were tried."""
+    tried: list[int] = []
+    write = core.session.convert_rank
+
+    def step(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> ShardRecord:
+        tried.append(rank)
+        error = fails(rank)
+        if error is not None:
+            raise error
+        return write(workspace, plan, rank, *args, **kwargs)
+
+    monkeypatch.setattr("core.session.convert_rank", step)
+    return tried
+
+
+# ---- what it makes ----
+
+
+@pytest.mark.parametrize("conversion", [PIPELINES, FOUR_TO_THREE, FOUR_TO_FOUR], ids=lambda case: case.directory.name)
+@pytest.mark.parametrize("format", ["ckpt", "safetensors"])
+def test_writes_what_mindspore_would(conversion: Case, format: str, target: Path) -> None:
+    report = convert_checkpoint(conversion.request(target, format=format))
+    assert report.committed
+    assert read_tree(target) == conversion.want
+
+
+def test_names_say_what_is_done(target: Path) -> None:
+    run = Run(FOUR_TO_THREE.request(target, ranks="0-1"))
+    assert run.told.name == f"convert case_7009/src -> {target.parent.name}/out (ranks 0-1)"
+    names = {"merge-strategy-source", "merge-strategy-target", "catalog", "plan", "commit"}
+    names |= {f"{step}-rank-{rank}" for step in ("transform", "verify") for rank in range(2)}
+    assert run.wait_for_tasks(names) == dict.fromkeys(names, "Completed")
+
+
+def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
+    run = Run(PIPELINES.request(target))
+    artifacts = run.artifacts
+    assert "8 → 12 ranks" in artifacts["conversion-plan"]
+    assert "Verified: every byte" in artifacts["conversion-summary"]
+    rows = __import__("json").loads(artifacts["conversion-ranks"])
+    assert [row["rank"] for row in rows] == list(range(12))
+    files = [target / row["file"] for row in rows]
+    assert [row["size_bytes"] for row in rows] == [file.stat().st_size for file in files]
+
+
+def test_a_second_run_has_nothing_to_do(target: Path) -> None:
+    convert_checkpoint(FOUR_TO_THREE.request(target))
+    report = convert_checkpoint(FOUR_TO_THREE.request(target))
+    assert {rank.outcome for rank in report.ranks} == {"resumed"}
+
+
+def test_progress_and_notes_reach_the_caller(target: Path) -> None:
+    class Listener(SilentProgress):
+        total_bytes = 0
+        done_bytes = 0
+        notes: list[str] = []  # noqa: RUF012
+        lock = threading.Lock()
+
+        def note(self, message: str) -> None:
+            self.notes.append(message)
+
+        def begin(self, total_bytes: int) -> None:
+            self.total_bytes = total_bytes
+
+        def advance(self, count_bytes: int) -> None:
+            with self.lock:
+                self.done_bytes += count_bytes
+
+    listener = Listener()
+    with reporting_to(listener):
+        convert_checkpoint(FOUR_TO_THREE.request(target))
+        convert_checkpoint(FOUR_TO_THREE.request(target))
+    assert 0 < listener.total_bytes <= listener.done_bytes
+    assert any("was converted already" in note for note in listener.notes)
+
+
+def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = threading.Lock()
+    at_once = highest = 0
+
+    def count(step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            nonlocal at_once, highest
+            with lock:
+                at_once += 1
+                highest = max(highest, at_once)
+            time.sleep(0.02)
+            try:
+                return step(*args, **kwargs)
+            finally:
+                with lock:
+                    at_once -= 1
+
+        return counted
+
+    monkeypatch.setattr("core.session.convert_rank", count(core.session.convert_rank))
+    monkeypatch.setattr("core.session.check_rank", count(core.session.check_rank))
+    convert_checkpoint(PIPELINES.request(target, workers=3))
+    assert highest == 3
+
+
+# ---- what fails ----
+
+
+def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        tried = replace_step(patch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
+        run = Run(FOUR_TO_THREE.request(target))
+    assert sorted(tried) == [0, 1, 2]
+    told = run.told.state
+    assert told
+    assert told.type.value == "FAILED"
+    assert str(told.message).startswith("1 of 3 target ranks failed")
+    assert str(told.message).endswith("\n  rank_1: its disk is broken")
+    with pytest.raises(ConversionError) as raised:
+        run.state.result()
+    assert str(raised.value) == told.message
+    assert "rank_1: its disk is broken" in run.artifacts["conversion-summary"]
+    assert not target.exists()
+
+    tried = replace_step(monkeypatch, lambda rank: None)
+    report = convert_checkpoint(FOUR_TO_THREE.request(target))
+    assert tried == [1]
+    assert [rank.outcome.value for rank in report.ranks] == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_a_transient_failure_is_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transform_rank, "retry_delay_seconds", [0.01] * 3)
+    failures = iter([StorageError("slow down", transient=True)])
+    tried = replace_step(monkeypatch, lambda rank: next(failures, None) if rank == 1 else None)
+    assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed
+    assert sorted(tried) == [0, 1, 1, 2]
+
+
+def test_a_permanent_failure_is_not_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = replace_step(monkeypatch, lambda rank: TargetError("no room"))
+    with pytest.raises(InputError, match="3 of 3 target ranks failed"):
+        convert_checkpoint(FOUR_TO_THREE.request(target))
+    assert sorted(tried) == [0, 1, 2]
+
+
+def test_copies_of_a_failed_rank_are_not_tried(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = FOUR_TO_THREE.request(target, target_strategy=whole_copies(target.parent, 3))
+    with monkeypatch.context() as patch:
+        tried = replace_step(patch, lambda rank: StorageError("broken"))
+        with pytest.raises(ConversionError, match="rank_2: not written, because it is a copy of rank_0, which failed"):
+            convert_checkpoint(request)
+    assert tried == [0]
+    report = convert_checkpoint(request)
+    assert [rank.outcome.value for rank in report.ranks] == ["written", "copied", "copied"]
+
+
+@pytest.mark.parametrize("end", [SystemExit("gone"), asyncio.CancelledError("gone"), KeyboardInterrupt("gone")])
+def test_a_lost_task_is_never_a_completed_run(
+    end: BaseException, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        replace_step(patch, lambda rank: end if rank == 2 else None)
+        run = Run(FOUR_TO_THREE.request(target))
+    assert run.told.state_name == "Failed"
+    with pytest.raises(ConversionError, match=f"rank_2: its task was lost: {type(end).__name__}: gone"):
+        run.state.result()
+    assert not target.exists()
+
+
+def test_a_task_that_never_ran_is_never_a_completed_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some task runners leave a future of a worker that died as it was."""
+    from prefect.states import Pending
+
+    monkeypatch.setattr("prefect.task_engine.run_task_sync", lambda **_: Pending(name="NotReady"))
+    with pytest.raises(ConversionError, match="rank_0: its task was lost: it ended as NotReady"):
+        convert_checkpoint(FOUR_TO_THREE.request(target))
+
+
+def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_step(monkeypatch, lambda rank: KeyError("a bug") if rank == 1 else None)
+    run = Run(FOUR_TO_THREE.request(target))
+    assert run.told.state_name == "Failed"
+    with pytest.raises(KeyError, match="a bug"):
+        run.state.result()
+
+
+def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that would take for ever ends when another one's bug, or a signal, ends the run."""
+
+    def endless(workspace: Any, plan: Any, rank: int, block_bytes: int, advance: Any, **_: Any) -> ShardRecord:
+        if rank == 0:
+            raise KeyError("a bug")
+        while True:
+            advance(1)
+            time.sleep(0.01)
+
+    monkeypatch.setattr("core.session.convert_rank", endless)
+    with pytest.raises(KeyError):
+        convert_checkpoint(FOUR_TO_THREE.request(target, workers=3))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"source": "/nowhere/at/all"}, ReshardError, "/nowhere/at/all"),
+        ({"source_strategy": "/nowhere/strategy.ckpt"}, InputError, "/nowhere/strategy.ckpt"),
+        ({"ranks": "7"}, InputError, "the target has ranks 0 to 2"),
+    ],
+)
+def test_wrong_input_is_the_runs_message(
+    options: dict[str, str], kind: type[Exception], message: str, target: Path
+) -> None:
+    run = Run(FOUR_TO_THREE.request(target, **options))
+    with pytest.raises(kind) as raised:
+        run.state.result()
+    assert message in str(raised.value)
+    assert run.told.state
+    assert run.told.state.message == str(raised.value)
+    assert message in run.artifacts["conversion-summary"]
+    assert list(target.parent.iterdir()) == []
+
+
+def test_an_unreachable_artifact_store_does_not_fail_the_conversion(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    def refuse(**_: object) -> None:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr("tasks.artifacts.create_markdown_artifact", refuse)
+    assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed
+
+
+# ---- from this process ----
+
+
+def test_run_locally_uses_the_configured_server(target: Path) -> None:
+    assert run_locally(FOUR_TO_THREE.request(target), SilentProgress()).committed
+    with pytest.raises(InputError, match="/nowhere"):
+        run_locally(FOUR_TO_THREE.request(target, source_strategy="/nowhere"), SilentProgress())
+
+
+def test_a_server_that_does_not_answer_is_named(target: Path) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(ConversionError, match=r"the Prefect server at http://127.0.0.1:9/api does not answer"),
+    ):
+        run_locally(FOUR_TO_THREE.request(target), SilentProgress())
