@@ -7,7 +7,7 @@
     │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
-    │   └── TargetError             the target is occupied, in use, or too small
+    │   └── TargetError             the target is occupied or in use
     ├── VerificationError           what was written is not what was to be written        exit code 1
     └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
@@ -67,7 +67,7 @@ class PlanError(InputError):
 
 
 class TargetError(InputError):
-    """The target is occupied, in use by another run, or has no room."""
+    """The target is occupied, or in use by another run."""
 
 
 class VerificationError(ReshardError):

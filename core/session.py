@@ -119,8 +119,8 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
     """Claims the target for a plan and finds out what is left to do.
 
     Raises:
-        TargetError: the target is occupied, in use, or has no room.
-        StorageError: it cannot be read or written.
+        TargetError: the target is occupied or in use.
+        StorageError: it cannot be read or written, or has no room.
     """
     ranks = request.chosen_ranks(plan.target_ranks)
     budget = rank_budget(request, len(ranks))

@@ -1,9 +1,8 @@
 """Carries out the plan of one target rank: reads what it needs, and writes its file front to back.
 
 The file is made of *blocks*, each as large as the memory budget allows. A block holds a stretch of the file: literal
-bytes (headers) and parts of shards. A part is a box that is contiguous in the target shard; it is filled by *fetches*,
-which each read one run of bytes of one source file. Fetches that lie close together in a file are read at once. A block
-is digested and written when it is full, so memory does not depend on the size of any tensor.
+bytes (headers) and parts of shards, which are gathered from the source files. A block is digested and written when it
+is full, so memory does not depend on the size of any tensor.
 """
 
 import time

@@ -14,7 +14,7 @@ import xxhash
 
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
-from core.errors import CheckpointError, InputError, StorageError
+from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from core.manifest import ShardRecord
 from core.progress import Progress, SilentProgress
 from core.report import VerificationReport
@@ -155,8 +155,8 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     for summary in manifest.ranks:
         try:
             record = workspace.read_record(summary.rank)
-        except StorageError as error:
-            if error.transient:
+        except (StorageError, TargetError) as error:
+            if is_transient(error):
                 raise
             problems.append(f"rank_{summary.rank}: {error}")
             continue

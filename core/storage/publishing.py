@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Iterable
 
-from core.errors import TargetError
+from core.errors import StorageError, TargetError
 from core.storage.files import mapped_errors
 from core.storage.urls import Location
 
@@ -113,7 +113,7 @@ def check_room(location: Location, needed_bytes: int) -> None:
     """Makes sure that a local file system has room.
 
     Raises:
-        TargetError: it has not.
+        StorageError: it has not; a disk that is full beforehand is the same failure as one that gets full later.
     """
     if not location.is_local:
         return
@@ -122,7 +122,7 @@ def check_room(location: Location, needed_bytes: int) -> None:
         existing = os.path.dirname(existing)
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
-        raise TargetError(f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free")
+        raise StorageError(f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free")
 
 
 def _sibling(location: Location, suffix: str) -> Location:

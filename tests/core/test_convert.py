@@ -329,7 +329,7 @@ def test_disk_full(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], capture_output=True).returncode:
         pytest.skip("only root may mount a small file system")
     try:
-        with pytest.raises(TargetError, match=r"has no room: [\d,]+ bytes are to be written, [\d,]+ are free"):
+        with pytest.raises(StorageError, match=r"has no room: [\d,]+ bytes are to be written, [\d,]+ are free"):
             convert(FOUR_TO_THREE.request(small / "out"))
         assert os.listdir(small) in ([], ["out.reshard-partial"])
     finally:
@@ -537,3 +537,13 @@ def test_no_time_is_lost_waiting_for_a_dead_run(target: Path) -> None:
     started = time.monotonic()
     assert convert(request).committed
     assert time.monotonic() - started < 10
+
+
+def test_verifying_with_a_damaged_record(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    record = target / ".reshard" / "records" / "rank_1.json"
+    record.write_text(record.read_text().replace('"rank"', '"rnk"'))
+    (target / ".reshard" / "records" / "rank_2.json").unlink()
+    [damaged, missing] = verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert "rank_1.json: not a readable record" in damaged
+    assert "rank_2.json: cannot read it" in missing

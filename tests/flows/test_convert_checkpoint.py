@@ -1,29 +1,36 @@
 """The flow on a real Prefect server: what it makes, what its users see, and that nothing that failed looks done."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
+import prefect.task_engine
 import pytest
-from prefect import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import Artifact, FlowRun, State
-from prefect.client.schemas.sorting import ArtifactSort, TaskRunSort
+from prefect import Task, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.sorting import TaskRunSort
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Pending
 
 import core.session
 from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
+from core.layout import whole_layout
 from core.manifest import ShardRecord
 from core.progress import SilentProgress, reporting_to
 from core.report import ConversionReport
 from core.request import ConversionRequest
+from core.strategy.files import read_strategy, write_strategy
 from flows.convert_checkpoint import convert_checkpoint
 from flows.local import run_locally
 from tasks.conversion import transform_rank
-from tests.core.test_convert import whole_copies
 from tests.support.checkpoints import Case, case, read_tree
 
 FOUR_TO_THREE = case(7009)
@@ -31,8 +38,6 @@ FOUR_TO_THREE = case(7009)
 PIPELINES = case(7001)
 """Two pipeline stages on both sides, 8 ranks to 12."""
 FOUR_TO_FOUR = case(7003)
-
-Step = Callable[..., ShardRecord]
 
 
 @pytest.fixture
@@ -54,13 +59,12 @@ class Run:
             return client.read_flow_run(self.id)
 
     @property
-    def artifacts(self) -> dict[str, Any]:
-        ours = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[self.id]))
+    def artifacts(self) -> dict[str, str]:
+        """What the run left, by key."""
+        ours = {"artifacts": {"flow_run_id": {"any_": [str(self.id)]}}}
         with get_client(sync_client=True) as client:
-            found: list[Artifact] = client.read_artifacts(
-                artifact_filter=ours, sort=ArtifactSort.CREATED_DESC, limit=50
-            )
-        return {str(artifact.key): artifact.data for artifact in found}
+            found = client.request("POST", "/artifacts/filter", json=ours).json()
+        return {artifact["key"]: artifact["data"] for artifact in found}
 
     def wait_for_tasks(self, names: set[str]) -> dict[str, str]:
         """Task runs by name, with their states; the server learns of them a little later."""
@@ -76,9 +80,7 @@ class Run:
             time.sleep(0.1)
 
 
-def replace_step(
-    monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None], only_before: bool = True
-) -> list[int]:
+def replace_step(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None]) -> list[int]:
     """Makes writing a rank raise what `fails` says; returns the list of the ranks that were tried."""
     tried: list[int] = []
     write = core.session.convert_rank
@@ -92,6 +94,15 @@ def replace_step(
 
     monkeypatch.setattr("core.session.convert_rank", step)
     return tried
+
+
+def strategy_of_copies(path: Path) -> Path:
+    """A strategy under which three ranks hold everything whole, so that two of them are copies."""
+    strategy = read_strategy(str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"))
+    [stage] = strategy.stages
+    layouts = {name: whole_layout(len(layout.tensor_map), 3) for name, layout in stage.layouts.items()}
+    write_strategy(replace(strategy, stages=(replace(stage, layouts=layouts),)), str(path))
+    return path
 
 
 # ---- what it makes ----
@@ -118,7 +129,7 @@ def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
     artifacts = run.artifacts
     assert "8 → 12 ranks" in artifacts["conversion-plan"]
     assert "Verified: every byte" in artifacts["conversion-summary"]
-    rows = __import__("json").loads(artifacts["conversion-ranks"])
+    rows = json.loads(artifacts["conversion-ranks"])
     assert [row["rank"] for row in rows] == list(range(12))
     files = [target / row["file"] for row in rows]
     assert [row["size_bytes"] for row in rows] == [file.stat().st_size for file in files]
@@ -131,11 +142,11 @@ def test_a_second_run_has_nothing_to_do(target: Path) -> None:
 
 
 def test_progress_and_notes_reach_the_caller(target: Path) -> None:
-    class Listener(SilentProgress):
-        total_bytes = 0
-        done_bytes = 0
-        notes: list[str] = []  # noqa: RUF012
-        lock = threading.Lock()
+    class Listener:
+        def __init__(self) -> None:
+            self.total_bytes = self.done_bytes = 0
+            self.notes: list[str] = []
+            self.lock = threading.Lock()
 
         def note(self, message: str) -> None:
             self.notes.append(message)
@@ -224,7 +235,7 @@ def test_a_permanent_failure_is_not_tried_again(target: Path, monkeypatch: pytes
 
 
 def test_copies_of_a_failed_rank_are_not_tried(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = FOUR_TO_THREE.request(target, target_strategy=whole_copies(target.parent, 3))
+    request = FOUR_TO_THREE.request(target, target_strategy=str(strategy_of_copies(target.parent / "whole.ckpt")))
     with monkeypatch.context() as patch:
         tried = replace_step(patch, lambda rank: StorageError("broken"))
         with pytest.raises(ConversionError, match="rank_2: not written, because it is a copy of rank_0, which failed"):
@@ -249,11 +260,16 @@ def test_a_lost_task_is_never_a_completed_run(
 
 def test_a_task_that_never_ran_is_never_a_completed_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some task runners leave a future of a worker that died as it was."""
-    from prefect.states import Pending
+    run_task = prefect.task_engine.run_task_sync
 
-    monkeypatch.setattr("prefect.task_engine.run_task_sync", lambda **_: Pending(name="NotReady"))
+    def lose_ranks(task: Task[..., Any], **options: Any) -> Any:
+        return Pending(name="NotReady") if task is transform_rank else run_task(task, **options)
+
+    monkeypatch.setattr("prefect.task_engine.run_task_sync", lose_ranks)
+    run = Run(FOUR_TO_THREE.request(target))
+    assert run.told.state_name == "Failed"
     with pytest.raises(ConversionError, match="rank_0: its task was lost: it ended as NotReady"):
-        convert_checkpoint(FOUR_TO_THREE.request(target))
+        run.state.result()
 
 
 def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,8 +319,6 @@ def test_wrong_input_is_the_runs_message(
 def test_an_unreachable_artifact_store_does_not_fail_the_conversion(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import httpx
-
     def refuse(**_: object) -> None:
         raise httpx.ConnectError("refused")
 
@@ -322,8 +336,6 @@ def test_run_locally_uses_the_configured_server(target: Path) -> None:
 
 
 def test_a_server_that_does_not_answer_is_named(target: Path) -> None:
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
         pytest.raises(ConversionError, match=r"the Prefect server at http://127.0.0.1:9/api does not answer"),

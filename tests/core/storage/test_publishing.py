@@ -222,7 +222,7 @@ def test_room(final: Location, memory: Location, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("shutil.disk_usage", usage)
     check_room(final.child("not", "yet", "there"), 4_000_000)
-    with pytest.raises(TargetError, match="out: has no room: 4,000,001 bytes are to be written, 4,000,000 are free"):
+    with pytest.raises(StorageError, match="out: has no room: 4,000,001 bytes are to be written, 4,000,000 are free"):
         check_room(final, 4_000_001)
     assert asked == [final.parent.path] * 2
     check_room(memory, 10**15)

@@ -1,0 +1,115 @@
+"""The tasks as plain functions, and what Prefect does with them and what they get."""
+
+from pathlib import Path
+
+import pytest
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
+from prefect.utilities.annotations import quote
+from prefect.utilities.collections import visit_collection
+
+from core.convert import make_plan
+from core.errors import InputError, StorageError, TargetError
+from core.request import VerifyLevel
+from core.session import open_session
+from tasks.catalog import catalog_source
+from tasks.conversion import commit_target, transform_rank
+from tasks.planning import plan_conversion
+from tasks.policies import retry_transient, untouched
+from tasks.progress import RunProgress
+from tasks.strategies import merge_strategy
+from tasks.verification import verify_rank
+from tests.support.checkpoints import case, read_tree
+
+FOUR_TO_THREE = case(7009)
+STORAGE_TASKS = [merge_strategy, catalog_source, transform_rank, verify_rank, commit_target]
+
+
+def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    source = merge_strategy.fn(request.source_strategy, "source")
+    target = merge_strategy.fn(request.target_strategy, "target")
+    plan = plan_conversion.fn(request, catalog_source.fn(request, source, target), source, target)
+    with open_session(request, plan) as session:
+        plan_url, identity = session.workspace.plan_url, session.workspace.identity
+        for rank in session.ranks:
+            size_bytes = transform_rank.fn(plan_url, identity, rank, session.budget.block_bytes, as_copy=False)
+            read_bytes = verify_rank.fn(plan_url, identity, rank, VerifyLevel.CHECKSUM)
+            assert 0 < read_bytes < size_bytes
+        report = commit_target.fn(session, 1.0)
+    assert report.committed
+    assert read_tree(tmp_path / "out") == FOUR_TO_THREE.want
+
+
+def test_no_strategy_is_no_cut() -> None:
+    assert merge_strategy.fn("", "source") is None
+
+
+def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    with open_session(request, make_plan(request)) as session, pytest.raises(TargetError, match="another conversion"):
+        transform_rank.fn(session.workspace.plan_url, "0" * 32, 0, 65536, as_copy=False)
+
+
+def failed(error: BaseException) -> State[object]:
+    return Failed(data=error)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (StorageError("slow down", transient=True), True),
+        (StorageError("no such bucket"), False),
+        (TimeoutError(), True),
+        (InputError("wrong"), False),
+        (KeyError("a bug"), False),
+    ],
+)
+def test_only_transient_failures_are_tried_again(error: Exception, again: bool) -> None:
+    assert retry_transient(transform_rank, None, failed(error)) is again  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", STORAGE_TASKS, ids=lambda task: task.name)
+def test_tasks_that_use_a_storage_try_again_with_growing_pauses(task: Task[..., object]) -> None:
+    assert task.retry_condition_fn is retry_transient
+    pauses = task.retry_delay_seconds
+    assert isinstance(pauses, list)
+    assert len(pauses) == task.retries == 3
+    assert pauses == sorted(set(pauses))
+    assert task.retry_jitter_factor
+
+
+@pytest.mark.parametrize("task", [*STORAGE_TASKS, plan_conversion], ids=lambda task: task.name)
+def test_nothing_is_cached_or_kept(task: Task[..., object]) -> None:
+    assert task.cache_policy is NO_CACHE
+    assert task.persist_result is False
+
+
+def test_prefect_does_not_search_untouched_values() -> None:
+    inner = object()
+    seen: list[object] = []
+    value = untouched({"layouts": [inner]})
+
+    def visit(item: object, context: dict[str, object]) -> object:
+        seen.append(item)
+        if isinstance(context.get("annotation"), quote):
+            from prefect.utilities.collections import StopVisiting
+
+            raise StopVisiting
+        return item
+
+    visit_collection(value, visit, context={})
+    assert inner not in seen
+
+
+def test_work_ends_at_its_next_block_when_the_run_is_stopped() -> None:
+    from core.errors import ConversionError
+    from core.progress import SilentProgress
+
+    progress = RunProgress(SilentProgress())
+    progress.advance(1)
+    progress.stop()
+    with pytest.raises(ConversionError, match="stopped"):
+        progress.advance(1)
