@@ -22,6 +22,7 @@ from core.progress import Progress, SilentProgress, current_progress, reporting_
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
 from core.retry import with_retries
+from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, open_session, rank_budget
 from core.storage.files import open_source
 from core.storage.urls import Location, parse_url
@@ -105,7 +106,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
 def plan_conversion(
     request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
 ) -> ConversionPlan:
-    """The plan; nothing is read or written.
+    """The plan; nothing is written, and only samples are read.
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter.
@@ -121,6 +122,7 @@ def plan_conversion(
             prefix=request.prefix,
             fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
             allow_missing=tuple(request.allow_missing),
+            saved_whole=source is not None and contents_say_whole(catalog, source),
         )
     )
     if not same:

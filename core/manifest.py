@@ -62,7 +62,7 @@ class ShardRecord(_Record):
 
 
 class RankSummary(_Record):
-    """One target rank in the manifest; `record_digest` is over its record file."""
+    """One target rank in the manifest; `record_digest` is over its record with `verified` set to none."""
 
     rank: int
     file: str

@@ -102,10 +102,12 @@ def match_parameters(
     *,
     fail_on_unmatched: bool = False,
     allow_missing: Sequence[str] = (),
+    saved_whole: bool = False,
 ) -> ParameterMatch:
     """Decides what becomes of every parameter.
 
     `allow_missing` are shell-style patterns of names that the target's strategy may hold without a source.
+    `saved_whole`: contents say that the source's ranks hold whole tensors; otherwise shapes may still prove it.
 
     Raises:
         CatalogError: ranks disagree about a parameter, or lack one that their strategy gives them.
@@ -119,7 +121,7 @@ def match_parameters(
     _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
     unknown = [name for name in order if name not in held]
     problems.extend(_misplaced(catalog, name) for name in unknown if name in known)
-    integrated = _is_integrated(held, target)
+    integrated = saved_whole or _is_integrated(held, target)
     builders = {name: partial(_moved, held[name], target, integrated) for name in held}
     builders |= {name: partial(_moved_without_layout, catalog, name, target) for name in unknown}
     to_move = [name for name in order if (name in held if wanted is None else name in wanted)]

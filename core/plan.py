@@ -44,6 +44,7 @@ class PlanInputs:
         prefix: name of the target's files before the rank's number.
         fail_on_unmatched: whether a parameter without a place in the target's strategy is an error; else it is dropped.
         allow_missing: shell-style patterns of parameters that the target may lack.
+        saved_whole: the source's contents say that every rank holds whole tensors, whatever its strategy cuts.
     """
 
     catalog: CheckpointCatalog
@@ -53,6 +54,7 @@ class PlanInputs:
     prefix: str = "checkpoint_"
     fail_on_unmatched: bool = False
     allow_missing: tuple[str, ...] = ()
+    saved_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -393,6 +395,7 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
         inputs.target_strategy,
         fail_on_unmatched=inputs.fail_on_unmatched,
         allow_missing=inputs.allow_missing,
+        saved_whole=inputs.saved_whole,
     )
     plan = ConversionPlan(inputs, match)
     plan.check_coverage()

@@ -68,6 +68,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "prefix": inputs.prefix,
         "fail_on_unmatched": inputs.fail_on_unmatched,
         "allow_missing": list(inputs.allow_missing),
+        "saved_whole": inputs.saved_whole,
     }
 
 
@@ -82,6 +83,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         prefix=data["prefix"],
         fail_on_unmatched=data["fail_on_unmatched"],
         allow_missing=tuple(data["allow_missing"]),
+        saved_whole=data["saved_whole"],
     )
 
 

@@ -177,7 +177,10 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     notes = list(plan.inputs.catalog.notes)
     match = plan.match
     if match.integrated:
-        notes.append("every source rank holds whole tensors (integrated_save): the source strategy's cuts are ignored")
+        notes.append(
+            "every source rank was saved whole (integrated_save), its shapes or contents show: "
+            "the source strategy's cuts are ignored"
+        )
     if match.dropped:
         notes.append(f"dropped, not in the target's strategy: {_listed(match.dropped)}")
     if match.excused:

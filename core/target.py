@@ -30,9 +30,11 @@ from core.manifest import (
 )
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
+from core.request import VerifyLevel
 from core.storage.files import read_small_file, write_bytes
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
+    REPLACED_SUFFIX,
     foreign_names,
     list_names,
     publish,
@@ -161,7 +163,7 @@ class Target:
             TargetError: it does not.
         """
         unfinished = _read_identity(self.workspace.state)
-        published_here = not self.final.is_local and read_manifest(self.final) is not None
+        published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan is in {self.workspace.directory}. "
@@ -183,13 +185,37 @@ class Target:
 
     def is_committed(self) -> bool:
         """Whether the finished target of this very plan is there."""
-        manifest = read_manifest(self.final)
+        manifest = self._read_manifest()
         return manifest is not None and manifest.identity == self.identity
 
     def reopen(self) -> None:
-        """Takes the finished target back to work, because files of it are missing or wrong."""
+        """Takes the finished target back to work, because files of it are missing or wrong.
+
+        Raises:
+            TargetError: another plan's unfinished work is where it would be mended.
+        """
+        if self.final.is_local:
+            if _read_identity(self.workspace.state) not in (None, self.identity):
+                raise TargetError(
+                    f"{self.final}: files of it are missing or wrong, and it cannot be mended while an unfinished "
+                    f"conversion by another plan is in {self.workspace.directory}. Finish that one, or remove it"
+                )
+            remove_tree(self.workspace.directory)
         withdraw(self.final, self.workspace.directory)
         remove_file(self.workspace.state.child(MANIFEST_NAME))
+
+    def confirm(self, level: VerifyLevel) -> None:
+        """Ends what an interrupted run left undone at the finished target, and records that it was verified anew.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        if self.final.is_local:
+            remove_tree(Location(self.final.fs, self.final.path + REPLACED_SUFFIX))
+        manifest = self._read_manifest()
+        if manifest is not None and level.exceeds(manifest.verified):
+            raised = manifest.model_copy(update={"verified": level})
+            write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
 
     def commit(self, manifest: Manifest) -> None:
         """Makes the finished files the target; `manifest` is the commit marker.
@@ -204,9 +230,18 @@ class Target:
                 return
             remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
-            if self.final.is_local:
-                remove_tree(self._leases)
             publish(workspace.directory, self.final)
+            if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved
+                remove_tree(self.final.child(STATE_DIRECTORY, _LEASES_DIRECTORY))
+
+    def _read_manifest(self) -> Manifest | None:
+        """The target's manifest; None if there is none, or a damaged one that may be overwritten."""
+        try:
+            return read_manifest(self.final)
+        except TargetError as error:
+            if self.overwrite:
+                return None
+            raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
 
     @property
     def _leases(self) -> Location:
@@ -239,8 +274,9 @@ def read_manifest(directory: Location) -> Manifest | None:
 
 
 def record_digest(record: ShardRecord) -> str:
-    """The digest by which a manifest knows a rank's record."""
-    return xxhash.xxh3_128_hexdigest(dump_record(record))
+    """The digest by which a manifest knows a rank's record, whatever it says about how closely it was verified."""
+    unverified = record.model_copy(update={"verified": VerifyLevel.NONE})
+    return xxhash.xxh3_128_hexdigest(dump_record(unverified))
 
 
 def check_apart(source: Location, final: Location) -> None:

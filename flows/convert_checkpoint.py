@@ -21,14 +21,17 @@ from tasks.progress import RunProgress
 from tasks.strategies import merge_strategy
 
 
-def name_run() -> str:
-    """What a run's name says: from where, to where, and which ranks if not all."""
-    request: ConversionRequest = flow_run.parameters["request"]
+def title_of(request: ConversionRequest) -> str:
+    """What a run is called: from where, to where, and which ranks if not all."""
     some = f" (ranks {request.ranks})" if request.ranks.strip() else ""
     return f"convert {_tail(request.source)} -> {_tail(request.target)}{some}"
 
 
-@flow(name="convert-checkpoint", flow_run_name=name_run, persist_result=False)
+def _run_name() -> str:
+    return title_of(flow_run.parameters["request"])
+
+
+@flow(name="convert-checkpoint", flow_run_name=_run_name, persist_result=False)
 def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
     """Converts a distributed MindSpore checkpoint to another sharding strategy, verified and resumable.
 
@@ -44,7 +47,7 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
         try:
             return _convert(request, progress)
         except ReshardError as error:
-            publish_failure(request, error)
+            publish_failure(title_of(request), error)
             # the run's message is the error's, as it is; whoever called the flow gets the error raised
             return Failed(message=str(error), data=error)  # type: ignore[return-value]
 
@@ -64,4 +67,5 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
 
 
 def _tail(url: str) -> str:
-    return "/".join(url.rstrip("/").split("/")[-2:])
+    """The last two names of a URL; never a password, which is refused, but only after the run has its name."""
+    return "/".join(url.rpartition("@")[2].rstrip("/").split("/")[-2:])

@@ -14,7 +14,7 @@ from prefect.logging import get_run_logger
 
 from core.errors import ReshardError
 from core.report import ConversionReport, PlanSummary, RankReport
-from core.request import ConversionRequest, VerifyLevel
+from core.request import VerifyLevel
 
 PLAN_KEY = "conversion-plan"
 SUMMARY_KEY = "conversion-summary"
@@ -44,9 +44,9 @@ def publish_report(report: ConversionReport) -> None:
     _keep(lambda: create_table_artifact(key=RANKS_KEY, table=rows, description="What was done for each target rank"))
 
 
-def publish_failure(request: ConversionRequest, error: ReshardError) -> None:
-    """Leaves the summary of a conversion that failed."""
-    page = failure_page(request, error)
+def publish_failure(title: str, error: ReshardError) -> None:
+    """Leaves the summary of a conversion that failed; `title` says which."""
+    page = failure_page(title, error)
     _keep(lambda: create_markdown_artifact(key=SUMMARY_KEY, markdown=page, description="What failed"))
 
 
@@ -121,11 +121,10 @@ def report_page(report: ConversionReport) -> str:
     )
 
 
-def failure_page(request: ConversionRequest, error: ReshardError) -> str:
+def failure_page(title: str, error: ReshardError) -> str:
     """The page of a conversion that failed."""
     message = str(error)[:_LARGEST_MESSAGE_CHARACTERS].replace("```", "'''")
-    facts = {"Source": _code(request.source), "Target": _code(request.target), "Error": type(error).__name__}
-    return _page("# The conversion failed", f"```\n{message}\n```", _facts(facts))
+    return _page(f"# Failed: {title}", f"{type(error).__name__}:", f"```\n{message}\n```")
 
 
 def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:

@@ -122,7 +122,9 @@ def check_room(location: Location, needed_bytes: int) -> None:
         existing = os.path.dirname(existing)
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
-        raise StorageError(f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free")
+        raise StorageError(
+            f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free"
+        )
 
 
 def _sibling(location: Location, suffix: str) -> Location:

@@ -16,14 +16,16 @@ import pytest
 
 from core.convert import _run_ranks, convert, make_plan
 from core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
-from core.layout import whole_layout
+from core.layout import ParameterLayout, whole_layout
 from core.manifest import ShardRecord
 from core.request import VerifyLevel, build_request
 from core.session import open_session
 from core.strategy.files import read_strategy, write_strategy
+from core.strategy.model import StageStrategy, Strategy
 from core.transform import transform_rank
 from core.verify import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
+from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
@@ -428,8 +430,6 @@ def test_strategy_that_is_none(target: Path) -> None:
 
 
 def test_what_safetensors_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path, target: Path) -> None:
-    from tests.support.ckpt_writer import CheckpointMessage
-
     message = CheckpointMessage()
     tensor = message.value.add(tag="table").maptensor.tensor.add(dims=[1], tensor_type="int32")
     tensor.tensor_content = b"\1\0\0\0"
@@ -547,3 +547,28 @@ def test_verifying_with_a_damaged_record(target: Path) -> None:
     [damaged, missing] = verify_target(str(target), VerifyLevel.CHECKSUM).problems
     assert "rank_1.json: not a readable record" in damaged
     assert "rank_2.json: cannot read it" in missing
+
+
+def test_ranks_saved_whole_are_recognized_by_their_contents(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "src"
+    for rank in range(4):
+        (source / f"rank_{rank}").mkdir(parents=True)
+        shutil.copy(FOUR_TO_THREE.directory / "full" / "rank_0" / "full_0.ckpt", source / f"rank_{rank}" / "m.ckpt")
+    report = convert(FOUR_TO_THREE.request(target, source=str(source)))
+    assert any("integrated_save" in note for note in report.notes)
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+@pytest.mark.parametrize(
+    ("values", "saved_whole"), [(b"\0\0\0\0" * 8, False), (b"\1\0\0\0" * 8, False), (b"abcd" * 4 + b"efgh" * 4, True)]
+)
+def test_equal_contents_tell_nothing_if_they_are_one_value(
+    tmp_path: Path, target: Path, values: bytes, saved_whole: bool
+) -> None:
+    for rank in range(2):
+        (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
+        (tmp_path / "src" / f"rank_{rank}" / "m.ckpt").write_bytes(checkpoint_bytes(("w", "Int32", (8,), values)))
+    strategy = Strategy((StageStrategy(0, {"w": ParameterLayout((2,), ((0,),))}),), "test")
+    write_strategy(strategy, str(tmp_path / "s.ckpt"))
+    convert(build_request(source=str(tmp_path / "src"), target=str(target), source_strategy=str(tmp_path / "s.ckpt")))
+    assert read_tree(target)[0]["w"] == ("Int32", (8 if saved_whole else 16,), values * (1 if saved_whole else 2))

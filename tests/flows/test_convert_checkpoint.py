@@ -17,19 +17,17 @@ from prefect import Task, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.sorting import TaskRunSort
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Pending
 
 import core.session
 from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
 from core.layout import whole_layout
 from core.manifest import ShardRecord
-from core.progress import SilentProgress, reporting_to
+from core.progress import reporting_to
 from core.report import ConversionReport
 from core.request import ConversionRequest
 from core.strategy.files import read_strategy, write_strategy
 from flows.convert_checkpoint import convert_checkpoint
-from flows.local import run_locally
 from tasks.conversion import transform_rank
 from tests.support.checkpoints import Case, case, read_tree
 
@@ -326,18 +324,9 @@ def test_an_unreachable_artifact_store_does_not_fail_the_conversion(
     assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed
 
 
-# ---- from this process ----
-
-
-def test_run_locally_uses_the_configured_server(target: Path) -> None:
-    assert run_locally(FOUR_TO_THREE.request(target), SilentProgress()).committed
-    with pytest.raises(InputError, match="/nowhere"):
-        run_locally(FOUR_TO_THREE.request(target, source_strategy="/nowhere"), SilentProgress())
-
-
-def test_a_server_that_does_not_answer_is_named(target: Path) -> None:
-    with (
-        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        pytest.raises(ConversionError, match=r"the Prefect server at http://127.0.0.1:9/api does not answer"),
-    ):
-        run_locally(FOUR_TO_THREE.request(target), SilentProgress())
+def test_a_password_in_a_url_is_refused_and_shown_nowhere(target: Path) -> None:
+    run = Run(FOUR_TO_THREE.request(target, source="memory://bob:hunter2@bucket/run"))
+    with pytest.raises(InputError, match="must not carry credentials"):
+        run.state.result()
+    shown = [run.told.name, str(run.told.state), *run.artifacts.values()]
+    assert "hunter2" not in "".join(shown)

@@ -4,7 +4,6 @@ from core.budget import Budget
 from core.convert import convert, make_plan
 from core.errors import ConversionError
 from core.report import ConversionReport, summarize_plan
-from core.request import build_request
 from tasks.artifacts import LARGEST_TABLE_ROWS, failure_page, format_bytes, plan_page, rank_rows, report_page
 from tests.support.checkpoints import case
 
@@ -56,11 +55,10 @@ def test_thousands_of_ranks_make_no_endless_page(tmp_path) -> None:
 
 
 def test_a_failure_shows_its_message_as_it_is() -> None:
-    request = build_request(source="/from", target="/to")
-    page = failure_page(request, ConversionError("2 of 3 target ranks failed\n  rank_1: a | ```pipe```"))
+    page = failure_page("convert a -> b", ConversionError("2 of 3 target ranks failed\n  rank_1: a | ```pipe```"))
     assert "```\n2 of 3 target ranks failed\n  rank_1: a | '''pipe'''\n```" in page
-    assert "| Error | ConversionError |" in page
-    long = failure_page(request, ConversionError("x" * 10**6))
+    assert page.startswith("# Failed: convert a -> b\n\nConversionError:")
+    long = failure_page("convert a -> b", ConversionError("x" * 10**6))
     assert len(long) < 200_000
 
 

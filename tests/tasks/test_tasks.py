@@ -8,10 +8,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 from prefect.utilities.annotations import quote
-from prefect.utilities.collections import visit_collection
+from prefect.utilities.collections import StopVisiting, visit_collection
 
 from core.convert import make_plan
-from core.errors import InputError, StorageError, TargetError
+from core.errors import ConversionError, InputError, StorageError, TargetError
+from core.progress import SilentProgress
 from core.request import VerifyLevel
 from core.session import open_session
 from tasks.catalog import catalog_source
@@ -95,8 +96,6 @@ def test_prefect_does_not_search_untouched_values() -> None:
     def visit(item: object, context: dict[str, object]) -> object:
         seen.append(item)
         if isinstance(context.get("annotation"), quote):
-            from prefect.utilities.collections import StopVisiting
-
             raise StopVisiting
         return item
 
@@ -105,9 +104,6 @@ def test_prefect_does_not_search_untouched_values() -> None:
 
 
 def test_work_ends_at_its_next_block_when_the_run_is_stopped() -> None:
-    from core.errors import ConversionError
-    from core.progress import SilentProgress
-
     progress = RunProgress(SilentProgress())
     progress.advance(1)
     progress.stop()

@@ -1,0 +1,76 @@
+"""Whether ranks were saved whole (`integrated_save`) although their strategy cuts them, told from contents.
+
+Protobuf strategies do not say how large a tensor is, so a shard of a cut tensor and a whole one look alike from the
+headers, and taking one for the other gives tensors of the wrong size. But ranks that should hold different slices hold
+the same bytes only if each has all of them, or if the values are all the same anyway. A few parameters are sampled; in
+a checkpoint saved in slices the first one, or nearly the first, differs at once.
+"""
+
+from collections.abc import Iterator
+
+from core.checkpoint.model import TensorEntry
+from core.checkpoint.records import CheckpointCatalog
+from core.dtypes import MAP_TENSOR, TEXT
+from core.errors import LayoutError
+from core.layout import Cut
+from core.storage.files import open_source, read_bytes
+from core.storage.urls import parse_url
+from core.strategy.model import StageStrategy, Strategy
+
+_SAMPLED_PARAMETERS = 4
+_SAMPLED_CELLS = 8
+_SAMPLED_BYTES = 2**20
+_FIRST_LOOK_BYTES = 4096
+
+
+def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
+    """Whether ranks that should hold different slices hold the same, and it is not all one value.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    telling = False
+    for stage in source.stages:
+        first_rank = source.stage_ranks(stage).start
+        for entry, cut in _sampled(catalog, stage, first_rank):
+            ranks = [first_rank + holders[0] for holders in list(cut.holders.values())[:_SAMPLED_CELLS]]
+            for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
+                contents = {_beginning(catalog, rank, entry.name, length) for rank in ranks}
+                if len(contents) > 1:
+                    return False
+            telling = telling or not _is_one_value(contents.pop(), entry.dtype.itemsize)
+    return telling
+
+
+def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, first_rank: int) -> Iterator[tuple[TensorEntry, Cut]]:
+    """The largest parameters of a stage that are cut and small enough to be compared as a whole, or the smallest."""
+    entries = catalog.records[first_rank].index.entries
+    found = []
+    for name, layout in stage.layouts.items():
+        entry = entries.get(name)
+        if entry is None or entry.dtype in (TEXT, MAP_TENSOR) or not entry.extents:
+            continue
+        try:
+            cut = layout.cut(len(entry.shape))
+        except LayoutError:
+            continue  # told by the plan, with the parameter's name
+        if not cut.is_whole and not cut.uneven:
+            found.append((entry, cut))
+    found.sort(key=lambda pair: (pair[0].size_bytes > _SAMPLED_BYTES, abs(_SAMPLED_BYTES - pair[0].size_bytes)))
+    return iter(found[:_SAMPLED_PARAMETERS])
+
+
+def _beginning(catalog: CheckpointCatalog, rank: int, name: str, length: int) -> bytes:
+    record = catalog.records[rank]
+    entry = record.index.entries.get(name)
+    if entry is None or not entry.extents:
+        return b""
+    file = open_source(parse_url(record.location))
+    try:
+        return read_bytes(file, entry.extents[0].offset, min(length, entry.extents[0].length))
+    finally:
+        file.close()
+
+
+def _is_one_value(content: bytes, itemsize: int) -> bool:
+    return content == content[:itemsize] * (len(content) // itemsize)

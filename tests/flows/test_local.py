@@ -1,0 +1,130 @@
+"""Running the flow from this process, with a server that is there and with the one that Prefect brings along."""
+
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from core.errors import ConversionError, InputError
+from core.progress import SilentProgress
+from flows.local import run_locally
+from tests.support.checkpoints import case, read_tree
+
+FOUR_TO_THREE = case(7009)
+PROJECT = Path(__file__).parents[2]
+
+ENDLESS_RUN = """
+import json, sys, time
+import core.session
+from core.progress import SilentProgress
+from core.request import build_request
+from flows.local import run_locally
+from prefect.server.api.server import SubprocessASGIServer
+
+def endless(workspace, plan, rank, block_bytes, advance, **_):
+    if rank == 0:
+        print(SubprocessASGIServer().server_process.pid, flush=True)
+    while True:
+        advance(1)
+        time.sleep(0.01)
+
+core.session.convert_rank = endless
+run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress())
+"""
+
+ONE_RUN = """
+import json, sys
+from core.progress import SilentProgress
+from core.request import build_request
+from flows.local import run_locally
+print(run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress()).committed)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _console_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """run_locally takes the console for its caller; the tests want it back."""
+    for name in ("prefect", "prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "level", logger.level)
+        monkeypatch.setattr(logger, "propagate", logger.propagate)
+
+
+def start(script: str, tmp_path: Path) -> subprocess.Popen[str]:
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    return subprocess.Popen(
+        [sys.executable, "-c", script, request.model_dump_json()],
+        cwd=PROJECT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        | {"PREFECT_HOME": str(tmp_path / "prefect"), "PREFECT_PROFILES_PATH": str(tmp_path / "profiles.toml")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def states(tmp_path: Path, table: str) -> set[str]:
+    with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
+        found = {name for (name,) in database.execute(f"select state_name from {table}")}
+    database.close()
+    return found
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_uses_the_configured_server(tmp_path: Path) -> None:
+    assert run_locally(FOUR_TO_THREE.request(tmp_path / "out"), SilentProgress()).committed
+    with pytest.raises(InputError, match="/nowhere"):
+        run_locally(FOUR_TO_THREE.request(tmp_path / "out", source_strategy="/nowhere"), SilentProgress())
+
+
+def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(ConversionError, match=r"the Prefect server at http://127.0.0.1:9/api does not answer"),
+    ):
+        run_locally(FOUR_TO_THREE.request(tmp_path / "out"), SilentProgress())
+
+
+def test_sigterm_is_left_as_it_was(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run_locally(FOUR_TO_THREE.request(tmp_path / "out"), SilentProgress())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.slow
+def test_the_embedded_server_is_quiet_and_records_everything(tmp_path: Path) -> None:
+    run = start(ONE_RUN, tmp_path)
+    out, err = run.communicate(timeout=120)
+    assert (run.returncode, out, err) == (0, "True\n", "")
+    assert read_tree(tmp_path / "out") == FOUR_TO_THREE.want
+    assert states(tmp_path, "flow_run") == states(tmp_path, "task_run") == {"Completed"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_and_the_embedded_server(number: signal.Signals, tmp_path: Path) -> None:
+    run = start(ENDLESS_RUN, tmp_path)
+    assert run.stdout
+    server = int(run.stdout.readline())
+    if number == signal.SIGINT:
+        os.killpg(run.pid, number)  # as a terminal does: the server gets it too
+    else:
+        run.send_signal(number)
+    run.communicate(timeout=60)
+    assert run.returncode in (-number, 128 + number)
+    assert not is_alive(server)
+    assert states(tmp_path, "flow_run") == {"Crashed"}
