@@ -14,6 +14,7 @@ from contextvars import copy_context
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import plan_file, read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
+from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.survey import survey
 from core.errors import CatalogError, ConversionError, ReshardError
@@ -191,7 +192,8 @@ def _wants_digest(source: Strategy | None, target: Strategy | None) -> Callable[
 
 def _static_part(source: str) -> Location:
     """The directory that a source is below: a pattern's, up to the first part with a placeholder."""
-    return parse_url(source.split("{", 1)[0].rpartition("/")[0] or "." if "{" in source else source)
+    before, field, _ = source.partition(RANK_FIELD)
+    return parse_url(before[: before.rfind("/") + 1] or "." if field else source)
 
 
 def _check_format_holds_all(plan: ConversionPlan) -> None:

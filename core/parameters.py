@@ -88,7 +88,7 @@ class _Held:
     first_rank: int
     layout: ParameterLayout
     shards: tuple[tuple[int, TensorEntry], ...]
-    """(stage rank, entry): one for each distinct file index of the stage."""
+    """(stage rank, entry): one for each distinct file index of the stage; every rank's if they are cut unevenly."""
 
     @property
     def entry(self) -> TensorEntry:
@@ -167,6 +167,8 @@ def _held_by_stages(
             if len(having) < len(distinct):
                 problems.append(_lacking(catalog, ranks, name))
                 continue
+            if layout.param_split_shape:  # files that are alike may still be wrong for one of their ranks
+                having = [catalog.records[rank] for rank in ranks]
             shards = tuple((record.rank - ranks.start, record.index.entries[name]) for record in having)
             problem = _disagreement(ranks.start, shards, layout)
             if problem:
@@ -224,6 +226,8 @@ def _proves_integrated(stages: Sequence[_Held], known: Shape | None) -> bool:
     if len(shapes) != 1 or stages[0].entry.dtype in (TEXT, MAP_TENSOR):
         return False
     shape = shapes.pop()
+    if 0 in shape:  # the shards of nothing are as large as the whole
+        return False
     try:
         cuts = [held.layout.cut(len(shape)) for held in stages]
     except LayoutError:
@@ -303,6 +307,11 @@ def _target_layouts(name: str, entry: TensorEntry, shape: Shape, target: Strateg
         if entry.dtype in (TEXT, MAP_TENSOR):
             _check_opaque(entry, layout)
             layout = whole_layout(len(shape), layout.device_count)
+        if layout.tensor_shape not in (None, shape):
+            raise LayoutError(
+                f"its shape is {list(shape)}, the target's strategy says {list(layout.tensor_shape or ())} "
+                f"in stage {stage.stage}"
+            )
         try:
             layout.cut(len(shape)).bounds(shape)
         except LayoutError as error:

@@ -7,6 +7,7 @@ changes what is written, and the version of this file's schema, but not workers,
 
 import gzip
 import json
+import zlib
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +51,7 @@ def load_plan(url: str, identity: str) -> ConversionPlan:
     data = read_small_file(parse_url(url), _LARGEST_PLAN_BYTES)
     try:
         plan = build_plan(_inputs_from_json(json.loads(gzip.decompress(data))))
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
         raise TargetError(f"{url}: not a readable plan: {error}") from error
     found = plan_identity(plan)
     if found != identity:

@@ -34,6 +34,11 @@ class VerifyLevel(StrEnum):
     STRUCTURE = "structure"
     CHECKSUM = "checksum"
 
+    def is_below(self, other: "VerifyLevel") -> bool:
+        """Whether it looks less closely than `other`."""
+        levels = list(VerifyLevel)
+        return levels.index(self) < levels.index(other)
+
 
 class UnmatchedPolicy(StrEnum):
     """What happens to parameters that the target's strategy has no place for."""

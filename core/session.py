@@ -81,15 +81,17 @@ class Session:
         """
         raise_failures(failures, self)
         plan = self.plan
-        where = self.workspace
-        if self.committed:
-            where = Workspace(self.target.final, self.workspace.identity)
+        # a run that did other ranks may have completed the target a moment ago, with this one's
+        committed = self.committed or self.target.is_committed()
+        where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
         records = read_records(where, plan.target_ranks)
         level = self.request.verify
         missing = tuple(
-            rank for rank in plan.target_ranks if rank not in records or _below(records[rank].verified, level)
+            rank
+            for rank in plan.target_ranks
+            if rank not in records or (not committed and records[rank].verified.is_below(level))
         )
-        if not self.committed and not missing:
+        if not committed and not missing:
             self.target.commit(_manifest(self, records))
         mine = [records[rank] for rank in self.ranks if rank in records]
         written = [record for record in mine if record.rank not in self.done]
@@ -130,6 +132,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
         sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks)
         if len(sound) == len(plan.target_ranks):
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
+            target.confirm(request.verify)
             yield Session(request, target, finished, ranks, frozenset(sound), budget, committed=True)
             return
         current_progress().note(f"{target.final}: {len(plan.target_ranks) - len(sound)} of its files are to be mended")
@@ -248,14 +251,10 @@ def _sound_ranks(workspace: Workspace, plan: ConversionPlan, level: VerifyLevel,
             current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
             workspace.remove_record(rank)
             continue
-        if _below(record.verified, level):
+        if record.verified.is_below(level):
             workspace.write_record(record.model_copy(update={"verified": level}))
         sound.add(rank)
     return sound
-
-
-def _below(level: VerifyLevel, wanted: VerifyLevel) -> bool:
-    return _LEVELS.index(level) < _LEVELS.index(wanted)
 
 
 def _manifest(session: Session, records: Mapping[int, ShardRecord]) -> Manifest:

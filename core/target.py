@@ -9,6 +9,7 @@ a finished conversion, or another checkpoint    refuse                      repl
 anything else                                   refuse                      refuse
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -155,6 +156,8 @@ class Target:
                     raise TargetError(f"{self.final}: {others[0]} is converting something else into it; wait for it")
                 self._begin(fresh)
             yield self.workspace
+        if self.final.is_local and _read_identity(self.workspace.state) is None and self.is_committed():
+            remove_tree(self.workspace.directory)  # nothing but the place of the lease
 
     def check_usable(self) -> None:
         """Makes sure that what is at the target leaves room for this plan; see the module's table.
@@ -162,6 +165,11 @@ class Target:
         Raises:
             TargetError: it does not.
         """
+        if self.final.is_local and os.path.ismount(self.final.path):
+            raise TargetError(
+                f"{self.final}: is a mount point, and the finished files could not get its name at once. "
+                "Name a directory in it"
+            )
         unfinished = _read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
@@ -213,7 +221,7 @@ class Target:
         if self.final.is_local:
             remove_tree(Location(self.final.fs, self.final.path + REPLACED_SUFFIX))
         manifest = self._read_manifest()
-        if manifest is not None and level.exceeds(manifest.verified):
+        if manifest is not None and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
 

@@ -9,6 +9,7 @@ holds packed 4-bit integers. MindSpore cannot put text into this format; here a 
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ _LENGTH_BYTES = 8
 _ALIGNMENT_BYTES = 8
 _METADATA = "__metadata__"
 _FORMAT, _REDUNDANCY, _CRC = "format", "remove_redundancy", "crc_num"
+_MAX_AXES = 64  # numpy's limit
 _RESERVED_NAMES = frozenset({_METADATA, _FORMAT, _REDUNDANCY, _CRC})
 _TEXT_PREFIX = "text:"
 
@@ -175,8 +177,7 @@ def _parse_header(encoded: bytes) -> dict[str, Any]:
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise CheckpointError(f"the header has {twice!r} twice: damaged")
     # JSON's escapes can spell lone surrogates, which are no text: this raises a ValueError
     "".join([*unique, *(value for value in unique.values() if isinstance(value, str))]).encode()
@@ -200,10 +201,12 @@ def _tensor(header: _Header, name: str) -> TensorEntry:
     tag, shape, offsets = description["dtype"], description["shape"], description["data_offsets"]
     if not isinstance(tag, str):
         raise CheckpointError(f"parameter {name!r}: its dtype {tag!r} is not a string: damaged")
-    if not _is_counts(shape):
-        raise CheckpointError(f"parameter {name!r}: its shape {shape!r} is not a list of counts: damaged")
+    if not _is_counts(shape) or len(shape) > _MAX_AXES:
+        raise CheckpointError(
+            f"parameter {name!r}: its shape {_told(shape)} is not a list of at most {_MAX_AXES} counts: damaged"
+        )
     if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"parameter {name!r}: data_offsets {offsets!r} are not a start and a stop: damaged")
+        raise CheckpointError(f"parameter {name!r}: data_offsets {_told(offsets)} are not a start and a stop: damaged")
     dtype = _dtype(header, name, tag)
     start, stop = offsets
     size_bytes = math.prod(shape) * dtype.itemsize
@@ -213,6 +216,11 @@ def _tensor(header: _Header, name: str) -> TensorEntry:
             f"but {dtype} {shape} takes {size_bytes}: damaged"
         )
     return TensorEntry(name, dtype, tuple(shape), (Extent(header.data_offset + start, size_bytes),))
+
+
+def _told(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _is_counts(values: object) -> bool:

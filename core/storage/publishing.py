@@ -59,7 +59,9 @@ def remove_tree(location: Location) -> None:
             if os.path.isdir(location.path):
                 shutil.rmtree(location.path)
         elif location.fs.exists(location.path):
-            location.fs.rm(location.path, recursive=True)
+            # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
+            for path in location.fs.find(location.path):
+                location.fs.rm_file(path)
 
 
 def remove_file(location: Location) -> None:

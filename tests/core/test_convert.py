@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -18,8 +19,11 @@ from core.convert import _run_ranks, convert, make_plan
 from core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
 from core.layout import ParameterLayout, whole_layout
 from core.manifest import ShardRecord
+from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
-from core.session import open_session
+from core.session import Session, open_session
+from core.storage.publishing import publish
+from core.storage.urls import Location
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import StageStrategy, Strategy
 from core.transform import transform_rank
@@ -572,3 +576,112 @@ def test_equal_contents_tell_nothing_if_they_are_one_value(
     write_strategy(strategy, str(tmp_path / "s.ckpt"))
     convert(build_request(source=str(tmp_path / "src"), target=str(target), source_strategy=str(tmp_path / "s.ckpt")))
     assert read_tree(target)[0]["w"] == ("Int32", (8 if saved_whole else 16,), values * (1 if saved_whole else 2))
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def do_ranks(session: Session) -> None:
+    assert not _run_ranks(session)
+
+
+def test_a_finished_target_verified_more_closely_later_stays_sound(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target, verify="none"))
+    assert convert(FOUR_TO_THREE.request(target, verify="checksum")).committed
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert json.loads((target / ".reshard" / "manifest.json").read_text())["verified"] == "checksum"
+
+
+def test_a_run_whose_target_was_completed_by_another_says_so(target: Path) -> None:
+    first, last = FOUR_TO_THREE.request(target, ranks="0-1"), FOUR_TO_THREE.request(target, ranks="2")
+    plan = make_plan(first)
+    with open_session(last, plan) as slow:
+        do_ranks(slow)
+        with open_session(first, plan) as quick:
+            do_ranks(quick)
+            assert quick.finish({}, 0).committed
+        report = slow.finish({}, 0)
+    assert (report.committed, report.missing_ranks) == (True, ())
+    assert [rank.rank for rank in report.ranks] == [2]
+    assert not partial(target).exists()
+
+
+def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second used to pass the first one's gate, publish, and have its target moved aside by the first."""
+    convert(FOUR_TO_THREE.request(target, ranks="2"))
+    others: list[Future[ConversionReport]] = []
+
+    def slow_publish(*locations: Location) -> None:
+        if not others:
+            others.append(pool.submit(convert, FOUR_TO_THREE.request(target, ranks="2")))
+            time.sleep(0.5)
+        publish(*locations)
+
+    monkeypatch.setattr("core.target.publish", slow_publish)
+    with ThreadPoolExecutor(1) as pool:
+        assert convert(FOUR_TO_THREE.request(target, ranks="0-1")).committed
+    assert others[0].result().committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_a_damaged_manifest_can_be_overwritten(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / ".reshard" / "manifest.json").write_text("{")
+    with pytest.raises(TargetError, match=r"not a readable manifest.*Restore it, or pass --overwrite"):
+        convert(FOUR_TO_THREE.request(target))
+    assert convert(FOUR_TO_THREE.request(target, overwrite=True)).committed
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_mending_where_a_refused_run_left_its_place(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (partial(target) / ".reshard" / "leases").mkdir(parents=True)
+    damage(next((target / "rank_1").iterdir()))
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_mending_while_another_plan_is_unfinished(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    convert(FOUR_TO_THREE.request(target, prefix="other_", ranks="0", overwrite=True))
+    damage(next((target / "rank_1").iterdir()))
+    with pytest.raises(TargetError, match="cannot be mended while an unfinished conversion by another plan"):
+        convert(FOUR_TO_THREE.request(target))
+    assert target.exists()
+    assert partial(target).exists()
+
+
+def test_what_a_crash_left_of_the_old_target_is_removed_by_the_next_run(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    left = target.with_name(target.name + ".reshard-replaced")
+    shutil.copytree(target, left)
+    convert(FOUR_TO_THREE.request(target))
+    assert not left.exists()
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target.mkdir()
+    monkeypatch.setattr("core.target.os.path.ismount", lambda path: path == str(target))
+    with pytest.raises(TargetError, match="is a mount point.*Name a directory in it"):
+        convert(FOUR_TO_THREE.request(target))
+    assert not partial(target).exists()
+
+
+def test_braces_in_a_path_are_no_pattern(tmp_path: Path) -> None:
+    source = tmp_path / "{x}" / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    assert convert(FOUR_TO_THREE.request(tmp_path / "{x}" / "out", source=str(source))).committed
+
+
+@pytest.mark.parametrize("name", ["out[1]", "out*", "out?"])
+def test_overwriting_an_object_store_target_spares_what_its_name_would_match(memory: str, name: str) -> None:
+    fs = fsspec.filesystem("memory")
+    convert(FOUR_TO_THREE.request(f"{memory}/out1"))
+    spared = {path: fs.cat_file(path) for path in fs.find(f"{memory}/out1")}
+    convert(FOUR_TO_THREE.request(f"{memory}/{name}"))
+    convert(FOUR_TO_THREE.request(f"{memory}/{name}", prefix="p_", overwrite=True))
+    assert {path: fs.cat_file(path) for path in fs.find(f"{memory}/out1")} == spared
+    assert not verify_target(f"{memory}/{name}", VerifyLevel.CHECKSUM).problems

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
-from core.errors import CatalogError, PlanError
+from core.errors import CatalogError, PlanError, TargetError
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.plan_file import dump_plan, load_plan, plan_identity
@@ -372,3 +373,52 @@ def test_four_thousand_ranks_to_three_thousand(stages: int) -> None:
     assert plan.written_bytes == sum(totals.shard_bytes for totals in plan.totals)
     plan.rank_plan(3071)
     assert time.monotonic() - started < 60
+
+
+def test_a_damaged_plan_is_named(tmp_path: Path) -> None:
+    plan = plan_of(make_catalog({0: [entry("w", (4,))]}), None, None)
+    data = dump_plan(plan)
+    path = tmp_path / "plan.json.gz"
+    for position in range(10, len(data) - 8):  # the gzip header says nothing of the content
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0xFF]) + data[position + 1 :])
+        with pytest.raises(TargetError, match=r"plan\.json\.gz: "):
+            load_plan(str(path), plan_identity(plan))
+
+
+def uneven(*lengths: int) -> ParameterLayout:
+    return ParameterLayout((len(lengths),), ((0,), ()), param_split_shape=lengths, indices_offset=(0,) * len(lengths))
+
+
+def test_a_rank_with_another_ranks_share_of_an_uneven_cut() -> None:
+    """Both files are alike, which is right for the first rank only: its rows would have been taken for others."""
+    catalog = make_catalog({rank: [entry("w", (5, 2))] for rank in range(2)})
+    shared = catalog.records[0].index
+    records = {rank: dataclasses.replace(record, index=shared) for rank, record in catalog.records.items()}
+    with pytest.raises(PlanError, match=r"gives this rank 3 rows, its shard has shape \[5, 2\]"):
+        plan_of(dataclasses.replace(catalog, records=records), make_strategy({"w": uneven(5, 3)}), None)
+
+
+def with_shape(layout: ParameterLayout, *shape: int) -> ParameterLayout:
+    return dataclasses.replace(layout, tensor_shape=shape)
+
+
+ROWS_OF_TWO = ParameterLayout((2,), ((0,), ()))
+
+
+@pytest.mark.parametrize("source", [None, with_shape(ROWS_OF_TWO, 8, 4)], ids=["in no source strategy", "moved"])
+def test_the_targets_strategy_is_of_a_tensor_of_another_shape(source: ParameterLayout | None) -> None:
+    known = {"other": ROWS_OF_TWO} | ({"w": source} if source else {})
+    catalog = make_catalog(
+        {rank: [entry("other", (4, 4)), entry("w", (4, 4) if source else (8, 4))] for rank in range(2)},
+        digests={rank: {"w": "same"} for rank in range(2)},
+    )
+    wanted = make_strategy({"w": with_shape(ROWS_OF_TWO, 16, 4)})
+    with pytest.raises(PlanError, match=r"its shape is \[8, 4\], the target's strategy says \[16, 4\] in stage 0"):
+        plan_of(catalog, make_strategy(known), wanted)
+
+
+def test_an_empty_tensor_does_not_prove_that_ranks_were_saved_whole() -> None:
+    catalog = make_catalog({rank: [entry("w", (4, 4)), entry("none", (0, 4))] for rank in range(2)})
+    plan = plan_of(catalog, make_strategy({"w": ROWS_OF_TWO, "none": with_shape(ROWS_OF_TWO, 0, 4)}), None)
+    assert not plan.match.integrated
+    assert [parameter.shape for parameter in plan.match.moved] == [(8, 4), (0, 4)]

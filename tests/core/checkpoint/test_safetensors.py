@@ -167,6 +167,7 @@ BAD = {
     "lone surrogate": (with_header(b'{"\\ud800":1}'), "the header is not JSON"),
     "lone surrogate in a text": (with_header(b'{"__metadata__":{"text:a":"\\ud800"}}'), "the header is not JSON"),
     "no object": (with_header([1]), "the header is not a JSON object"),
+    "shape of 65 axes": (with_header({"w": described("I8", [1] * 65, 0, 1)}, b"x"), "not a list of at most 64 counts"),
     "name twice": (with_header(b'{"w":1,"v":1,"w":2}'), "the header has 'w' twice"),
     "field twice": (with_header(b'{"w":{"dtype":"I8","dtype":"U8"}}'), "the header has 'dtype' twice"),
     "metadata a list": (with_header({"__metadata__": []}), "__metadata__ does not map names to strings"),
@@ -340,3 +341,14 @@ class TestPlan:
         monkeypatch.setattr(safetensors, "MAX_HEADER_BYTES", 100)
         with pytest.raises(CheckpointError, match=r"too many parameters .* its header would take 128 bytes"):
             safetensors.plan_file([OutputEntry("w" * 10, dtype_from_name("Int8"), (1,))])
+
+
+def test_hostile_headers_take_no_time() -> None:
+    """Both took hours: a product of millions of large numbers, and a search for the name that is there twice."""
+    numbers = ",".join(["9" * 4000] * 5000)
+    with pytest.raises(CheckpointError, match="not a list of at most 64 counts") as caught:
+        read(with_header(f'{{"w":{{"dtype":"I8","shape":[{numbers}],"data_offsets":[0,1]}}}}'.encode(), b"x"))
+    assert len(str(caught.value)) < 300
+    names = ",".join(f'"w{number}":1' for number in range(100_000))
+    with pytest.raises(CheckpointError, match="the header has 'w99999' twice"):
+        read(with_header(f'{{{names},"w99999":2}}'.encode()))
