@@ -32,7 +32,7 @@ from core.manifest import (
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
-from core.storage.files import read_small_file, write_bytes
+from core.storage.files import exists, read_small_file, write_bytes
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
     REPLACED_SUFFIX,
@@ -42,7 +42,6 @@ from core.storage.publishing import (
     remove_file,
     remove_others,
     remove_tree,
-    withdraw,
     working_location,
 )
 from core.storage.urls import Location, parse_url
@@ -132,8 +131,9 @@ class Target:
 
     @cached_property
     def workspace(self) -> Workspace:
-        """Where its files are written."""
-        return Workspace(working_location(self.final), self.identity)
+        """Where its files are written: apart, unless it is this plan's own finished target that is to be mended."""
+        mended = _read_identity(self.final.child(STATE_DIRECTORY)) == self.identity
+        return Workspace(self.final if mended else working_location(self.final), self.identity)
 
     @contextmanager
     def claimed(self, ranks: Sequence[int]) -> Iterator[Workspace]:
@@ -144,17 +144,18 @@ class Target:
             StorageError: it cannot be read or written.
         """
         self.check_usable()
-        fresh = not list_names(self.workspace.directory)
-        leases = self._leases
         holder = new_holder(ranks)
-        with held_lease(leases, holder):
+        with held_lease(self._leases, holder):
             self.check_usable()
-            found = _read_identity(self.workspace.state)
-            if found != self.identity and not self.is_committed():
-                others = living_holders(leases, holder)
-                if others and found is not None:
-                    raise TargetError(f"{self.final}: {others[0]} is converting something else into it; wait for it")
-                self._begin(fresh)
+            with exclusive(self._leases):  # or two that begin at once would clear away each other's beginnings
+                found = _read_identity(self.workspace.state)
+                if found != self.identity and not self.is_committed():
+                    others = living_holders(self._leases, holder)
+                    if others and found is not None:
+                        raise TargetError(
+                            f"{self.final}: {others[0]} is converting something else into it; wait for it"
+                        )
+                    self._begin()
             yield self.workspace
         if self.final.is_local and _read_identity(self.workspace.state) is None and self.is_committed():
             remove_tree(self.workspace.directory)  # nothing but the place of the lease
@@ -180,7 +181,8 @@ class Target:
         names = set(list_names(self.final))
         if not self.final.is_local:  # the leases stand there even before anything is begun
             names.discard(STATE_DIRECTORY)
-        if not names or self.is_committed() or (not self.final.is_local and unfinished == self.identity):
+        in_place = self.workspace.directory.path == self.final.path
+        if not names or self.is_committed() or (in_place and unfinished == self.identity):
             return
         foreign = foreign_names(self.final)
         if foreign:
@@ -197,20 +199,12 @@ class Target:
         return manifest is not None and manifest.identity == self.identity
 
     def reopen(self) -> None:
-        """Takes the finished target back to work, because files of it are missing or wrong.
+        """Withdraws the finished target's manifest, because files of it are missing or wrong: it is mended in place.
 
         Raises:
-            TargetError: another plan's unfinished work is where it would be mended.
+            StorageError: it could not be.
         """
-        if self.final.is_local:
-            if _read_identity(self.workspace.state) not in (None, self.identity):
-                raise TargetError(
-                    f"{self.final}: files of it are missing or wrong, and it cannot be mended while an unfinished "
-                    f"conversion by another plan is in {self.workspace.directory}. Finish that one, or remove it"
-                )
-            remove_tree(self.workspace.directory)
-        withdraw(self.final, self.workspace.directory)
-        remove_file(self.workspace.state.child(MANIFEST_NAME))
+        remove_file(self.final.child(STATE_DIRECTORY, MANIFEST_NAME))
 
     def confirm(self, level: VerifyLevel) -> None:
         """Ends what an interrupted run left undone at the finished target, and records that it was verified anew.
@@ -236,7 +230,9 @@ class Target:
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
                 remove_tree(workspace.directory)
                 return
-            remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
+            if not (self.final.is_local and workspace.directory == self.final):
+                # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
+                remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)
             if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved
@@ -255,15 +251,14 @@ class Target:
     def _leases(self) -> Location:
         return self.workspace.state.child(_LEASES_DIRECTORY)
 
-    def _begin(self, fresh: bool) -> None:
+    def _begin(self) -> None:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
         state = self.workspace.state
-        if not fresh:
-            remove_file(state.child(MANIFEST_NAME))
-            remove_file(state.child(_IDENTITY_NAME))
-            remove_tree(state.child(RECORDS_DIRECTORY))
-            if self.final.is_local:
-                remove_others(self.workspace.directory, ())
+        remove_file(state.child(MANIFEST_NAME))
+        remove_file(state.child(_IDENTITY_NAME))
+        remove_tree(state.child(RECORDS_DIRECTORY))
+        if self.final.is_local:
+            remove_others(self.workspace.directory, ())
         write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
         write_bytes(state.child(_IDENTITY_NAME), self.identity.encode())
 
@@ -276,7 +271,7 @@ def read_manifest(directory: Location) -> Manifest | None:
         StorageError: it cannot be read.
     """
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    if not directory.fs.exists(location.path):
+    if not exists(location):
         return None
     return parse_manifest(read_small_file(location, _LARGEST_RECORD_BYTES), str(location))
 
@@ -304,7 +299,7 @@ def check_apart(source: Location, final: Location) -> None:
 
 def _read_identity(state: Location) -> str | None:
     location = state.child(_IDENTITY_NAME)
-    if not state.fs.exists(location.path):
+    if not exists(location):
         return None
     try:
         return read_small_file(location, 1024).decode("ascii", "replace")

@@ -181,6 +181,21 @@ def write_file(location: Location) -> Iterator[OutputFile]:
         raise
 
 
+def exists(location: Location) -> bool:
+    """Whether there is a file or directory.
+
+    Raises:
+        StorageError: it cannot be told. (fsspec's own `exists` takes any failure for a no.)
+    """
+    with mapped_errors(location, "look for it"):
+        location.fs.invalidate_cache()
+        try:
+            location.fs.info(location.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
 def write_bytes(location: Location, data: bytes) -> None:
     """Writes a small file whole; see `write_file`."""
     if not location.is_local:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from core.errors import StorageError, TargetError
-from core.storage.files import mapped_errors, read_small_file, write_bytes
+from core.storage.files import exists, mapped_errors, read_small_file, write_bytes
 from core.storage.urls import Location
 
 RENEWAL_SECONDS = 5.0
@@ -69,11 +69,13 @@ def held_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
 
 
 def living_holders(directory: Location, holder: LeaseHolder) -> list[LeaseHolder]:
-    """Other runs that hold a lease in a directory of leases, for whatever ranks: at least one, if there are any."""
+    """Other runs that hold a lease in a directory of leases, for whatever ranks: at least one, if there are any.
+
+    To be called while `exclusive`.
+    """
     if not directory.is_local:
         return _still_living(directory, [lease for lease in _read_leases(directory) if lease[0].run != holder.run])
-    with exclusive(directory):
-        return [other for other in _living_local(directory) if other.run != holder.run]
+    return [other for other in _living_local(directory) if other.run != holder.run]
 
 
 @contextmanager
@@ -188,7 +190,7 @@ def _remove_lease(location: Location) -> None:
 def _read_leases(directory: Location) -> list[tuple[LeaseHolder, bytes]]:
     with mapped_errors(directory, "list the leases"):
         directory.fs.invalidate_cache(directory.path)
-        if not directory.fs.exists(directory.path):
+        if not exists(directory):
             return []
         paths = [path for path in directory.fs.ls(directory.path, detail=False) if str(path).endswith(".json")]
     leases = []

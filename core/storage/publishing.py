@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable
 
 from core.errors import StorageError, TargetError
-from core.storage.files import mapped_errors
+from core.storage.files import exists, mapped_errors
 from core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
@@ -37,8 +37,7 @@ def list_names(location: Location) -> list[str]:
         StorageError: it cannot be listed.
     """
     with mapped_errors(location, "list it"):
-        location.fs.invalidate_cache()
-        if not location.fs.exists(location.path):
+        if not exists(location):
             return []
         if location.fs.isfile(location.path):
             raise TargetError(f"{location}: is a file, the target must be a directory")
@@ -58,7 +57,7 @@ def remove_tree(location: Location) -> None:
         if location.is_local:
             if os.path.isdir(location.path):
                 shutil.rmtree(location.path)
-        elif location.fs.exists(location.path):
+        elif exists(location):
             # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
             for path in location.fs.find(location.path):
                 location.fs.rm_file(path)
@@ -67,22 +66,29 @@ def remove_tree(location: Location) -> None:
 def remove_file(location: Location) -> None:
     """Removes a file, if it exists."""
     with mapped_errors(location, "remove it"):
-        if location.fs.exists(location.path):
+        if exists(location):
             location.fs.rm_file(location.path)
 
 
+def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
+    """Files in rank folders that are not among `known` (paths below the directory)."""
+    known_paths = {directory.child(path).path for path in known}
+    with mapped_errors(directory, "list its rank folders"):
+        folders = [directory.child(name) for name in list_names(directory) if _RANK_FOLDER.fullmatch(name)]
+        paths = [str(path) for folder in folders for path in directory.fs.find(folder.path)]
+    return [Location(directory.fs, path) for path in paths if path not in known_paths]
+
+
 def remove_others(working: Location, kept: Iterable[str]) -> None:
-    """Removes the files of rank folders that are not among `kept` (paths below the directory): leftovers."""
-    kept_paths = {working.child(path).path for path in kept}
-    with mapped_errors(working, "remove leftovers in it"):
-        for name in list_names(working):
-            if not _RANK_FOLDER.fullmatch(name):
-                continue
-            for path in working.fs.find(working.child(name).path):
-                if str(path) not in kept_paths:
-                    working.fs.rm_file(path)
-            if working.is_local and not os.listdir(working.child(name).path):
-                os.rmdir(working.child(name).path)
+    """Removes the files of rank folders that are not among `kept` (paths below the directory), and empty folders."""
+    for location in other_files(working, kept):
+        remove_file(location)
+    if working.is_local:
+        with mapped_errors(working, "remove empty folders in it"):
+            for name in list_names(working):
+                path = working.child(name).path
+                if _RANK_FOLDER.fullmatch(name) and os.path.isdir(path) and not os.listdir(path):
+                    os.rmdir(path)
 
 
 def publish(working: Location, final: Location) -> None:
@@ -91,7 +97,7 @@ def publish(working: Location, final: Location) -> None:
     Raises:
         StorageError: a rename failed; the finished files are still at `working`.
     """
-    if not final.is_local:
+    if working.path == final.path:
         return
     replaced = _sibling(final, REPLACED_SUFFIX)
     with mapped_errors(final, f"give it the finished files (they are whole in {working})"):
@@ -102,13 +108,6 @@ def publish(working: Location, final: Location) -> None:
         os.rename(working.path, final.path)
         _flush_directory(os.path.dirname(final.path))
     remove_tree(replaced)
-
-
-def withdraw(final: Location, working: Location) -> None:
-    """Takes a published directory back to where its files are written."""
-    if final.is_local:
-        with mapped_errors(final, f"move it back to {working}"):
-            os.rename(final.path, working.path)
 
 
 def check_room(location: Location, needed_bytes: int) -> None:

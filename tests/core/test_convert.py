@@ -641,17 +641,35 @@ def test_mending_where_a_refused_run_left_its_place(target: Path) -> None:
     (partial(target) / ".reshard" / "leases").mkdir(parents=True)
     damage(next((target / "rank_1").iterdir()))
     assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
+    assert read_tree(target) == FOUR_TO_THREE.want
 
 
 def test_mending_while_another_plan_is_unfinished(target: Path) -> None:
     convert(FOUR_TO_THREE.request(target))
     convert(FOUR_TO_THREE.request(target, prefix="other_", ranks="0", overwrite=True))
     damage(next((target / "rank_1").iterdir()))
-    with pytest.raises(TargetError, match="cannot be mended while an unfinished conversion by another plan"):
-        convert(FOUR_TO_THREE.request(target))
-    assert target.exists()
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
     assert partial(target).exists()
+
+
+def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    damage(next((target / "rank_1").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr("core.session.transform_rank", lambda *_, **__: (_ for _ in ()).throw(StorageError("no")))
+        with pytest.raises(ConversionError, match="1 of 3 target ranks failed"):
+            convert(FOUR_TO_THREE.request(target))
+    assert len(list(target.glob("rank_*/*"))) == 3
+    assert not (target / ".reshard" / "manifest.json").exists()
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert sorted(path.name for path in (target / ".reshard").iterdir()) == [
+        "identity",
+        "manifest.json",
+        "plan.json.gz",
+        "records",
+    ]
 
 
 def test_what_a_crash_left_of_the_old_target_is_removed_by_the_next_run(target: Path) -> None:

@@ -18,7 +18,6 @@ from core.storage.publishing import (
     remove_file,
     remove_others,
     remove_tree,
-    withdraw,
     working_location,
 )
 from core.storage.urls import Location, parse_url
@@ -140,20 +139,7 @@ def test_a_file_appeared_at_the_target(working: Location, final: Location) -> No
 def test_a_remote_target_is_where_it_was_written(memory: Location) -> None:
     put(memory, **NEW)
     publish(memory, memory)
-    withdraw(memory, memory)
     assert files_of(memory) == NEW
-
-
-def test_withdraw(working: Location, final: Location) -> None:
-    publish(working, final)
-    withdraw(final, working)
-    assert files_of(working) == NEW
-    assert not os.path.exists(final.path)
-    with pytest.raises(StorageError, match="out: cannot move it back to .*: no such file"):
-        withdraw(final, working)
-
-
-# ---- listing ----
 
 
 def test_names(anywhere: Location) -> None:
