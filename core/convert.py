@@ -87,6 +87,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     Raises:
         CatalogError: the files do not make one checkpoint of the strategy's ranks.
         CheckpointError: a file cannot be used.
+        TargetError: source and target are inside each other.
     """
     check_apart(_static_part(request.source), parse_url(request.target))
     own_stage = source is not None and not source.merged
@@ -99,6 +100,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         workers=request.worker_count,
         allow_extra_ranks=own_stage,
     )
+    _check_links(request, catalog)
     if own_stage and source is not None:
         _check_own_stage(request, source, catalog)
     return catalog
@@ -113,21 +115,19 @@ def plan_conversion(
         CatalogError: the source's ranks disagree about a parameter.
         PlanError: source, target and options do not fit together.
     """
-    same = request.format is OutputFormat.SAME
     plan = build_plan(
         PlanInputs(
             catalog=catalog,
             source_strategy=source,
             target_strategy=target,
-            format=catalog.format if same else CheckpointFormat(request.format.value),
+            format=_target_format(request, catalog),
             prefix=request.prefix,
             fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
             allow_missing=tuple(request.allow_missing),
             saved_whole=source is not None and contents_say_whole(catalog, source),
         )
     )
-    if not same:
-        _check_format_holds_all(plan)
+    _check_format_holds_all(plan)
     return plan
 
 
@@ -196,11 +196,24 @@ def _static_part(source: str) -> Location:
     return parse_url(before[: before.rfind("/") + 1] or "." if field else source)
 
 
+def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
+    return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
+
+
 def _check_format_holds_all(plan: ConversionPlan) -> None:
-    """Finds out before anything is written that the other format cannot hold a parameter."""
-    for rank in plan.target_ranks:
-        if rank not in plan.copies:
-            plan_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank)))
+    """Finds out before anything is written that the target's format cannot hold a parameter.
+
+    The ranks of a stage hold the same names and dtypes: one of them tells for all.
+    """
+    for rank in plan.first_ranks:
+        plan_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank)))
+
+
+def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:
+    """Links may lead from the source into the target, which would be replaced."""
+    final = parse_url(request.target)
+    for record in catalog.records.values():
+        check_apart(parse_url(record.location), final)
 
 
 def _check_own_stage(request: ConversionRequest, source: Strategy, catalog: CheckpointCatalog) -> None:

@@ -253,6 +253,11 @@ class ConversionPlan:
         """All ranks of the target."""
         return range(self._stages[0].ranks.start, self._stages[-1].ranks.stop)
 
+    @property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each of the target's stages."""
+        return tuple(stage.ranks.start for stage in self._stages)
+
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""
         return f"rank_{rank}/{self.inputs.prefix}{rank}.{self.inputs.format}"

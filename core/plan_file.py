@@ -2,7 +2,7 @@
 
 The reads of every rank would be gigabytes; what they are derived from is small. The identity decides whether an
 interrupted conversion may be resumed: it covers the layouts, the source files with their versions, every option that
-changes what is written, and the version of this file's schema, but not workers, memory or engine.
+changes what is written, and the program's version, but not workers, memory or engine.
 """
 
 import gzip
@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from core import __version__
 from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
 from core.checkpoint.model import CheckpointFormat
 from core.errors import TargetError
@@ -62,6 +63,7 @@ def load_plan(url: str, identity: str) -> ConversionPlan:
 def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
+        "writer": __version__,
         "catalog": catalog_to_json(inputs.catalog),
         "source_strategy": _strategy_to_json(inputs.source_strategy),
         "target_strategy": _strategy_to_json(inputs.target_strategy),

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from core.errors import InputError
+from core.secrets import ADVICE, carries_credentials
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -50,7 +51,7 @@ class UnmatchedPolicy(StrEnum):
 class ConversionRequest(BaseModel):
     """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     source: Annotated[
         str,
@@ -142,6 +143,13 @@ class ConversionRequest(BaseModel):
         ),
     ] = False
 
+    @field_validator("source", "target", "source_strategy", "target_strategy")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if carries_credentials(value):
+            raise ValueError(ADVICE)
+        return value
+
     @field_validator("prefix")
     @classmethod
     def _check_prefix(cls, value: str) -> str:
@@ -215,8 +223,9 @@ def describe_validation(error: ValidationError) -> str:
     for detail in error.errors():
         name = str(detail["loc"][0])
         option = name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
-        # the input of what is missing is all the rest
-        given = "" if detail["type"] == "missing" else f" {detail['input']!r}"
+        # the input of what is missing is all the rest, and a secret is not repeated
+        hidden = detail["type"] == "missing" or carries_credentials(str(detail["input"]))
+        given = "" if hidden else f" {detail['input']!r}"
         lines.append(f"{option}{given}: {detail['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)
 

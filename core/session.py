@@ -6,18 +6,21 @@ same plan. Every step works on one rank and can be carried out by any thread or 
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from core import __version__
 from core.budget import Budget, share_memory
-from core.errors import ConversionError, InputError, ReshardError, VerificationError
+from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
 from core.manifest import Manifest, RankSummary, ShardRecord
 from core.plan import ConversionPlan
 from core.progress import current_progress
 from core.report import ConversionReport, Outcome, RankReport, plan_notes
 from core.request import ConversionRequest, VerifyLevel
+from core.retry import with_retries
 from core.storage.files import copy_file
 from core.storage.publishing import check_room
 from core.storage.urls import parse_url
@@ -84,17 +87,21 @@ class Session:
         # a run that did other ranks may have completed the target a moment ago, with this one's
         committed = self.committed or self.target.is_committed()
         where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
-        records = read_records(where, plan.target_ranks)
+        # a record has a line for every parameter: thousands of them never stand in memory together
+        results = {
+            record.rank: _RankResult(_rank_report(record, record.rank in self.done), _rank_summary(record))
+            for record in read_records(where, plan.target_ranks)
+        }
         level = self.request.verify
         missing = tuple(
             rank
             for rank in plan.target_ranks
-            if rank not in records or (not committed and records[rank].verified.is_below(level))
+            if rank not in results or (not committed and results[rank].report.verified.is_below(level))
         )
         if not committed and not missing:
-            self.target.commit(_manifest(self, records))
-        mine = [records[rank] for rank in self.ranks if rank in records]
-        written = [record for record in mine if record.rank not in self.done]
+            self.target.commit(_manifest(self, results))
+        mine = [results[rank].report for rank in self.ranks if rank in results]
+        written = [report for report in mine if report.outcome is not Outcome.RESUMED]
         return ConversionReport(
             identity=self.workspace.identity,
             source=plan.inputs.catalog.url,
@@ -105,14 +112,14 @@ class Session:
             committed=not missing,
             missing_ranks=missing,
             seconds=round(seconds, 3),
-            written_bytes=sum(record.size_bytes for record in written),
-            read_bytes=sum(record.read_bytes for record in written),
+            written_bytes=sum(report.size_bytes for report in written),
+            read_bytes=sum(report.read_bytes for report in written),
             verified=level,
             dropped=plan.match.dropped,
             excused=plan.match.excused,
             carried=tuple(carried.name for carried in plan.match.carried),
             notes=plan_notes(plan),
-            ranks=tuple(_rank_report(record, record.rank in self.done) for record in mine),
+            ranks=tuple(mine),
         )
 
 
@@ -129,7 +136,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
     target = Target(parse_url(request.target), plan, request.overwrite)
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
-        sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks)
+        sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers)
         if len(sound) == len(plan.target_ranks):
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
             target.confirm(request.verify)
@@ -141,7 +148,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
         if target.is_committed():
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
             return
-        done = _sound_ranks(workspace, plan, request.verify, ranks)
+        done = _sound_ranks(workspace, plan, request.verify, ranks, budget.workers)
         if done:
             current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
@@ -227,7 +234,7 @@ def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: C
     primary = workspace.read_record(plan.copies[rank])
     file = plan.file_name(rank)
     copy_file(workspace.directory.child(primary.file), workspace.directory.child(file))
-    advance(primary.size_bytes)
+    advance(plan.totals[rank - plan.target_ranks.start].shard_bytes)
     return primary.model_copy(
         update={
             "rank": rank,
@@ -240,24 +247,48 @@ def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: C
     )
 
 
-def _sound_ranks(workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, ranks: Sequence[int]) -> set[int]:
+def _sound_ranks(
+    workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, ranks: Sequence[int], workers: int
+) -> set[int]:
     """Ranks whose recorded files are as they should be, at least in structure; the others lose their records."""
-    sound = set()
+    recorded = sorted(workspace.recorded_ranks() & set(ranks))
+    if recorded:
+        current_progress().note(f"checking {len(recorded)} ranks that were done before")
+
+    def is_sound(rank: int) -> bool:
+        return with_retries(lambda: _is_sound(workspace, plan, level, rank), current_progress().note)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
+        answers = {rank: pool.submit(copy_context().run, is_sound, rank) for rank in recorded}
+        return {rank for rank, answer in answers.items() if answer.result()}
+
+
+def _is_sound(workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, rank: int) -> bool:
+    try:
+        record = workspace.read_record(rank)
+    except TargetError:
+        workspace.remove_record(rank)  # a damaged record counts as none
+        return False
     at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level
-    for rank, record in read_records(workspace, ranks).items():
-        expected = expected_entries(plan, plan.rank_plan(rank))
-        found = verify_rank(workspace.directory, record, at_least, expected=expected)
-        if found.problems:
-            current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
-            workspace.remove_record(rank)
-            continue
-        if record.verified.is_below(level):
-            workspace.write_record(record.model_copy(update={"verified": level}))
-        sound.add(rank)
-    return sound
+    found = verify_rank(workspace.directory, record, at_least, expected=expected_entries(plan, plan.rank_plan(rank)))
+    if found.problems:
+        current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
+        workspace.remove_record(rank)
+        return False
+    if record.verified.is_below(level):
+        workspace.write_record(record.model_copy(update={"verified": level}))
+    return True
 
 
-def _manifest(session: Session, records: Mapping[int, ShardRecord]) -> Manifest:
+@dataclass(frozen=True)
+class _RankResult:
+    """What is said of a finished rank, in the report and in the manifest."""
+
+    report: RankReport
+    summary: RankSummary
+
+
+def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
     plan = session.plan
     return Manifest(
         identity=session.workspace.identity,
@@ -268,20 +299,18 @@ def _manifest(session: Session, records: Mapping[int, ShardRecord]) -> Manifest:
         source_world_size=len(plan.inputs.catalog.records),
         target_world_size=len(plan.target_ranks),
         format=str(plan.inputs.format),
-        verified=min((record.verified for record in records.values()), key=_LEVELS.index),
+        verified=min((result.report.verified for result in results.values()), key=_LEVELS.index),
         dropped=plan.match.dropped,
         excused=plan.match.excused,
         carried=tuple(carried.name for carried in plan.match.carried),
         notes=plan_notes(plan),
-        ranks=tuple(
-            RankSummary(
-                rank=rank,
-                file=records[rank].file,
-                size_bytes=records[rank].size_bytes,
-                record_digest=record_digest(records[rank]),
-            )
-            for rank in plan.target_ranks
-        ),
+        ranks=tuple(results[rank].summary for rank in plan.target_ranks),
+    )
+
+
+def _rank_summary(record: ShardRecord) -> RankSummary:
+    return RankSummary(
+        rank=record.rank, file=record.file, size_bytes=record.size_bytes, record_digest=record_digest(record)
     )
 
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 
 Shape = tuple[int, ...]
 
@@ -119,20 +118,6 @@ def contiguous_axis(box: TensorSlice, shard_shape: Shape) -> int:
     while axis > 0 and box.stop[axis - 1] - box.start[axis - 1] == 1:
         axis -= 1
     return axis
-
-
-def byte_runs(box: TensorSlice, shard_shape: Shape, itemsize: int) -> Iterator[ByteRun]:
-    """The contiguous runs of a shard that make up `box` (in shard coordinates), in C order."""
-    if box.size == 0:
-        return
-    axis = contiguous_axis(box, shard_shape)
-    strides = row_major_strides(shard_shape)
-    inner = sum(low * stride for low, stride in zip(box.start[axis:], strides[axis:], strict=True))
-    length = math.prod(box.shape[axis:]) * itemsize
-    outer_ranges = [range(low, high) for low, high in zip(box.start[:axis], box.stop[:axis], strict=True)]
-    for index in product(*outer_ranges):
-        outer = sum(i * stride for i, stride in zip(index, strides[:axis], strict=True))
-        yield ByteRun((outer + inner) * itemsize, length)
 
 
 def contiguous_boxes(shape: Shape, start: int, stop: int, most: int) -> Iterator[TensorSlice]:

@@ -10,7 +10,7 @@ anything else                                   refuse                      refu
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +35,7 @@ from core.request import VerifyLevel
 from core.storage.files import exists, read_small_file, write_bytes
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
+    PARTIAL_SUFFIX,
     REPLACED_SUFFIX,
     foreign_names,
     list_names,
@@ -290,11 +291,13 @@ def check_apart(source: Location, final: Location) -> None:
     """
     if type(source.fs) is not type(final.fs):
         return
-    ours, theirs = final.path + "/", source.path + "/"
-    if ours.startswith(theirs):
+    if (final.path + "/").startswith(source.path + "/"):
         raise TargetError(f"{final}: lies inside the source {source}; name a target outside of it")
-    if theirs.startswith(ours):
-        raise TargetError(f"{final}: the source {source} lies inside it; name another target")
+    for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
+        if (source.path + "/").startswith(f"{final.path}{suffix}/"):
+            raise TargetError(
+                f"{final}: the source {source} lies inside it, or where it is put together; name another target"
+            )
 
 
 def _read_identity(state: Location) -> str | None:
@@ -307,12 +310,10 @@ def _read_identity(state: Location) -> str | None:
         return ""
 
 
-def read_records(workspace: Workspace, ranks: Sequence[int]) -> Mapping[int, ShardRecord]:
-    """The readable records of some ranks; a damaged one counts as none, and its rank is done again."""
-    records = {}
+def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRecord]:
+    """The readable records of some ranks, one after another; a damaged one counts as none: its rank is done again."""
     for rank in sorted(workspace.recorded_ranks() & set(ranks)):
         try:
-            records[rank] = workspace.read_record(rank)
+            yield workspace.read_record(rank)
         except TargetError:
             workspace.remove_record(rank)
-    return records

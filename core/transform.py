@@ -23,7 +23,7 @@ from core.storage.files import write_file
 from core.storage.urls import Location
 
 Advance = Callable[[int], None]
-"""Told of every block written, in bytes; may raise to stop the work."""
+"""Told of every block written, how many bytes of shards were in it; may raise to stop the work."""
 
 
 def transform_rank(
@@ -54,7 +54,7 @@ def transform_rank(
                 for part in block.parts:
                     digests[part.name].update(buffer[part.position : part.position + part.size_bytes].data)
                 file.write(buffer[: block.size_bytes].data)
-                advance(block.size_bytes)
+                advance(sum(part.size_bytes for part in block.parts))
             gatherer.check_unchanged()
     finally:
         gatherer.close()

@@ -20,6 +20,7 @@ from core.progress import Progress, SilentProgress
 from core.report import VerificationReport
 from core.request import VerifyLevel
 from core.storage.files import SourceFile, open_source
+from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
 
@@ -165,6 +166,10 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         found = verify_rank(location, record, level, advance=progress.advance)
         problems.extend(found.problems)
         read_bytes += found.read_bytes
+    problems += [
+        f"{other}: does not belong to this checkpoint, but MindSpore may take it for a rank's newest file"
+        for other in other_files(location, [summary.file for summary in manifest.ranks])
+    ]
     return VerificationReport(
         target=str(location),
         level=level,

@@ -2,7 +2,6 @@
 
 import os
 import posixpath
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,9 +10,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from core.errors import InputError
-
-# secrets may hold slashes, as those of S3 do; digits before the first one are a port
-_CREDENTIALS = re.compile(r"://[^/@]*:(?!\d+/)[^@]*@")
+from core.secrets import ADVICE, carries_credentials
 
 
 @dataclass(frozen=True)
@@ -55,11 +52,8 @@ def parse_url(url: str) -> Location:
     """
     if not url.strip():
         raise InputError("an empty path or URL was given")
-    if _CREDENTIALS.search(url):
-        raise InputError(
-            "a URL must not carry credentials (user:password@): they would end in logs and records. "
-            "Give them through the environment or the storage's own configuration"
-        )
+    if carries_credentials(url):
+        raise InputError(ADVICE)
     try:
         # fsspec would take "::" in a plain path for a chain of storages
         fs, path = fsspec.url_to_fs(url) if "://" in url else (fsspec.filesystem("file"), os.path.expanduser(url))

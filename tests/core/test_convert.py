@@ -543,6 +543,36 @@ def test_no_time_is_lost_waiting_for_a_dead_run(target: Path) -> None:
     assert time.monotonic() - started < 10
 
 
+def test_verification_finds_files_that_do_not_belong(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / "rank_0" / "zzz.ckpt").write_bytes(b"")
+    (target / "rank_9").mkdir()
+    (target / "rank_9" / "x.ckpt").write_bytes(b"")
+    problems = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+    assert [problem.split(": ")[0].removeprefix(str(target)) for problem in problems] == [
+        "/rank_0/zzz.ckpt",
+        "/rank_9/x.ckpt",
+    ]
+
+
+def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> None:
+    shutil.copytree(FOUR_TO_THREE.directory / "src", target)
+    (tmp_path / "src").mkdir()
+    for rank in range(4):
+        (tmp_path / "src" / f"rank_{rank}").symlink_to(target / f"rank_{rank}")
+    with pytest.raises(TargetError, match="lies inside it, or where it is put together"):
+        convert(FOUR_TO_THREE.request(target, source=str(tmp_path / "src"), overwrite=True))
+    assert len(read_tree(target)) == 4
+
+
+def test_what_a_format_cannot_hold_is_told_even_if_it_stays_the_same(tmp_path: Path, target: Path) -> None:
+    header = b'{"format":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(InputError, match="'format'"):
+        convert(build_request(source=str(tmp_path / "m.safetensors"), target=str(target)))
+    assert not partial(target).exists()
+
+
 def test_verifying_with_a_damaged_record(target: Path) -> None:
     convert(FOUR_TO_THREE.request(target))
     record = target / ".reshard" / "records" / "rank_1.json"
