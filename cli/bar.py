@@ -54,7 +54,7 @@ class _StateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text("")
-        # headers are written too, but do not count in the total
+        # what is tried again is counted again
         parts = [f"{size_text(min(task.completed, task.total))} of {size_text(task.total)}"]
         if task.speed:
             parts.append(f"{size_text(task.speed)}/s")

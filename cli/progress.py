@@ -28,7 +28,7 @@ def shown_progress(verb: str) -> Iterator[Progress]:
 
 def state_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
     """How far it is after so many seconds: `25 %, 1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31.4 s left`."""
-    # headers are written too, but do not count in the total
+    # what is tried again is counted again
     done_bytes = min(done_bytes, total_bytes)
     share = done_bytes * 100 // total_bytes if total_bytes else 100
     text = f"{share} %, {size_text(done_bytes)} of {size_text(total_bytes)}"

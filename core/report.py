@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from core.budget import Budget
+from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
 
@@ -188,7 +189,18 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if match.carried:
         names = [carried.name for carried in match.carried]
         notes.append(f"in no strategy, copied unchanged to every target rank: {_listed(names)}")
+    differing = [carried.name for carried in match.carried if _differs(plan, carried)]
+    if differing:
+        notes.append(
+            f"in no strategy, but different on different source ranks: {_listed(differing)}; every target rank got "
+            "its counterpart's. If they are cut, the source strategy lacks them"
+        )
     return tuple(notes)
+
+
+def _differs(plan: ConversionPlan, carried: CarriedParameter) -> bool:
+    records = plan.inputs.catalog.records
+    return len({records[rank].digests.get(carried.name) for rank in carried.holders}) > 1
 
 
 def _listed(names: "tuple[str, ...] | list[str]") -> str:

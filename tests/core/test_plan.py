@@ -17,6 +17,7 @@ from core.errors import CatalogError, PlanError, TargetError
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.plan_file import dump_plan, load_plan, plan_identity
+from core.report import plan_notes
 from core.storage.files import write_bytes
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
@@ -192,6 +193,15 @@ def test_copies_need_equal_carried_contents() -> None:
     assert plan_of(make_catalog(entries, same), source, target).copies == {1: 0, 2: 0, 3: 0}
     different = {0: {"step": "d"}, 1: {"step": "e"}}
     assert plan_of(make_catalog(entries, different), source, target).copies == {2: 0, 3: 1}
+
+
+def test_carried_parameters_that_differ_are_told() -> None:
+    entries = {rank: [entry("w", (2,)), entry("step", ())] for rank in range(2)}
+    source = make_strategy({"w": vector(2)})
+    same = plan_of(make_catalog(entries, {0: {"step": "d"}, 1: {"step": "d"}}), source, None)
+    assert not any("different" in note for note in plan_notes(same))
+    different = plan_of(make_catalog(entries, {0: {"step": "d"}, 1: {"step": "e"}}), source, None)
+    assert any("but different on different source ranks: step" in note for note in plan_notes(different))
 
 
 def test_unmatched_parameters_are_dropped_or_fail() -> None:
