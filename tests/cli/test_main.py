@@ -181,10 +181,10 @@ def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
 
 def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     code = (
-        "import time, core.convert\n"
+        "import os, time, core.convert\n"
         "from cli.main import main\n"
         "def endless(workspace, plan, rank, block_bytes, advance, *, as_copy):\n"
-        "    print('working', flush=True)\n"
+        "    os.write(1, b'working\\n')\n"
         "    while True:\n"
         "        advance(0)\n"
         "        time.sleep(0.01)\n"
