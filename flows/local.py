@@ -63,6 +63,8 @@ def run_locally(request: ConversionRequest, progress: Progress) -> ConversionRep
     """
     _leave_the_console()
     embedded = not settings.PREFECT_API_URL.value()
+    if embedded:
+        progress.note("starting Prefect's embedded server (the first time it takes up to 20 s)")
     with settings.temporary_settings(EMBEDDED_SETTINGS if embedded else {}), reporting_to(progress), _exit_on_sigterm():
         _check_server()
         try:
