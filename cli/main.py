@@ -4,6 +4,7 @@ Exit codes: 0 done, or yes; 1 the answer is no; 2 the input is wrong; 3 it faile
 A command's module is imported when the command is called, so that `reshard --help` takes no time.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -90,9 +91,20 @@ def run(arguments: Sequence[str]) -> int:
             click.echo(err=True)  # the terminal shows ^C, and goes on in that line
         click.echo("reshard: interrupted; a rerun of the same command resumes where it stopped", err=True)
         return INTERRUPTED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return _bug(error)
+        # what the core writes is told by its own errors: this was our output
+        click.echo("reshard: error: the output cannot be written: no space left on the device", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except Exception as error:
-        click.echo(f"reshard: internal error: {_one_line(error)}, please report; {_kept_traceback()}", err=True)
-        return BUG
+        return _bug(error)
+
+
+def _bug(error: Exception) -> int:
+    click.echo(f"reshard: internal error: {_one_line(error)}, please report; {_kept_traceback()}", err=True)
+    return BUG
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("ranks", f"{summary.source_world_size} -> {summary.target_world_size}"),
             ("format", summary.format),
             ("parameters", f"{summary.parameters} cut anew, by {classes}; {len(summary.carried)} copied as they are"),
-            ("to read", size_text(summary.read_bytes)),
+            ("needed", f"{size_text(summary.read_bytes)} of the source; small gaps are read as well"),
             ("to write", size_text(summary.written_bytes)),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
             *(("note", printable(note)) for note in summary.notes),

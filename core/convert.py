@@ -5,6 +5,7 @@
 `convert` runs them with threads.
 """
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from core.checkpoint.formats import plan_file, read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.records import CheckpointCatalog
+from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import survey
 from core.errors import CatalogError, ConversionError, ReshardError
 from core.plan import ConversionPlan, PlanInputs, build_plan
@@ -102,7 +104,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     )
     _check_links(request, catalog)
     if own_stage and source is not None:
-        _check_own_stage(request, source, catalog)
+        return _of_own_stage(request, source, catalog)
     return catalog
 
 
@@ -216,8 +218,8 @@ def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None
         check_apart(parse_url(record.location), final)
 
 
-def _check_own_stage(request: ConversionRequest, source: Strategy, catalog: CheckpointCatalog) -> None:
-    """Ranks beyond one stage's own strategy are other stages', if they lack some of its parameters.
+def _of_own_stage(request: ConversionRequest, source: Strategy, catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
 
     Raises:
         CatalogError: they hold all of them: then it is the strategy of another world size.
@@ -237,3 +239,11 @@ def _check_own_stage(request: ConversionRequest, source: Strategy, catalog: Chec
             f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "
             f"{source.devices_per_stage}: it is another checkpoint's, or one pipeline stage's of several"
         )
+    if not extra:
+        return catalog
+    here, there = rank_names(list(source.ranks), 3), rank_names(extra, 3)
+    warning = (
+        f"the source strategy is stage {source.stages[0].stage}'s own: only {here} are converted, and the parameters "
+        f"of {there} are NOT in the result. Name the directory of all ranks' strategies to convert everything"
+    )
+    return dataclasses.replace(catalog, notes=(warning, *catalog.notes))

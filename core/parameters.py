@@ -132,7 +132,7 @@ def match_parameters(
     dropped = tuple(name for name in held if wanted is not None and name not in wanted)
     missing = sorted((wanted or frozenset()) - set(order))
     excused = tuple(name for name in missing if any(fnmatchcase(name, pattern) for pattern in allow_missing))
-    _check_missing(missing, excused, problems)
+    _check_missing(missing, excused, problems, own_stage=source is not None and not source.merged)
     if fail_on_unmatched:
         problems.extend(f"parameter {name!r} of the source has no place in the target's strategy" for name in dropped)
     _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
@@ -354,10 +354,12 @@ def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> Carr
     return CarriedParameter(name, frozenset(record.rank for record in holders))
 
 
-def _check_missing(missing: Sequence[str], excused: Sequence[str], problems: list[str]) -> None:
+def _check_missing(missing: Sequence[str], excused: Sequence[str], problems: list[str], *, own_stage: bool) -> None:
     lost = [name for name in missing if name not in set(excused)]
     if lost:
         advice = "allow it with --allow-missing PATTERN if the target can do without"
+        if own_stage:
+            advice += ", or, if the source strategy is one stage's own, name the directory of all strategies"
         problems.extend(f"parameter {name!r} of the target's strategy is in no source file; {advice}" for name in lost)
 
 

@@ -83,7 +83,7 @@ class ConversionRequest(BaseModel):
         Field(title="Target strategy", description="How the target is to be cut, likewise. Empty: whole, one rank."),
     ] = ""
     format: Annotated[
-        OutputFormat, Field(title="Format", description="Kind of the target's files: the source's, or another.")
+        OutputFormat, Field(title="Format", description="Kind of the target's files; same: the source's.")
     ] = OutputFormat.SAME
     prefix: Annotated[
         str, Field(title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}.")
@@ -117,7 +117,8 @@ class ConversionRequest(BaseModel):
         VerifyLevel,
         Field(
             title="Verification",
-            description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target.",
+            description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
+            "none: nothing is checked.",
         ),
     ] = VerifyLevel.CHECKSUM
     unmatched: Annotated[

@@ -137,6 +137,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
         sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers)
+        target.check_nothing_foreign()
         if len(sound) == len(plan.target_ranks):
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
             target.confirm(request.verify)
@@ -220,7 +221,7 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     lines = [f"rank_{rank}: {error}" for rank, error in sorted(failures.items())]
     message = (
         f"{len(failures)} of {len(session.ranks)} target ranks failed; the same command does only these again "
-        f"({session.workspace.directory} holds the others)\n  " + "\n  ".join(lines)
+        f"({session.workspace.directory} holds what is done)\n  " + "\n  ".join(lines)
     )
     if all(isinstance(error, InputError) for error in failures.values()):
         raise InputError(message)
@@ -253,7 +254,7 @@ def _sound_ranks(
     """Ranks whose recorded files are as they should be, at least in structure; the others lose their records."""
     recorded = sorted(workspace.recorded_ranks() & set(ranks))
     if recorded:
-        current_progress().note(f"checking {len(recorded)} ranks that were done before")
+        current_progress().note(f"checking what was done before: {len(recorded)} of {len(ranks)} ranks")
 
     def is_sound(rank: int) -> bool:
         return with_retries(lambda: _is_sound(workspace, plan, level, rank), current_progress().note)

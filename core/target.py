@@ -39,6 +39,7 @@ from core.storage.publishing import (
     REPLACED_SUFFIX,
     foreign_names,
     list_names,
+    other_files,
     publish,
     remove_file,
     remove_others,
@@ -172,6 +173,8 @@ class Target:
                 f"{self.final}: is a mount point, and the finished files could not get its name at once. "
                 "Name a directory in it"
             )
+        if self.final.is_local:
+            _check_place(self.final)
         unfinished = _read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
@@ -193,6 +196,19 @@ class Target:
             )
         if not self.overwrite:
             raise TargetError(f"{self.final}: is not empty. Name another target, or pass --overwrite to replace it")
+
+    def check_nothing_foreign(self) -> None:
+        """Makes sure that the finished target's rank folders hold just its files.
+
+        Raises:
+            TargetError: they hold others.
+        """
+        others = other_files(self.final, [self.plan.file_name(rank) for rank in self.plan.target_ranks])
+        if others:
+            raise TargetError(
+                f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
+                f"({len(others)} such in all). Move it away"
+            )
 
     def is_committed(self) -> bool:
         """Whether the finished target of this very plan is there."""
@@ -292,12 +308,26 @@ def check_apart(source: Location, final: Location) -> None:
     if type(source.fs) is not type(final.fs):
         return
     if (final.path + "/").startswith(source.path + "/"):
-        raise TargetError(f"{final}: lies inside the source {source}; name a target outside of it")
+        what = "is the source itself" if final.path == source.path else f"lies inside the source {source}"
+        raise TargetError(f"{final}: {what}; name another target")
     for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
         if (source.path + "/").startswith(f"{final.path}{suffix}/"):
             raise TargetError(
                 f"{final}: the source {source} lies inside it, or where it is put together; name another target"
             )
+
+
+def _check_place(final: Location) -> None:
+    """Makes sure that a local directory could be made at a place."""
+    existing = final.path
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        what = "is" if existing == final.path else f"cannot be made: {existing} is"
+        raise TargetError(f"{final}: {what} a file, not a directory")
+    parent = os.path.dirname(final.path) if existing == final.path else existing
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise TargetError(f"{final}: cannot be made: {parent} is not writable")
 
 
 def _read_identity(state: Location) -> str | None:

@@ -26,7 +26,7 @@ from prefect.client.schemas.sorting import TaskRunSort
 from prefect.events.worker import EventsWorker
 
 from core.errors import ConversionError
-from core.progress import Progress, reporting_to
+from core.progress import Progress, SilentProgress, reporting_to
 from core.report import ConversionReport
 from core.request import ConversionRequest
 from flows.convert_checkpoint import convert_checkpoint
@@ -51,7 +51,7 @@ _RECORDING_PAUSE_SECONDS = 0.25
 _UNFINISHED = TaskRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING])
 
 
-def run_locally(request: ConversionRequest, progress: Progress) -> ConversionReport:
+def run_locally(request: ConversionRequest, progress: Progress | None = None) -> ConversionReport:
     """Runs the flow in this process and returns its report. An embedded server ends with the process.
 
     Prefect's log lines go to the server only: the console is the caller's.
@@ -61,6 +61,7 @@ def run_locally(request: ConversionRequest, progress: Progress) -> ConversionRep
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same, or the Prefect server does not answer.
     """
+    progress = progress or SilentProgress()
     _leave_the_console()
     embedded = not settings.PREFECT_API_URL.value()
     if embedded:

@@ -61,7 +61,7 @@ def plan_page(summary: PlanSummary) -> str:
         "Parameters": f"{summary.parameters} cut anew, in {summary.layout_classes} ways"
         + (f"; {len(summary.carried)} copied to every rank" if summary.carried else ""),
         "Format": summary.format,
-        "To read": format_bytes(summary.read_bytes),
+        "Needed of the source": format_bytes(summary.read_bytes),
         "To write": format_bytes(summary.written_bytes),
         "Workers": f"{summary.workers}, with {format_bytes(summary.buffer_bytes)} of buffers",
     }

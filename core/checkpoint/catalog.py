@@ -93,7 +93,8 @@ def _check_ranks(
         )
     if extra and not has_strategy and not allow_extra_ranks:
         raise CatalogError(
-            f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given"
+            f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
+            "name it with --source-strategy"
         )
     if missing:
         empty = [rank for rank in missing if rank in found.files]

@@ -128,7 +128,10 @@ def test_a_table_only_of_few_ranks(
 
 
 @pytest.mark.slow
-def test_the_prefect_engine_does_the_same(spawned: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_prefect_engine_does_the_same(
+    spawned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     shown = spawned("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--json")
     assert shown.code == 0, shown.err
     assert ConversionReport.model_validate_json(shown.out).committed

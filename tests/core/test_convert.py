@@ -226,6 +226,27 @@ def test_what_is_no_checkpoint_is_never_overwritten(target: Path) -> None:
     assert (target / "thesis.tex").read_text() == "precious"
 
 
+def test_a_finished_target_with_files_that_do_not_belong(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / "rank_0" / "zzz.ckpt").write_bytes(b"")
+    with pytest.raises(TargetError, match=r"zzz.ckpt: does not belong to this checkpoint.*Move it away"):
+        convert(FOUR_TO_THREE.request(target))
+
+
+def test_places_where_no_directory_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TargetError, match="out: cannot be made: .*file is a file"):
+        convert(FOUR_TO_THREE.request(tmp_path / "file" / "out"))
+    with pytest.raises(TargetError, match="/dev/null: is a file"):
+        convert(FOUR_TO_THREE.request("/dev/null"))
+
+
+def test_a_directory_that_must_not_be_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.target.os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(TargetError, match=f"out: cannot be made: {target.parent} is not writable"):
+        convert(FOUR_TO_THREE.request(target))
+
+
 def test_an_empty_directory_is_a_fine_target(target: Path) -> None:
     target.mkdir()
     assert convert(FOUR_TO_THREE.request(target)).committed
@@ -233,7 +254,7 @@ def test_an_empty_directory_is_a_fine_target(target: Path) -> None:
 
 def test_a_file_at_the_target_is_refused(target: Path) -> None:
     target.write_text("")
-    with pytest.raises(TargetError, match="is a file, the target must be a directory"):
+    with pytest.raises(TargetError, match="is a file, not a directory"):
         convert(FOUR_TO_THREE.request(target))
 
 
@@ -255,7 +276,7 @@ def test_source_and_target_inside_each_other(tmp_path: Path) -> None:
         convert(FOUR_TO_THREE.request(tmp_path, source=str(source)))
     with pytest.raises(TargetError, match="lies inside the source"):
         convert(FOUR_TO_THREE.request(source / "out", source=str(source / "rank_{rank}")))
-    with pytest.raises(TargetError, match="lies inside the source"):
+    with pytest.raises(TargetError, match="is the source itself"):
         convert(FOUR_TO_THREE.request(source, source=str(source)))
 
 
@@ -375,7 +396,8 @@ def test_no_more_room_in_the_middle(target: Path) -> None:
 def test_a_stage_of_its_own_is_converted_alone(target: Path) -> None:
     own = PIPELINES.directory / "src_stages" / "strategy_5.ckpt"
     report = convert(PIPELINES.request(target, source_strategy=str(own), target_strategy=""))
-    assert any("ignored ranks" in note for note in report.notes)
+    assert "the source strategy is stage 1's own: only rank_4, rank_5, rank_6" in report.notes[0]
+    assert "are NOT in the result" in report.notes[0]
     [held] = read_tree(target).values()
     [full] = read_tree(PIPELINES.directory / "full").values()
     assert {name: full[name] for name in held if name in full} == {n: c for n, c in held.items() if n in full}
