@@ -17,7 +17,7 @@ from core.storage.files import open_source, read_bytes
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
 
-_SAMPLED_PARAMETERS = 4
+_SAMPLED_OF_EACH = 2
 _SAMPLED_CELLS = 8
 _SAMPLED_BYTES = 2**20
 _FIRST_LOOK_BYTES = 4096
@@ -43,7 +43,10 @@ def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
 
 
 def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, first_rank: int) -> Iterator[tuple[TensorEntry, Cut]]:
-    """The largest parameters of a stage that are cut and small enough to be compared as a whole, or the smallest."""
+    """The largest of a stage's cut parameters, and the largest of those that can be compared as a whole.
+
+    The former are weights, which are never alike; small ones may be tables that are repeated in every slice.
+    """
     entries = catalog.records[first_rank].index.entries
     found = []
     for name, layout in stage.layouts.items():
@@ -56,8 +59,9 @@ def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, first_rank: int) 
             continue  # told by the plan, with the parameter's name
         if not cut.is_whole and not cut.uneven:
             found.append((entry, cut))
-    found.sort(key=lambda pair: (pair[0].size_bytes > _SAMPLED_BYTES, abs(_SAMPLED_BYTES - pair[0].size_bytes)))
-    return iter(found[:_SAMPLED_PARAMETERS])
+    found.sort(key=lambda pair: pair[0].size_bytes, reverse=True)
+    small = [pair for pair in found[_SAMPLED_OF_EACH:] if pair[0].size_bytes <= _SAMPLED_BYTES]
+    return iter(found[:_SAMPLED_OF_EACH] + small[:_SAMPLED_OF_EACH])
 
 
 def _beginning(catalog: CheckpointCatalog, rank: int, name: str, length: int) -> bytes:

@@ -615,6 +615,19 @@ def test_ranks_saved_whole_are_recognized_by_their_contents(tmp_path: Path, targ
     assert read_tree(target) == FOUR_TO_THREE.want
 
 
+def test_tables_that_every_slice_repeats_are_no_proof(tmp_path: Path, target: Path) -> None:
+    tables = [(f"table{number}", "UInt8", (4,), b"abcd") for number in range(8)]
+    for rank in range(2):
+        (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
+        weight = ("w", "UInt8", (2**21,), bytes([rank, 7]) * 2**20)
+        (tmp_path / "src" / f"rank_{rank}" / "m.ckpt").write_bytes(checkpoint_bytes(*tables, weight))
+    cut = ParameterLayout((2,), ((0,),))
+    strategy = Strategy((StageStrategy(0, {name: cut for name, *_ in (*tables, weight)}),), "test")
+    write_strategy(strategy, str(tmp_path / "s.ckpt"))
+    convert(build_request(source=str(tmp_path / "src"), target=str(target), source_strategy=str(tmp_path / "s.ckpt")))
+    assert read_tree(target)[0]["table3"] == ("UInt8", (8,), b"abcdabcd")
+
+
 @pytest.mark.parametrize(
     ("values", "saved_whole"), [(b"\0\0\0\0" * 8, False), (b"\1\0\0\0" * 8, False), (b"abcd" * 4 + b"efgh" * 4, True)]
 )
