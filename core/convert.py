@@ -18,7 +18,7 @@ from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
-from core.checkpoint.survey import survey
+from core.checkpoint.survey import CheckpointSurvey, survey
 from core.errors import CatalogError, ConversionError, ReshardError
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
@@ -93,6 +93,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     """
     check_apart(_static_part(request.source), parse_url(request.target))
     own_stage = source is not None and not source.merged
+    found = survey(request.source, workers=request.worker_count)
     catalog = build_catalog(
         request.source,
         source.ranks if source else None,
@@ -101,10 +102,11 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         digest=_wants_digest(source, target),
         workers=request.worker_count,
         allow_extra_ranks=own_stage,
+        found=found,
     )
     _check_links(request, catalog)
     if own_stage and source is not None:
-        return _of_own_stage(request, source, catalog)
+        return _of_own_stage(source, catalog, found)
     return catalog
 
 
@@ -152,9 +154,9 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
         progress.advance(count_bytes)
 
     def work(rank: int, as_copy: bool) -> None:
-        primary = session.plan.copies.get(rank)
-        if as_copy and primary in failures:
-            raise ConversionError(f"not written, because it is a copy of rank_{primary}, which failed")
+        orphaned = session.copy_of_failed(rank, failures) if as_copy else None
+        if orphaned is not None:
+            raise orphaned
         plan, block_bytes = session.plan, session.budget.block_bytes
         with_retries(
             lambda: convert_rank(session.workspace, plan, rank, block_bytes, advance, as_copy=as_copy), progress.note
@@ -218,13 +220,12 @@ def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None
         check_apart(parse_url(record.location), final)
 
 
-def _of_own_stage(request: ConversionRequest, source: Strategy, catalog: CheckpointCatalog) -> CheckpointCatalog:
+def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
     """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
 
     Raises:
         CatalogError: they hold all of them: then it is the strategy of another world size.
     """
-    found = survey(request.source)
     extra = [rank for rank in found.ranks if rank not in source.ranks]
     held = set(next(iter(catalog.records.values())).index.entries) & source.parameters
     misfit = len(found.ranks) % source.devices_per_stage != 0

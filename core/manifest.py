@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from core.errors import TargetError
 from core.request import VerifyLevel
 
-STATE_DIRECTORY = ".reshard"
-MANIFEST_NAME = "manifest.json"
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"

@@ -5,7 +5,7 @@ same plan. Every step works on one rank and can be carried out by any thread or 
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -30,8 +30,6 @@ from core.verify import RankVerification, verify_rank
 
 _HEADER_BYTES = 4096
 """Room asked for beyond the shards, for each rank's headers."""
-
-_LEVELS = list(VerifyLevel)
 
 
 def rank_budget(request: ConversionRequest, rank_count: int) -> Budget:
@@ -75,6 +73,13 @@ class Session:
         available = set(self.ranks) | self.done
         copies = tuple(rank for rank in pending if self.plan.copies.get(rank) in available)
         return tuple(rank for rank in pending if rank not in copies), copies
+
+    def copy_of_failed(self, rank: int, failures: Container[int]) -> ConversionError | None:
+        """Why a rank cannot be made as a copy; None if the rank that it is a copy of is not among `failures`."""
+        primary = self.plan.copies[rank]
+        if primary not in failures:
+            return None
+        return ConversionError(f"not written, because it is a copy of rank_{primary}, which failed")
 
     def finish(self, failures: Mapping[int, ReshardError], seconds: float) -> ConversionReport:
         """Commits the target if all of its ranks are there, and says what was done.
@@ -300,7 +305,7 @@ def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
         source_world_size=len(plan.inputs.catalog.records),
         target_world_size=len(plan.target_ranks),
         format=str(plan.inputs.format),
-        verified=min((result.report.verified for result in results.values()), key=_LEVELS.index),
+        verified=min((result.report.verified for result in results.values()), key=list(VerifyLevel).index),
         dropped=plan.match.dropped,
         excused=plan.match.excused,
         carried=tuple(carried.name for carried in plan.match.carried),

@@ -19,10 +19,8 @@ import xxhash
 
 from core.errors import CheckpointError, StorageError, TargetError
 from core.manifest import (
-    MANIFEST_NAME,
     PLAN_NAME,
     RECORDS_DIRECTORY,
-    STATE_DIRECTORY,
     Manifest,
     ShardRecord,
     dump_record,
@@ -35,8 +33,10 @@ from core.request import VerifyLevel
 from core.storage.files import exists, read_small_file, write_bytes
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
+    MANIFEST_NAME,
     PARTIAL_SUFFIX,
     REPLACED_SUFFIX,
+    STATE_DIRECTORY,
     foreign_names,
     list_names,
     other_files,
@@ -168,11 +168,6 @@ class Target:
         Raises:
             TargetError: it does not.
         """
-        if self.final.is_local and os.path.ismount(self.final.path):
-            raise TargetError(
-                f"{self.final}: is a mount point, and the finished files could not get its name at once. "
-                "Name a directory in it"
-            )
         if self.final.is_local:
             _check_place(self.final)
         unfinished = _read_identity(self.workspace.state)
@@ -319,6 +314,10 @@ def check_apart(source: Location, final: Location) -> None:
 
 def _check_place(final: Location) -> None:
     """Makes sure that a local directory could be made at a place."""
+    if os.path.ismount(final.path):
+        raise TargetError(
+            f"{final}: is a mount point, and the finished files could not get its name at once. Name a directory in it"
+        )
     existing = final.path
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

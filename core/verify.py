@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
+from core.checkpoint.digests import content_digest
 from core.checkpoint.formats import read_index
-from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
+from core.checkpoint.model import FileIndex, OutputEntry
 from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from core.manifest import ShardRecord
 from core.progress import Progress, SilentProgress
@@ -116,22 +116,6 @@ def _differences(index: FileIndex, wanted: Mapping[str, tuple[str, tuple[int, ..
             found = f"{entry.dtype} {list(entry.shape)}"
             problems.append(f"parameter {name!r} is {found}, {who} {dtype} {list(shape)}")
     return problems
-
-
-def content_digest(
-    file: SourceFile, entry: TensorEntry, buffer: memoryview, advance: Callable[[int], None] = lambda _: None
-) -> str:
-    """The digest of a parameter's contents, read block by block into `buffer`."""
-    digest = xxhash.xxh3_128()
-    if entry.text is not None:
-        digest.update(entry.text.encode("utf-8", "surrogatepass"))
-    for extent in entry.extents:
-        for start in range(0, extent.length, len(buffer)):
-            part = buffer[: min(len(buffer), extent.length - start)]
-            file.read_into(extent.offset + start, part)
-            digest.update(part)
-            advance(len(part))
-    return digest.hexdigest()
 
 
 def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None) -> VerificationReport:

@@ -45,11 +45,8 @@ def run_ranks(session: Session, progress: RunProgress) -> Failures:
 
 
 def _orphans(session: Session, copies: Sequence[int], failures: Failures) -> Failures:
-    return {
-        rank: ConversionError(f"not written, because it is a copy of rank_{session.plan.copies[rank]}, which failed")
-        for rank in copies
-        if session.plan.copies[rank] in failures
-    }
+    reasons = {rank: session.copy_of_failed(rank, failures) for rank in copies}
+    return {rank: reason for rank, reason in reasons.items() if reason is not None}
 
 
 def _run_wave(session: Session, runner: ThreadPoolTaskRunner[int], ranks: Sequence[int], as_copy: bool) -> Failures:

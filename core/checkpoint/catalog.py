@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
-import xxhash
+import numpy as np
 
+from core.checkpoint.digests import content_digest
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import FileIndex, TensorEntry
@@ -38,6 +39,7 @@ def build_catalog(
     check_crc: bool = True,
     workers: int = 8,
     allow_extra_ranks: bool = False,
+    found: CheckpointSurvey | None = None,
 ) -> CheckpointCatalog:
     """Finds the checkpoint's file of each rank and reads what it holds.
 
@@ -51,6 +53,7 @@ def build_catalog(
         check_crc: whether files that carry a CRC are read whole to check it.
         workers: files read at a time.
         allow_extra_ranks: whether there may be ranks besides `ranks`, which are then ignored.
+        found: the survey of `url`, if it was made already.
 
     Raises:
         CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory cannot
@@ -58,7 +61,7 @@ def build_catalog(
         CheckpointError: one file is damaged or cannot be used.
         StorageError: a transient failure of the storage.
     """
-    found = survey(url, workers=workers)
+    found = found or survey(url, workers=workers)
     if found.unfinished:
         raise CatalogError(
             f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
@@ -196,19 +199,6 @@ class _RecordReader:
 
 
 def _digests(file: SourceFile, entries: Iterable[TensorEntry]) -> dict[str, str]:
-    buffer = memoryview(bytearray())
-    digests = {}
-    for entry in entries:
-        state = xxhash.xxh3_128()
-        if entry.text is not None:
-            state.update(entry.text.encode("utf-8", "surrogatepass"))
-        for extent in entry.extents:
-            if len(buffer) < min(extent.length, _BLOCK_BYTES):
-                buffer = memoryview(bytearray(min(extent.length, _BLOCK_BYTES)))
-            end = extent.offset + extent.length
-            for offset in range(extent.offset, end, _BLOCK_BYTES):
-                block = buffer[: min(_BLOCK_BYTES, end - offset)]
-                file.read_into(offset, block)
-                state.update(block)
-        digests[entry.name] = state.hexdigest()
-    return digests
+    # not zeroed: pages that no content reaches cost nothing
+    buffer = np.empty(_BLOCK_BYTES, np.uint8).data
+    return {entry.name: content_digest(file, entry, buffer) for entry in entries}

@@ -17,10 +17,9 @@ from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
 from core.errors import CatalogError, StorageError
 from core.storage.files import mapped_errors
+from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.urls import Location, parse_url
 
-RECORDS_FOLDER = ".reshard"
-MANIFEST_NAME = "manifest.json"
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
 
@@ -158,7 +157,7 @@ def _survey_directory(root: Location, workers: int) -> CheckpointSurvey:
         if not found:
             raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
         files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
-    ignored += [_relative(root, item) for item in beside if item.location.name != RECORDS_FOLDER]
+    ignored += [_relative(root, item) for item in beside if item.location.name != STATE_DIRECTORY]
     return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))
 
 
@@ -268,5 +267,5 @@ def _kind(location: Location) -> str:
 
 
 def _is_unfinished(items: Sequence[_Item]) -> bool:
-    records = [item for item in items if item.location.name == RECORDS_FOLDER]
+    records = [item for item in items if item.location.name == STATE_DIRECTORY]
     return bool(records) and not any(item.location.name == MANIFEST_NAME for item in _list_folder(records[0].location))

@@ -21,7 +21,10 @@ from core.storage.urls import Location
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
 _RANK_FOLDER = re.compile(r"rank_\d+")
-_STATE_FOLDER = ".reshard"
+STATE_DIRECTORY = ".reshard"
+"""Below a target: everything that is not a checkpoint file."""
+MANIFEST_NAME = "manifest.json"
+"""The commit marker in it: a target without it is not finished."""
 
 
 def working_location(final: Location) -> Location:
@@ -48,7 +51,7 @@ def list_names(location: Location) -> list[str]:
 
 def foreign_names(location: Location) -> list[str]:
     """Names in a directory that do not belong to a checkpoint."""
-    return [name for name in list_names(location) if not _RANK_FOLDER.fullmatch(name) and name != _STATE_FOLDER]
+    return [name for name in list_names(location) if not _RANK_FOLDER.fullmatch(name) and name != STATE_DIRECTORY]
 
 
 def remove_tree(location: Location) -> None:
