@@ -151,6 +151,8 @@ class Target:
             self.check_usable()
             with exclusive(self._leases):  # or two that begin at once would clear away each other's beginnings
                 found = _read_identity(self.workspace.state)
+                if found != self.identity and self.final.is_local and self._in_place:
+                    raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
                 if found != self.identity and not self.is_committed():
                     others = living_holders(self._leases, holder)
                     if others and found is not None:
@@ -159,7 +161,7 @@ class Target:
                         )
                     self._begin()
             yield self.workspace
-        if self.final.is_local and _read_identity(self.workspace.state) is None and self.is_committed():
+        if not self._in_place and _read_identity(self.workspace.state) is None and self.is_committed():
             remove_tree(self.workspace.directory)  # nothing but the place of the lease
 
     def check_usable(self) -> None:
@@ -180,8 +182,7 @@ class Target:
         names = set(list_names(self.final))
         if not self.final.is_local:  # the leases stand there even before anything is begun
             names.discard(STATE_DIRECTORY)
-        in_place = self.workspace.directory.path == self.final.path
-        if not names or self.is_committed() or (in_place and unfinished == self.identity):
+        if not names or self.is_committed() or (self._in_place and unfinished == self.identity):
             return
         foreign = foreign_names(self.final)
         if foreign:
@@ -240,9 +241,10 @@ class Target:
         workspace = self.workspace
         with exclusive(self._leases):
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
-                remove_tree(workspace.directory)
+                if not self._in_place:
+                    remove_tree(workspace.directory)
                 return
-            if not (self.final.is_local and workspace.directory == self.final):
+            if not (self.final.is_local and self._in_place):
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
@@ -258,6 +260,11 @@ class Target:
             if self.overwrite:
                 return None
             raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
+
+    @property
+    def _in_place(self) -> bool:
+        """Whether files are written where the finished target is, so that removing the workspace would remove that."""
+        return self.workspace.directory.path == self.final.path
 
     @property
     def _leases(self) -> Location:

@@ -23,9 +23,10 @@ from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
 from core.session import Session, open_session
 from core.storage.publishing import publish
-from core.storage.urls import Location
+from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import StageStrategy, Strategy
+from core.target import Target, read_manifest
 from core.transform import transform_rank
 from core.verify import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
@@ -716,6 +717,31 @@ def test_mending_while_another_plan_is_unfinished(target: Path) -> None:
     assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
     assert read_tree(target) == FOUR_TO_THREE.want
     assert partial(target).exists()
+
+
+def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    damage(next((target / "rank_1").iterdir()))
+    request = FOUR_TO_THREE.request(target)
+    with open_session(request, make_plan(request)) as session:
+        assert session.finish(_run_ranks(session), 1.0).committed
+        manifest = read_manifest(parse_url(str(target)))
+        assert manifest is not None
+        session.target.commit(manifest)  # as the other run does, which saw all ranks there and no manifest yet
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_a_target_replaced_by_another_plan_just_before_it_is_mended(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    request = FOUR_TO_THREE.request(target, overwrite=True)
+    mended = Target(parse_url(str(target)), make_plan(request), overwrite=True)
+    assert mended.workspace.directory == mended.final
+    convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
+    with pytest.raises(TargetError, match="was replaced by another conversion"), mended.claimed([0]):
+        pass
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
 
 
 def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
