@@ -10,6 +10,8 @@ RUN := $(BIN)/python -m
 COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
 DEMO := demo-out
+MINDSPORE := .venv-mindspore
+JUDGE := $(MINDSPORE)/installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all check format lock proto clean
@@ -46,6 +48,13 @@ test: $(INSTALLED) ## the quick tests
 test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
 	$(RUN) pytest $(if $(SLOW_ONLY),-m slow)
 
+# MindSpore wants another numpy than reshard: it gets an environment of its own
+$(JUDGE): requirements/mindspore.lock
+	@echo "install: MindSpore, into $(MINDSPORE)"
+	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(MINDSPORE)
+	@$(MINDSPORE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
 check: $(INSTALLED) ## format, lint, types, import contracts
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
@@ -59,10 +68,11 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
 	$(COMPILE) pyproject.toml --group dev --extra s3 --output-file requirements/dev.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
+	printf 'mindspore==2.10.0\nnumpy<2\n' | $(COMPILE) - --output-file requirements/mindspore.lock
 
 proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
 
 clean: ## removes .venv and everything generated
-	rm -rf .venv $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(MINDSPORE) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
