@@ -1,14 +1,17 @@
-"""How a memory limit is shared out: every worker has a block that it fills and a scratch buffer that it reads into.
+"""How a memory limit is shared out: every worker has blocks that it fills, and a scratch buffer that it reads into.
 
-Blocks beyond a few MiB gain nothing: they no longer fit the processor's caches between being read, digested and
+Buffers beyond a few MiB gain nothing: they no longer fit the processor's caches between being read, digested and
 written.
 """
 
 from dataclasses import dataclass
 
-LARGEST_BLOCK_BYTES = 4 * 2**20
-_SMALLEST_BLOCK_BYTES = 64 * 2**10
-_BUFFERS_PER_WORKER = 2
+LARGEST_BUFFER_BYTES = 4 * 2**20
+LARGEST_BLOCKS_TOGETHER_BYTES = 32 * 2**20
+MOST_BLOCKS_TOGETHER = 32
+"""With more of them each would be too short to be worth a write call."""
+
+_SMALLEST_BUFFER_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True)
@@ -16,22 +19,40 @@ class Budget:
     """Buffers of a conversion.
 
     Attributes:
-        workers: ranks worked on at once.
-        block_bytes: size of a worker's block, and of its scratch buffer.
+        workers: how many work at once.
+        worker_bytes: memory for the buffers of each.
     """
 
     workers: int
-    block_bytes: int
+    worker_bytes: int
 
     @property
-    def peak_bytes(self) -> int:
-        """Memory for all buffers of all workers."""
-        return self.workers * _BUFFERS_PER_WORKER * self.block_bytes
+    def scratch_bytes(self) -> int:
+        """Size of a worker's scratch buffer."""
+        return _buffer_bytes(self.worker_bytes // 2)
+
+    def block_bytes(self, count: int) -> int:
+        """Size of each of a worker's blocks, when it fills `count` of them together."""
+        together = min(self.worker_bytes - self.scratch_bytes, LARGEST_BLOCKS_TOGETHER_BYTES)
+        return _buffer_bytes(together // count)
+
+    @property
+    def most_blocks(self) -> int:
+        """How many blocks a worker can fill together."""
+        room = (self.worker_bytes - self.scratch_bytes) // _SMALLEST_BUFFER_BYTES
+        return max(1, min(MOST_BLOCKS_TOGETHER, room))
+
+    def peak_bytes(self, count: int) -> int:
+        """Memory for all buffers of all workers, when each fills `count` blocks together."""
+        return self.workers * (self.scratch_bytes + count * self.block_bytes(count))
 
 
 def share_memory(limit_bytes: int, workers: int) -> Budget:
-    """The buffers that fit a limit: fewer workers if even the smallest blocks would not fit."""
-    workers = max(1, min(workers, limit_bytes // (_BUFFERS_PER_WORKER * _SMALLEST_BLOCK_BYTES)))
-    block_bytes = limit_bytes // (workers * _BUFFERS_PER_WORKER)
+    """The buffers that fit a limit: fewer workers if even the smallest buffers would not fit."""
+    workers = max(1, min(workers, limit_bytes // (2 * _SMALLEST_BUFFER_BYTES)))
+    return Budget(workers, max(limit_bytes // workers, 2 * _SMALLEST_BUFFER_BYTES))
+
+
+def _buffer_bytes(room_bytes: int) -> int:
     # whole pages, so that contents at the start of a block stay aligned
-    return Budget(workers, max(_SMALLEST_BLOCK_BYTES, min(LARGEST_BLOCK_BYTES, block_bytes // 4096 * 4096)))
+    return max(_SMALLEST_BUFFER_BYTES, min(LARGEST_BUFFER_BYTES, room_bytes // 4096 * 4096))

@@ -8,7 +8,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
@@ -27,6 +27,7 @@ from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
 from core.retry import with_retries
 from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, open_session, rank_budget
+from core.sharing import group_ranks
 from core.storage.files import open_source
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
@@ -139,7 +140,10 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
     """The plan of a request and its summary; nothing is written."""
     plan = make_plan(request)
     request.chosen_ranks(plan.target_ranks)
-    return plan, summarize_plan(plan, rank_budget(request, len(plan.target_ranks)))
+    budget = rank_budget(request, len(plan.target_ranks))
+    written = [rank for rank in plan.target_ranks if rank not in plan.copies]
+    groups = group_ranks(plan, written, fewest=budget.workers, most_ranks=budget.most_blocks)
+    return plan, summarize_plan(plan, budget, groups)
 
 
 def _run_ranks(session: Session) -> dict[int, ReshardError]:
@@ -153,25 +157,33 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
             raise ConversionError("stopped")
         progress.advance(count_bytes)
 
-    def work(rank: int, as_copy: bool) -> None:
-        orphaned = session.copy_of_failed(rank, failures) if as_copy else None
+    def work(rank: int, group: Sequence[int]) -> None:
+        orphaned = None if group else session.copy_of_failed(rank, failures)
         if orphaned is not None:
             raise orphaned
-        plan, block_bytes = session.plan, session.budget.block_bytes
         with_retries(
-            lambda: convert_rank(session.workspace, plan, rank, block_bytes, advance, as_copy=as_copy), progress.note
+            lambda: convert_rank(session.workspace, session.plan, rank, session.budget, advance, group=group),
+            progress.note,
         )
-        with_retries(lambda: check_rank(session.workspace, plan, rank, session.request.verify, advance), progress.note)
+        with_retries(
+            lambda: check_rank(session.workspace, session.plan, rank, session.request.verify, advance), progress.note
+        )
 
+    def work_in_turn(ranks: Sequence[int], group: Sequence[int]) -> None:
+        for rank in ranks:
+            try:
+                work(rank, group)
+            except ReshardError as error:
+                failures[rank] = error
+
+    groups = [(group, group) for group in session.groups]
+    copies = [((rank,), ()) for rank in session.copies]
     with ThreadPoolExecutor(session.budget.workers, thread_name_prefix="reshard") as pool:
         try:
-            for wave, as_copy in zip(session.waves, (False, True), strict=True):
-                futures = {rank: pool.submit(copy_context().run, work, rank, as_copy) for rank in wave}
-                for rank, future in futures.items():
-                    try:
-                        future.result()
-                    except ReshardError as error:
-                        failures[rank] = error
+            for turns in (groups, copies):
+                futures = [pool.submit(copy_context().run, work_in_turn, ranks, group) for ranks, group in turns]
+                for future in futures:
+                    future.result()
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,12 +1,14 @@
 """Fills parts of target shards from source files, with few and large reads.
 
 A *part* is a box that is contiguous in a target shard. It is filled by *spans*: runs of bytes of a source shard that
-are worth one read each, and where their elements go. Spans that lie close together in a file are read at once, by way
-of a scratch buffer; a long one whose bytes are wanted as they are goes straight to its place.
+are worth one read each, and where their elements go. Spans that overlap or lie close together in a file are read at
+once, by way of a scratch buffer, whichever target rank they are for: what several ranks need is read once. A long span
+whose bytes are wanted as they are goes straight to its place.
 """
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from core.checkpoint.model import Extent, TensorEntry
 from core.errors import CatalogError, ConversionError
-from core.plan import ConversionPlan, RankPlan, ReadItem
+from core.plan import ConversionPlan, ParameterPlan, ReadItem
 from core.slices import Shape, TensorSlice, byte_span, contiguous_axis, row_major_strides
 from core.storage.coalescing import coalesced
 from core.storage.files import SourceFile, open_source
@@ -37,19 +39,37 @@ class Part:
     size_bytes: int
 
 
-class Gatherer:
-    """Fills parts of one rank's shards inside a block, from source files."""
+@dataclass(frozen=True)
+class RankBlock:
+    """A block of one target rank's file, being put together.
 
-    def __init__(self, plan: ConversionPlan, rank_plan: RankPlan, block: np.ndarray) -> None:
-        self._parameters = {parameter.name: parameter for parameter in rank_plan.parameters}
+    Attributes:
+        parameters: the rank's parameters by name.
+        buffer: the block's bytes.
+        parts: what of it comes from source files.
+    """
+
+    parameters: Mapping[str, ParameterPlan]
+    buffer: np.ndarray
+    parts: Sequence[Part]
+
+
+class Gatherer:
+    """Fills parts of blocks from source files.
+
+    `ranks_together` is the number of target ranks whose blocks are filled at once. The gap between two rows of one
+    rank's columns is wide, but the others want what is in it.
+    """
+
+    def __init__(self, plan: ConversionPlan, scratch_bytes: int, ranks_together: int = 1) -> None:
         self._sources = _Sources(plan, _OPEN_SOURCES)
-        self._block = block
-        self._scratch = np.empty(len(block), dtype=np.uint8)
+        self._scratch = np.empty(scratch_bytes, dtype=np.uint8)
+        self._gap_bytes = GAP_WORTH_READING_BYTES * ranks_together
         self._spans_of_shards: dict[tuple[int, int], tuple[_Span, ...]] = {}
         self.read_bytes = 0
 
-    def fill(self, parts: Sequence[Part]) -> None:
-        """Puts the contents of all parts into their places in the block.
+    def fill(self, blocks: Sequence[RankBlock]) -> None:
+        """Puts the contents of all parts of the blocks into their places.
 
         Raises:
             CatalogError: a source file is not the one that was planned with.
@@ -57,14 +77,20 @@ class Gatherer:
             StorageError: one cannot be read.
         """
         by_source: dict[int, list[_Fetch]] = {}
-        for part in parts:
-            for span in self._spans(part):
-                extents = _file_extents(self._sources.entry(span.source_rank, part.name), span.offset, span.length)
-                fetch = _Fetch(part, span, extents)
-                if fetch.goes_alone:
-                    self._read_alone(fetch)
-                else:
-                    by_source.setdefault(span.source_rank, []).append(fetch)
+        in_place: dict[tuple[int, tuple[Extent, ...]], np.ndarray] = {}
+        for block in blocks:
+            for part in block.parts:
+                for span in self._spans(block, part):
+                    extents = _file_extents(self._sources.entry(span.source_rank, part.name), span.offset, span.length)
+                    fetch = _Fetch(block, part, span, extents)
+                    if not fetch.goes_alone:
+                        by_source.setdefault(span.source_rank, []).append(fetch)
+                    elif (span.source_rank, extents) in in_place:
+                        fetch.deliver(in_place[span.source_rank, extents])
+                    else:
+                        run = self._read_alone(fetch)
+                        if span.strides is None:
+                            in_place[span.source_rank, extents] = run
         for source_rank, fetches in by_source.items():
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=len(self._scratch)):
                 self._read_together(source_rank, group)
@@ -81,27 +107,28 @@ class Gatherer:
         """Closes the source files."""
         self._sources.close()
 
-    def _spans(self, part: Part) -> "tuple[_Span, ...]":
-        parameter = self._parameters[part.name]
+    def _spans(self, block: RankBlock, part: Part) -> "tuple[_Span, ...]":
+        parameter = block.parameters[part.name]
         itemsize = parameter.dtype.itemsize
 
         def source_shape(rank: int) -> Shape:
             return self._sources.entry(rank, part.name).shape
 
+        limits = _Limits(len(self._scratch), self._gap_bytes)
         if part.box.shape != parameter.box.shape:
-            return _part_spans(part, parameter.reads, source_shape, itemsize, len(self._scratch))
+            return _part_spans(part, parameter.reads, source_shape, itemsize, limits)
         # parameters that are cut alike share their reads: thousands of small ones need the arithmetic just once
         key = (id(parameter.reads), itemsize)
         spans = self._spans_of_shards.get(key)
         if spans is None:
-            spans = _part_spans(part, parameter.reads, source_shape, itemsize, len(self._scratch))
+            spans = _part_spans(part, parameter.reads, source_shape, itemsize, limits)
             self._spans_of_shards[key] = spans
         return spans
 
-    def _read_alone(self, fetch: "_Fetch") -> None:
+    def _read_alone(self, fetch: "_Fetch") -> np.ndarray:
+        """Reads a span's run, right into its place if its bytes are wanted as they are; returns where it is now."""
         span = fetch.span
-        start = fetch.part.position + span.target_offset
-        run = self._block[start : start + span.length] if span.strides is None else self._scratch[: span.length]
+        run = fetch.place if span.strides is None else self._scratch[: span.length]
         source = self._sources.open(span.source_rank)
         position = 0
         for extent in fetch.extents:
@@ -109,7 +136,8 @@ class Gatherer:
             position += extent.length
         self.read_bytes += span.length
         if span.strides is not None:
-            self._deliver(fetch, run)
+            fetch.deliver(run)
+        return run
 
     def _read_together(self, source_rank: int, group: "Sequence[_Fetch]") -> None:
         if len(group) == 1:
@@ -120,18 +148,29 @@ class Gatherer:
         self._sources.open(source_rank).read_into(start, self._scratch[:length].data)
         self.read_bytes += length
         for fetch in group:
-            self._deliver(fetch, self._scratch[fetch.offset - start :][: fetch.length])
+            fetch.deliver(self._scratch[fetch.offset - start :][: fetch.length])
 
-    def _deliver(self, fetch: "_Fetch", run: np.ndarray) -> None:
-        """Copies the wanted elements out of a span's bytes."""
-        part, span = fetch.part, fetch.span
-        if span.strides is None:
-            start = part.position + span.target_offset
-            self._block[start : start + span.length] = run
-            return
-        dtype = _UINT_OF_SIZE[self._parameters[part.name].dtype.itemsize]
-        target = np.ndarray(part.box.shape, dtype, self._block, part.position)[span.index]
-        target[...] = np.ndarray(target.shape, dtype, run, strides=span.strides)
+
+def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan) -> int:
+    """What a target shard costs on top of its own bytes because it takes parts of the sources' rows.
+
+    That is the bytes in the gaps between those parts, or, where they are wide, what another read call costs.
+    """
+    return sum(
+        count * min(gap_bytes, GAP_WORTH_READING_BYTES)
+        for read in parameter.reads
+        for count, gap_bytes in _gaps(
+            read.source_box, plan.source_entry(read.source_rank, parameter.name).shape, parameter.dtype.itemsize
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The longest run to be read at once, and the widest gap inside it to be read through, in bytes."""
+
+    run_bytes: int
+    gap_bytes: int
 
 
 @dataclass(frozen=True)
@@ -159,6 +198,7 @@ class _Span:
 class _Fetch:
     """A span for a certain part, and where its run is in the file: several extents if it crosses a border."""
 
+    block: RankBlock
     part: Part
     span: _Span
     extents: tuple[Extent, ...]
@@ -176,13 +216,29 @@ class _Fetch:
         """Whether joining it with others is not possible, or would cost more than it saves."""
         return len(self.extents) > 1 or (self.span.strides is None and self.length > GAP_WORTH_READING_BYTES)
 
+    @property
+    def place(self) -> np.ndarray:
+        """Where the run belongs, if it is wanted as it is."""
+        start = self.part.position + self.span.target_offset
+        return self.block.buffer[start : start + self.span.length]
+
+    def deliver(self, run: np.ndarray) -> None:
+        """Copies the wanted elements out of the span's bytes to where they belong."""
+        part, span = self.part, self.span
+        if span.strides is None:
+            self.place[:] = run
+            return
+        dtype = _UINT_OF_SIZE[self.block.parameters[part.name].dtype.itemsize]
+        target = np.ndarray(part.box.shape, dtype, self.block.buffer, part.position)[span.index]
+        target[...] = np.ndarray(target.shape, dtype, run, strides=span.strides)
+
 
 def _part_spans(
     part: Part,
     reads: Sequence[ReadItem],
     source_shape: Callable[[int], Shape],
     itemsize: int,
-    most_bytes: int,
+    limits: _Limits,
 ) -> tuple[_Span, ...]:
     """The spans that fill a part exactly once.
 
@@ -197,7 +253,7 @@ def _part_spans(
             filled += shared.size
             shape = source_shape(read.source_rank)
             region = _moved(shared, read.target_box, read.source_box)
-            for source_box in _boxes_worth_a_read(region, shape, itemsize, most_bytes):
+            for source_box in _boxes_worth_a_read(region, shape, itemsize, limits):
                 place = _moved(source_box, region, shared.relative_to(part.box))
                 spans.append(_span(read.source_rank, source_box, shape, place, part.box.shape, itemsize))
     if filled != part.box.size:
@@ -228,32 +284,36 @@ def _span(
 
 
 def _boxes_worth_a_read(
-    region: TensorSlice, shard_shape: Shape, itemsize: int, most_bytes: int
+    region: TensorSlice, shard_shape: Shape, itemsize: int, limits: _Limits
 ) -> Iterator[TensorSlice]:
-    """A region of a source shard as boxes that are each worth one read of at most `most_bytes`."""
-    too_long = byte_span(region, shard_shape, itemsize).length > most_bytes
-    if not too_long and not _has_wide_gaps(region, shard_shape, itemsize):
+    """A region of a source shard as boxes that are each worth one read."""
+    too_long = byte_span(region, shard_shape, itemsize).length > limits.run_bytes
+    if not too_long and not _has_wide_gaps(region, shard_shape, itemsize, limits.gap_bytes):
         yield region
         return
     axis = next(axis for axis, length in enumerate(region.shape) if length > 1)
     stride_bytes = row_major_strides(shard_shape)[axis] * itemsize
-    step = max(1, most_bytes // stride_bytes) if too_long else 1
+    step = max(1, limits.run_bytes // stride_bytes) if too_long else 1
     for start in range(region.start[axis], region.stop[axis], step):
         low, high = list(region.start), list(region.stop)
         low[axis], high[axis] = start, min(start + step, region.stop[axis])
-        yield from _boxes_worth_a_read(TensorSlice(tuple(low), tuple(high)), shard_shape, itemsize, most_bytes)
+        yield from _boxes_worth_a_read(TensorSlice(tuple(low), tuple(high)), shard_shape, itemsize, limits)
 
 
-def _has_wide_gaps(region: TensorSlice, shard_shape: Shape, itemsize: int) -> bool:
+def _has_wide_gaps(region: TensorSlice, shard_shape: Shape, itemsize: int, gap_bytes: int) -> bool:
     """Whether a run over the whole region would read through gaps that are not worth it."""
+    return any(gap > gap_bytes for _, gap in _gaps(region, shard_shape, itemsize))
+
+
+def _gaps(region: TensorSlice, shard_shape: Shape, itemsize: int) -> Iterator[tuple[int, int]]:
+    """The gaps inside a region of a source shard: how many, and how many bytes each, axis by axis from the last."""
     strides = row_major_strides(shard_shape)
     inner_elements = 1
     for axis in range(len(shard_shape) - 1, -1, -1):
         length = region.shape[axis]
-        if length > 1 and (strides[axis] - inner_elements) * itemsize > GAP_WORTH_READING_BYTES:
-            return True
+        if length > 1 and strides[axis] > inner_elements:
+            yield math.prod(region.shape[:axis]) * (length - 1), (strides[axis] - inner_elements) * itemsize
         inner_elements += (length - 1) * strides[axis]
-    return False
 
 
 def _file_extents(entry: TensorEntry, offset: int, length: int) -> tuple[Extent, ...]:

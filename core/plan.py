@@ -179,7 +179,7 @@ def _overlaps(bounds: Shape, start: int, stop: int) -> list[tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class _LayoutClass:
+class LayoutClass:
     """Parameters of one target stage that are cut alike, and where their source is."""
 
     pair: CutPair
@@ -200,6 +200,15 @@ class _LayoutClass:
             raise PlanError(f"source cell {source_cell} of {self.parameters[0].name!r} is on no rank")
         return self.source_first_rank + holders[0]
 
+    def plans(self, stage_rank: int) -> Iterator[ParameterPlan]:
+        """One target rank's part of every parameter of the class; parameters of one shape share their boxes."""
+        by_shape: dict[Shape, tuple[TensorSlice, tuple[ReadItem, ...]]] = {}
+        for parameter in self.parameters:
+            boxes = by_shape.get(parameter.shape)
+            if boxes is None:
+                boxes = by_shape[parameter.shape] = _boxes(self, parameter.shape, stage_rank)
+            yield ParameterPlan(parameter.name, parameter.dtype, *boxes)
+
     @cached_property
     def source_ranks_by_cell(self) -> dict[Shape, int]:
         """Target cell -> the source ranks it needs, as a bit mask."""
@@ -213,12 +222,12 @@ class _LayoutClass:
 
 
 @dataclass(frozen=True)
-class _TargetStage:
+class TargetStage:
     """One pipeline stage of the target: its ranks and its layout classes."""
 
     number: int
     ranks: range
-    classes: tuple[_LayoutClass, ...]
+    classes: tuple[LayoutClass, ...]
     order: Mapping[str, int]
     """Position of each parameter in the target's files."""
 
@@ -246,17 +255,17 @@ class ConversionPlan:
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs
         self.match = match
-        self._stages = tuple(_target_stages(inputs.target_strategy, match.moved))
+        self.stages = tuple(_target_stages(inputs.target_strategy, match.moved))
 
     @property
     def target_ranks(self) -> range:
         """All ranks of the target."""
-        return range(self._stages[0].ranks.start, self._stages[-1].ranks.stop)
+        return range(self.stages[0].ranks.start, self.stages[-1].ranks.stop)
 
     @property
     def first_ranks(self) -> tuple[int, ...]:
         """The first rank of each of the target's stages."""
-        return tuple(stage.ranks.start for stage in self._stages)
+        return tuple(stage.ranks.start for stage in self.stages)
 
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""
@@ -272,7 +281,7 @@ class ConversionPlan:
         parameters = [
             parameter_plan
             for layout_class in stage.classes
-            for parameter_plan in _class_plans(layout_class, rank - stage.ranks.start)
+            for parameter_plan in layout_class.plans(rank - stage.ranks.start)
         ]
         parameters.sort(key=lambda parameter: stage.order[parameter.name])
         parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
@@ -286,7 +295,7 @@ class ConversionPlan:
     def copies(self) -> dict[int, int]:
         """Target ranks with the same content as a lower one -> the lowest such rank."""
         copies = {}
-        for stage in self._stages:
+        for stage in self.stages:
             primaries: dict[bytes, int] = {}
             keys = self._content_keys(stage)
             for rank, key in zip(stage.ranks, keys, strict=True):
@@ -298,7 +307,7 @@ class ConversionPlan:
     @cached_property
     def totals(self) -> tuple[RankTotals, ...]:
         """The size of every target rank's work, in the order of the ranks."""
-        return tuple(self._rank_totals(stage, rank) for stage in self._stages for rank in stage.ranks)
+        return tuple(self._rank_totals(stage, rank) for stage in self.stages for rank in stage.ranks)
 
     @property
     def read_bytes(self) -> int:
@@ -313,7 +322,7 @@ class ConversionPlan:
     @property
     def layout_class_count(self) -> int:
         """Distinct pairs of cuts, summed over the target's stages."""
-        return sum(len(stage.classes) for stage in self._stages)
+        return sum(len(stage.classes) for stage in self.stages)
 
     def check_coverage(self) -> None:
         """Proves that every element of every target shard is filled exactly once, class by class.
@@ -321,7 +330,7 @@ class ConversionPlan:
         Raises:
             PlanError: it is not.
         """
-        for stage in self._stages:
+        for stage in self.stages:
             for layout_class in stage.classes:
                 _ = layout_class.source_ranks_by_cell  # looks up a holder for every overlap
                 for cell in layout_class.pair.target.holders:
@@ -329,13 +338,13 @@ class ConversionPlan:
                     if filled != layout_class.pair.target_box(cell).size:
                         raise PlanError(f"the boxes for {layout_class.parameters[0].name!r} do not fill its shard")
 
-    def _stage_of(self, rank: int) -> _TargetStage:
-        for stage in self._stages:
+    def _stage_of(self, rank: int) -> TargetStage:
+        for stage in self.stages:
             if rank in stage.ranks:
                 return stage
         raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
 
-    def _carried_source(self, stage: _TargetStage, carried: CarriedParameter, rank: int) -> int:
+    def _carried_source(self, stage: TargetStage, carried: CarriedParameter, rank: int) -> int:
         """The source rank from which a target rank gets a parameter that no strategy knows."""
         strategy = self.inputs.source_strategy
         source_ranks = strategy.ranks if strategy else range(1)
@@ -347,13 +356,13 @@ class ConversionPlan:
         wanted = first_rank + (rank - stage.ranks.start) % devices
         return wanted if wanted in carried.holders else min(carried.holders)
 
-    def _carried_plan(self, stage: _TargetStage, carried: CarriedParameter, rank: int) -> ParameterPlan:
+    def _carried_plan(self, stage: TargetStage, carried: CarriedParameter, rank: int) -> ParameterPlan:
         source_rank = self._carried_source(stage, carried, rank)
         entry = self.source_entry(source_rank, carried.name)
         whole = TensorSlice.whole(entry.shape)
         return ParameterPlan(carried.name, entry.dtype, whole, (ReadItem(source_rank, whole, whole),))
 
-    def _content_keys(self, stage: _TargetStage) -> np.ndarray:
+    def _content_keys(self, stage: TargetStage) -> np.ndarray:
         """An int array of shape (ranks, …): rows are equal where the ranks' contents are known to be."""
         columns = [layout_class.pair.target.cells for layout_class in stage.classes]
         columns.extend(self._carried_column(stage, carried) for carried in self.match.carried)
@@ -361,7 +370,7 @@ class ConversionPlan:
             return np.zeros((len(stage.ranks), 1), dtype=np.int64)
         return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
-    def _carried_column(self, stage: _TargetStage, carried: CarriedParameter) -> np.ndarray:
+    def _carried_column(self, stage: TargetStage, carried: CarriedParameter) -> np.ndarray:
         numbers: dict[object, int] = {}
         column = []
         for rank in stage.ranks:
@@ -373,7 +382,7 @@ class ConversionPlan:
             column.append(numbers.setdefault((content, entry.shape, entry.dtype.name), len(numbers)))
         return np.array(column, dtype=np.int64)[:, np.newaxis]
 
-    def _rank_totals(self, stage: _TargetStage, rank: int) -> RankTotals:
+    def _rank_totals(self, stage: TargetStage, rank: int) -> RankTotals:
         shard_bytes = 0
         mask = 0
         for layout_class in stage.classes:
@@ -407,17 +416,17 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
     return plan
 
 
-def _target_stages(target: Strategy | None, moved: Sequence[MovedParameter]) -> Iterator[_TargetStage]:
+def _target_stages(target: Strategy | None, moved: Sequence[MovedParameter]) -> Iterator[TargetStage]:
     numbers_and_ranks: list[tuple[int, range]] = [(0, range(1))]
     if target is not None:
         numbers_and_ranks = [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
     for number, ranks in numbers_and_ranks:
         here = [parameter for parameter in moved if number in parameter.target_layouts]
         order = {parameter.name: position for position, parameter in enumerate(here)}
-        yield _TargetStage(number, ranks, tuple(_layout_classes(here, number)), order)
+        yield TargetStage(number, ranks, tuple(_layout_classes(here, number)), order)
 
 
-def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[_LayoutClass]:
+def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[LayoutClass]:
     grouped: dict[object, list[MovedParameter]] = {}
     for parameter in moved:
         source, target = _cuts(parameter, stage)
@@ -426,7 +435,7 @@ def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[_La
         grouped.setdefault((key, len(parameter.shape), uneven_length), []).append(parameter)
     for alike in grouped.values():
         first = alike[0]
-        yield _LayoutClass(CutPair(*_cuts(first, stage), first.shape), first.source_first_rank, tuple(alike))
+        yield LayoutClass(CutPair(*_cuts(first, stage), first.shape), first.source_first_rank, tuple(alike))
 
 
 def _cuts(parameter: MovedParameter, stage: int) -> tuple[Cut, Cut]:
@@ -434,17 +443,7 @@ def _cuts(parameter: MovedParameter, stage: int) -> tuple[Cut, Cut]:
     return parameter.source_layout.cut(axis_count), parameter.target_layouts[stage].cut(axis_count)
 
 
-def _class_plans(layout_class: _LayoutClass, stage_rank: int) -> Iterator[ParameterPlan]:
-    """One rank's part of every parameter of a class; parameters of one shape share their boxes."""
-    by_shape: dict[Shape, tuple[TensorSlice, tuple[ReadItem, ...]]] = {}
-    for parameter in layout_class.parameters:
-        boxes = by_shape.get(parameter.shape)
-        if boxes is None:
-            boxes = by_shape[parameter.shape] = _boxes(layout_class, parameter.shape, stage_rank)
-        yield ParameterPlan(parameter.name, parameter.dtype, *boxes)
-
-
-def _boxes(layout_class: _LayoutClass, shape: Shape, stage_rank: int) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
+def _boxes(layout_class: LayoutClass, shape: Shape, stage_rank: int) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
     """A rank's box of a whole tensor of `shape`, and the reads that fill it."""
     pair = layout_class.pair
     units = pair.units_of(shape)

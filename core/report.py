@@ -1,5 +1,6 @@
 """What is said of a plan and of a conversion: small typed summaries, for tables, JSON and programs."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -140,8 +141,8 @@ class PlanSummary(_Summary):
     ranks: tuple[PlannedRank, ...]
 
 
-def summarize_plan(plan: ConversionPlan, budget: Budget) -> PlanSummary:
-    """What a plan would do, with the buffers of `budget`."""
+def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]]) -> PlanSummary:
+    """What a plan would do with the buffers of `budget`, if `groups` of ranks are written side by side."""
     catalog = plan.inputs.catalog
     return PlanSummary(
         source=catalog.url,
@@ -153,7 +154,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget) -> PlanSummary:
         layout_classes=plan.layout_class_count,
         read_bytes=plan.read_bytes,
         written_bytes=plan.written_bytes,
-        buffer_bytes=budget.peak_bytes,
+        buffer_bytes=budget.peak_bytes(max(map(len, groups), default=1)),
         workers=budget.workers,
         dropped=plan.match.dropped,
         excused=plan.match.excused,

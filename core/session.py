@@ -11,21 +11,23 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 
 from core import __version__
 from core.budget import Budget, share_memory
-from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
+from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError, is_transient
 from core.manifest import Manifest, RankSummary, ShardRecord
 from core.plan import ConversionPlan
 from core.progress import current_progress
 from core.report import ConversionReport, Outcome, RankReport, plan_notes
 from core.request import ConversionRequest, VerifyLevel
 from core.retry import with_retries
+from core.sharing import group_ranks
 from core.storage.files import copy_file
 from core.storage.publishing import check_room
 from core.storage.urls import parse_url
 from core.target import Target, Workspace, read_records, record_digest
-from core.transform import expected_entries, transform_rank
+from core.transform import expected_entries, transform_ranks
 from core.verify import RankVerification, verify_rank
 
 _HEADER_BYTES = 4096
@@ -64,15 +66,22 @@ class Session:
         """How every rank is made."""
         return self.target.plan
 
-    @property
-    def waves(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ranks left to do: those to be written, then those that are copies of a rank that is there by then."""
-        if self.committed:
-            return (), ()
-        pending = [rank for rank in self.ranks if rank not in self.done]
+    @cached_property
+    def pending(self) -> tuple[int, ...]:
+        """The ranks left to do."""
+        return () if self.committed else tuple(rank for rank in self.ranks if rank not in self.done)
+
+    @cached_property
+    def copies(self) -> tuple[int, ...]:
+        """Those of them that are copies of a rank that is there once the others are written."""
         available = set(self.ranks) | self.done
-        copies = tuple(rank for rank in pending if self.plan.copies.get(rank) in available)
-        return tuple(rank for rank in pending if rank not in copies), copies
+        return tuple(rank for rank in self.pending if self.plan.copies.get(rank) in available)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The others, in groups that are written side by side because they share reads; mostly groups of one."""
+        written = sorted(set(self.pending) - set(self.copies))
+        return group_ranks(self.plan, written, fewest=self.budget.workers, most_ranks=self.budget.most_blocks)
 
     def copy_of_failed(self, rank: int, failures: Container[int]) -> ConversionError | None:
         """Why a rank cannot be made as a copy; None if the rank that it is a copy of is not among `failures`."""
@@ -158,7 +167,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
         if done:
             current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
-        pending = [plan.totals[rank - plan.target_ranks.start] for wave in session.waves for rank in wave]
+        pending = [plan.totals[rank - plan.target_ranks.start] for rank in session.pending]
         check_room(workspace.directory, sum(totals.shard_bytes + _HEADER_BYTES for totals in pending))
         passes = 2 if request.verify is VerifyLevel.CHECKSUM else 1
         current_progress().begin(passes * sum(totals.shard_bytes for totals in pending))
@@ -169,30 +178,47 @@ def convert_rank(
     workspace: Workspace,
     plan: ConversionPlan,
     rank: int,
-    block_bytes: int,
+    budget: Budget,
     advance: Callable[[int], None],
     *,
-    as_copy: bool,
+    group: Sequence[int],
 ) -> ShardRecord:
-    """Writes one target rank's file and its record; a copy is made of the file of the rank with the same content.
+    """Writes one target rank's file and its record; `group` is one of the session's groups.
+
+    On its turn the first rank of a group has the files of the whole group written, side by side; on theirs the others
+    find them done. If that fails, which may be the fault of one rank's sources, each is written by itself. Without a
+    group the rank is made as a copy of the file of the rank with the same content, which must be there.
 
     Raises:
         CatalogError, CheckpointError: a source file changed or is damaged.
         StorageError: reading or writing failed.
     """
-    if as_copy:
+    if not group:
         record = _copy_rank(workspace, plan, rank, advance)
-    else:
-        record = transform_rank(
-            plan,
-            rank,
-            workspace.directory,
-            identity=workspace.identity,
-            block_bytes=block_bytes,
-            advance=advance,
-        )
-    workspace.write_record(record)
-    return record
+        workspace.write_record(record)
+        return record
+    if len(group) > 1:
+        if workspace.has_record(rank):
+            return workspace.read_record(rank)
+        if rank == group[0]:
+            try:
+                return _write_ranks(workspace, plan, group, budget, advance)
+            except ReshardError as error:
+                if is_transient(error):
+                    raise
+                current_progress().note(f"rank_{rank} and {len(group) - 1} more are written one by one: {error}")
+    return _write_ranks(workspace, plan, (rank,), budget, advance)
+
+
+def _write_ranks(
+    workspace: Workspace, plan: ConversionPlan, ranks: Sequence[int], budget: Budget, advance: Callable[[int], None]
+) -> ShardRecord:
+    records = transform_ranks(
+        plan, ranks, workspace.directory, identity=workspace.identity, budget=budget, advance=advance
+    )
+    for record in records:
+        workspace.write_record(record)
+    return records[0]
 
 
 def check_rank(

@@ -96,6 +96,10 @@ class Workspace:
             raise TargetError(f"{location}: is of another conversion")
         return record
 
+    def has_record(self, rank: int) -> bool:
+        """Whether a rank is recorded."""
+        return exists(self.record_location(rank))
+
     def recorded_ranks(self) -> set[int]:
         """Ranks that have a record."""
         names = list_names(self.state.child(RECORDS_DIRECTORY))

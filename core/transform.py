@@ -1,21 +1,25 @@
-"""Carries out the plan of one target rank: reads what it needs, and writes its file front to back.
+"""Carries out the plans of target ranks: reads what they need, and writes their files front to back.
 
-The file is made of *blocks*, each as large as the memory budget allows. A block holds a stretch of the file: literal
-bytes (headers) and parts of shards, which are gathered from the source files. A block is digested and written when it
-is full, so memory does not depend on the size of any tensor.
+A file is made of *blocks*, as large as the memory budget allows. A block holds a stretch of the file: literal bytes
+(headers) and parts of shards, which are gathered from the source files. A block is digested and written when it is
+full, so memory does not depend on the size of any tensor. Ranks that need parts of the same rows are worked on side by
+side, block by block, so that what they share is read once.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 import xxhash
 
+from core.budget import Budget
 from core.checkpoint.formats import plan_file
 from core.checkpoint.model import Content, OutputEntry
 from core.dtypes import MAP_TENSOR
-from core.gather import Gatherer, Part
+from core.gather import Gatherer, Part, RankBlock
 from core.manifest import ParameterRecord, ShardRecord
 from core.plan import ConversionPlan, ParameterPlan, RankPlan
 from core.slices import TensorSlice, contiguous_boxes
@@ -26,12 +30,12 @@ Advance = Callable[[int], None]
 """Told of every block written, how many bytes of shards were in it; may raise to stop the work."""
 
 
-def transform_rank(
-    plan: ConversionPlan, rank: int, directory: Location, *, identity: str, block_bytes: int, advance: Advance
-) -> ShardRecord:
-    """Writes one target rank's file below `directory` and returns its record.
+def transform_ranks(
+    plan: ConversionPlan, ranks: Sequence[int], directory: Location, *, identity: str, budget: Budget, advance: Advance
+) -> tuple[ShardRecord, ...]:
+    """Writes target ranks' files below `directory`, side by side, and returns their records.
 
-    Uses two buffers of `block_bytes`. The file appears only when it is whole.
+    Uses one worker's share of the budget. The files appear only when they are whole.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
@@ -39,47 +43,83 @@ def transform_rank(
         StorageError: reading or writing failed.
     """
     started = time.monotonic()
-    rank_plan = plan.rank_plan(rank)
-    outputs = expected_entries(plan, rank_plan)
-    file_plan = plan_file(plan.inputs.format, outputs)
-    digests = {output.name: xxhash.xxh3_128() for output in outputs}
-    buffer = np.empty(block_bytes, dtype=np.uint8)
-    gatherer = Gatherer(plan, rank_plan, buffer)
+    gatherer = Gatherer(plan, budget.scratch_bytes, len(ranks))
     try:
-        with write_file(directory.child(plan.file_name(rank))) as file:
-            for block in _blocks(file_plan.segments, outputs, block_bytes):
-                for position, literal in block.literals:
-                    buffer[position : position + len(literal)] = np.frombuffer(literal, np.uint8)
-                gatherer.fill(block.parts)
-                for part in block.parts:
-                    digests[part.name].update(buffer[part.position : part.position + part.size_bytes].data)
-                file.write(buffer[: block.size_bytes].data)
-                advance(sum(part.size_bytes for part in block.parts))
+        with ExitStack() as files:
+            writers = [_RankWriter(plan, rank, directory, budget.block_bytes(len(ranks)), files) for rank in ranks]
+            for step in zip_longest(*(writer.blocks() for writer in writers)):
+                blocks = [(writer, block) for writer, block in zip(writers, step, strict=True) if block is not None]
+                gatherer.fill([block for _, block in blocks])
+                for writer, block in blocks:
+                    writer.write(block)
+                    advance(sum(part.size_bytes for part in block.parts))
             gatherer.check_unchanged()
     finally:
         gatherer.close()
-    for output in outputs:
-        if output.text is not None:
-            digests[output.name].update(output.text.encode("utf-8", "surrogatepass"))
-    return ShardRecord(
-        identity=identity,
-        rank=rank,
-        file=plan.file_name(rank),
-        size_bytes=file_plan.size_bytes,
-        copy_of=None,
-        source_ranks=rank_plan.source_ranks,
-        read_bytes=gatherer.read_bytes,
-        seconds=round(time.monotonic() - started, 3),
-        parameters=tuple(
-            ParameterRecord(
-                name=output.name,
-                dtype=output.dtype.name,
-                shape=output.shape,
-                digest=digests[output.name].hexdigest(),
-            )
-            for output in outputs
-        ),
+    seconds = time.monotonic() - started
+    shares = _even_shares(gatherer.read_bytes, len(ranks))
+    return tuple(
+        writer.record(identity, read_bytes, seconds / len(ranks))
+        for writer, read_bytes in zip(writers, shares, strict=True)
     )
+
+
+class _RankWriter:
+    """One target rank's file, being written block by block."""
+
+    def __init__(
+        self, plan: ConversionPlan, rank: int, directory: Location, block_bytes: int, files: ExitStack
+    ) -> None:
+        self._rank_plan = plan.rank_plan(rank)
+        self._outputs = expected_entries(plan, self._rank_plan)
+        self._file_plan = plan_file(plan.inputs.format, self._outputs)
+        self._digests = {output.name: xxhash.xxh3_128() for output in self._outputs}
+        self._buffer = np.empty(block_bytes, dtype=np.uint8)
+        self._path = plan.file_name(rank)
+        self._file = files.enter_context(write_file(directory.child(self._path)))
+
+    def blocks(self) -> Iterator[RankBlock]:
+        """The file's blocks, the literal bytes in them filled in; all use one buffer."""
+        parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
+        for block in _blocks(self._file_plan.segments, self._outputs, len(self._buffer)):
+            for position, literal in block.literals:
+                self._buffer[position : position + len(literal)] = np.frombuffer(literal, np.uint8)
+            yield RankBlock(parameters, self._buffer[: block.size_bytes], block.parts)
+
+    def write(self, block: RankBlock) -> None:
+        """Digests and writes a filled block."""
+        for part in block.parts:
+            self._digests[part.name].update(block.buffer[part.position : part.position + part.size_bytes].data)
+        self._file.write(block.buffer.data)
+
+    def record(self, identity: str, read_bytes: int, seconds: float) -> ShardRecord:
+        """What was written."""
+        for output in self._outputs:
+            if output.text is not None:
+                self._digests[output.name].update(output.text.encode("utf-8", "surrogatepass"))
+        return ShardRecord(
+            identity=identity,
+            rank=self._rank_plan.rank,
+            file=self._path,
+            size_bytes=self._file_plan.size_bytes,
+            copy_of=None,
+            source_ranks=self._rank_plan.source_ranks,
+            read_bytes=read_bytes,
+            seconds=round(seconds, 3),
+            parameters=tuple(
+                ParameterRecord(
+                    name=output.name,
+                    dtype=output.dtype.name,
+                    shape=output.shape,
+                    digest=self._digests[output.name].hexdigest(),
+                )
+                for output in self._outputs
+            ),
+        )
+
+
+def _even_shares(total: int, count: int) -> Iterator[int]:
+    return ((total * (number + 1)) // count - (total * number) // count for number in range(count))
 
 
 def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputEntry, ...]:

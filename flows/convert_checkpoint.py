@@ -59,7 +59,7 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
     catalog = untouched(catalog_source(request, source, target))
     plan = plan_conversion(request, catalog, source, target)
     with open_session(request, plan) as session:
-        publish_plan(summarize_plan(plan, session.budget))
+        publish_plan(summarize_plan(plan, session.budget, session.groups))
         raise_failures(run_ranks(session, progress), session)
         report = commit_target(untouched(session), time.monotonic() - started)
     publish_report(report)

@@ -4,8 +4,9 @@ A rank is read back as soon as it is written, while it may still be in memory. S
 workers; the others wait here, not as thousands of pending task runs.
 """
 
-from collections.abc import Sequence
-from itertools import islice
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from prefect import Task
@@ -34,48 +35,59 @@ def run_ranks(session: Session, progress: RunProgress) -> Failures:
     runner: ThreadPoolTaskRunner[int] = ThreadPoolTaskRunner(max_workers=session.budget.workers)
     with runner:
         try:
-            for wave, as_copy in zip(session.waves, (False, True), strict=True):
-                orphans = _orphans(session, wave, failures) if as_copy else {}
-                failures |= orphans
-                failures |= _run_wave(session, runner, [rank for rank in wave if rank not in orphans], as_copy)
+            failures |= _run_turns(session, runner, (_Turn(group[0], group) for group in session.groups))
+            orphans = _orphans(session, failures)
+            copies = [rank for rank in session.copies if rank not in orphans]
+            failures |= orphans | _run_turns(session, runner, (_Turn(rank, ()) for rank in copies))
         except BaseException:
             progress.stop()  # leaving the runner waits for its threads
             raise
     return failures
 
 
-def _orphans(session: Session, copies: Sequence[int], failures: Failures) -> Failures:
-    reasons = {rank: session.copy_of_failed(rank, failures) for rank in copies}
+def _orphans(session: Session, failures: Failures) -> Failures:
+    reasons = {rank: session.copy_of_failed(rank, failures) for rank in session.copies}
     return {rank: reason for rank, reason in reasons.items() if reason is not None}
 
 
-def _run_wave(session: Session, runner: ThreadPoolTaskRunner[int], ranks: Sequence[int], as_copy: bool) -> Failures:
+@dataclass(frozen=True)
+class _Turn:
+    """A rank that is to be written: as one of a group, or as a copy."""
+
+    rank: int
+    group: tuple[int, ...]
+
+
+def _run_turns(session: Session, runner: ThreadPoolTaskRunner[int], turns: Iterable[_Turn]) -> Failures:
     failures: Failures = {}
     finished: SimpleQueue[Future] = SimpleQueue()
-    under_way: dict[Future, tuple[int, Task[..., int]]] = {}
-    waiting = iter(ranks)
+    under_way: dict[Future, tuple[_Turn, Task[..., int]]] = {}
+    waiting = deque(turns)
 
-    def start(task: Task[..., int], rank: int, **parameters: object) -> None:
+    def start(task: Task[..., int], turn: _Turn, **parameters: object) -> None:
         plan = {"plan_url": session.workspace.plan_url, "identity": session.workspace.identity}
-        future: Future = runner.submit(task, plan | {"rank": rank} | parameters)
-        under_way[future] = (rank, task)
+        future: Future = runner.submit(task, plan | {"rank": turn.rank} | parameters)
+        under_way[future] = (turn, task)
         future.add_done_callback(finished.put)  # type: ignore[arg-type]
 
-    def start_ranks(count: int) -> None:
-        for rank in islice(waiting, count):
-            start(transform_rank, rank, block_bytes=session.budget.block_bytes, as_copy=as_copy)
+    def start_waiting() -> None:
+        while waiting and len(under_way) < session.budget.workers:
+            turn = waiting.popleft()
+            start(transform_rank, turn, budget=session.budget, group=turn.group)
 
-    start_ranks(session.budget.workers)
+    start_waiting()
     while under_way:
         future = finished.get()
-        rank, task = under_way.pop(future)
+        turn, task = under_way.pop(future)
         failure = failure_of(future)
-        if failure is None and task is transform_rank:
-            start(verify_rank, rank, level=session.request.verify)
-            continue
         if failure is not None:
-            failures[rank] = failure
-        start_ranks(1)
+            failures[turn.rank] = failure
+        elif task is transform_rank:
+            start(verify_rank, turn, level=session.request.verify)
+        if task is transform_rank and turn.rank == next(iter(turn.group), None):
+            # its files are there now: the others' turns are short, and verify what may still be in memory
+            waiting.extendleft(_Turn(rank, turn.group) for rank in reversed(turn.group[1:]))
+        start_waiting()
     return failures
 
 

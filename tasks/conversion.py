@@ -5,10 +5,12 @@ returns a few bytes: records hold every parameter's digest, and Prefect keeps wh
 """
 
 import threading
+from collections.abc import Sequence
 
 from prefect import task
 
 from core import session as steps
+from core.budget import Budget
 from core.plan import ConversionPlan
 from core.plan_file import load_plan
 from core.progress import current_progress
@@ -20,17 +22,18 @@ _loading = threading.Lock()
 
 
 @task(name="transform-rank", task_run_name="transform-rank-{rank}", **RETRIED)
-def transform_rank(plan_url: str, identity: str, rank: int, block_bytes: int, as_copy: bool) -> int:
+def transform_rank(plan_url: str, identity: str, rank: int, budget: Budget, group: Sequence[int]) -> int:
     """Writes one target rank's file and its record; returns the file's size in bytes.
 
-    A copy is made of the file of the rank with the same content, which must be there.
+    On its turn the first rank of a group has the files of the whole group written. Without a group the rank is made as
+    a copy of the file of the rank with the same content, which must be there.
 
     Raises:
         CatalogError, CheckpointError: a source file changed or is damaged.
         StorageError: reading or writing failed.
     """
     workspace, plan = open_plan(plan_url, identity)
-    record = steps.convert_rank(workspace, plan, rank, block_bytes, current_progress().advance, as_copy=as_copy)
+    record = steps.convert_rank(workspace, plan, rank, budget, current_progress().advance, group=group)
     return record.size_bytes
 
 

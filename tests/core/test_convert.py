@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -27,7 +28,7 @@ from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import StageStrategy, Strategy
 from core.target import Target, read_manifest
-from core.transform import transform_rank
+from core.transform import transform_ranks
 from core.verify import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
@@ -68,16 +69,16 @@ def whole_copies(tmp_path: Path, ranks: int, extra: str = "") -> str:
 def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(plan: object, rank: int, *args: object, **kwargs: object) -> ShardRecord:
-        if rank == 1:
+    def failing(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        if 1 in ranks:
             raise StorageError("rank 1's disk is broken")
-        return transform_rank(plan, rank, *args, **kwargs)  # type: ignore[arg-type]
+        return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_rank", failing)
+    monkeypatch.setattr("core.session.transform_ranks", failing)
     with pytest.raises(ConversionError, match=r"1 of 3 target ranks failed.*\n  rank_1: rank 1's disk is broken"):
         convert(FOUR_TO_THREE.request(target))
     assert not target.exists()
-    monkeypatch.setattr("core.session.transform_rank", transform_rank)
+    monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
     report = convert(FOUR_TO_THREE.request(target))
     assert outcomes(report) == ["resumed", "written", "resumed"]
     assert read_tree(target) == FOUR_TO_THREE.want
@@ -88,12 +89,12 @@ def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.001)
     failures = iter([StorageError("busy", transient=True), StorageError("busy", transient=True)])
 
-    def flaky(*args: object, **kwargs: object) -> ShardRecord:
+    def flaky(*args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
         for error in failures:
             raise error
-        return transform_rank(*args, **kwargs)  # type: ignore[arg-type]
+        return transform_ranks(*args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_rank", flaky)
+    monkeypatch.setattr("core.session.transform_ranks", flaky)
     assert convert(FOUR_TO_THREE.request(target)).committed
 
 
@@ -101,13 +102,13 @@ def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pyte
     request = FOUR_TO_THREE.request(target, target_strategy=whole_copies(target.parent, 3))
     assert make_plan(request).copies == {1: 0, 2: 0}
 
-    def failing(plan: object, rank: int, *args: object, **kwargs: object) -> ShardRecord:
+    def failing(*_: Any, **__: Any) -> tuple[ShardRecord, ...]:
         raise StorageError("broken")
 
-    monkeypatch.setattr("core.session.transform_rank", failing)
+    monkeypatch.setattr("core.session.transform_ranks", failing)
     with pytest.raises(ConversionError, match="rank_1: not written, because it is a copy of rank_0, which failed"):
         convert(request)
-    monkeypatch.setattr("core.session.transform_rank", transform_rank)
+    monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
     assert outcomes(convert(request)) == ["written", "copied", "copied"]
     [first, *others] = read_tree(target).values()
     assert others == [first, first]
@@ -748,7 +749,7 @@ def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypa
     convert(FOUR_TO_THREE.request(target))
     damage(next((target / "rank_1").iterdir()))
     with monkeypatch.context() as patch:
-        patch.setattr("core.session.transform_rank", lambda *_, **__: (_ for _ in ()).throw(StorageError("no")))
+        patch.setattr("core.session.transform_ranks", lambda *_, **__: (_ for _ in ()).throw(StorageError("no")))
         with pytest.raises(ConversionError, match="1 of 3 target ranks failed"):
             convert(FOUR_TO_THREE.request(target))
     assert len(list(target.glob("rank_*/*"))) == 3

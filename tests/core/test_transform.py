@@ -1,5 +1,6 @@
 """One rank's work: whatever the cuts, blocks, gaps and extents, the file holds what literal splitting gives."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import core.gather as gather_module
+from core.budget import Budget, share_memory
 from core.checkpoint import ckpt
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import plan_file
@@ -15,14 +17,28 @@ from core.checkpoint.model import CheckpointFormat, OutputEntry
 from core.dtypes import dtype_from_name
 from core.plan import PlanInputs, build_plan
 from core.storage.urls import parse_url
-from core.transform import transform_rank
+from core.transform import transform_ranks
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_rank
 from tests.support.ckpt_writer import filled
 from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
 
+BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
 DTYPES = {"Int8": np.int8, "Float16": np.float16, "Int32": np.int32, "Int64": np.int64}
+
+
+@dataclass(frozen=True)
+class Buffers(Budget):
+    """Buffers far smaller than a budget gives, so that small tensors meet their borders."""
+
+    workers: int = 1
+    worker_bytes: int = 0
+    scratch_bytes: int = 0
+    a_block_bytes: int = 0
+
+    def block_bytes(self, count: int) -> int:
+        return self.a_block_bytes
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -58,23 +74,20 @@ def check_one(data: st.DataObject, directory: Path) -> None:
     catalog = build_catalog(str(directory / "src"), source_strategy.ranks, digest=lambda *_: False, workers=2)
     file_format = data.draw(st.sampled_from(list(CheckpointFormat)))
     plan = build_plan(PlanInputs(catalog, source_strategy, target_strategy, file_format))
-    rank = data.draw(st.integers(0, target_devices - 1))
+    ranks = data.draw(st.lists(st.integers(0, target_devices - 1), min_size=1, unique=True))
     told: list[int] = []
-    record = transform_rank(
-        plan,
-        rank,
-        parse_url(str(directory / "out")),
-        identity="i",
-        block_bytes=data.draw(st.sampled_from([64, 200, 4096, 2**20])),
-        advance=told.append,
-    )
-    assert read_rank(directory / "out", rank) == {
-        name: (dtype, shard_of(tensor, target, rank).shape, shard_of(tensor, target, rank).tobytes())
-        for name, (dtype, tensor, _, target) in parameters.items()
-    }
-    assert sum(told) == plan.totals[rank].shard_bytes
-    assert record.size_bytes == (directory / "out" / record.file).stat().st_size
-    assert record.source_ranks == plan.rank_plan(rank).source_ranks
+    out = parse_url(str(directory / "out"))
+    budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES))
+    records = transform_ranks(plan, ranks, out, identity="i", budget=budget, advance=told.append)
+    assert [record.rank for record in records] == ranks
+    assert sum(told) == sum(plan.totals[rank].shard_bytes for rank in ranks)
+    for record in records:
+        assert read_rank(directory / "out", record.rank) == {
+            name: (dtype, shard_of(tensor, target, record.rank).shape, shard_of(tensor, target, record.rank).tobytes())
+            for name, (dtype, tensor, _, target) in parameters.items()
+        }
+        assert record.size_bytes == (directory / "out" / record.file).stat().st_size
+        assert record.source_ranks == plan.rank_plan(record.rank).source_ranks
 
 
 def test_memory_is_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +106,8 @@ def test_memory_is_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(np, "empty", counting)
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
-    record = transform_rank(plan, 0, out, identity="i", block_bytes=65536, advance=blocks.append)
+    budget = share_memory(2 * 65536, 1)
+    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, advance=blocks.append)
     assert made == [65536, 65536]
     assert max(blocks) <= 65536
     assert record.read_bytes == 4_000_000

@@ -286,7 +286,7 @@ def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch)
 def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that would take for ever ends when another one's bug, or a signal, ends the run."""
 
-    def endless(workspace: Any, plan: Any, rank: int, block_bytes: int, advance: Any, **_: Any) -> ShardRecord:
+    def endless(workspace: Any, plan: Any, rank: int, budget: Any, advance: Any, **_: Any) -> ShardRecord:
         if rank == 0:
             raise KeyError("a bug")
         while True:

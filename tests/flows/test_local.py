@@ -27,7 +27,7 @@ from core.request import build_request
 from flows.local import run_locally
 from prefect.server.api.server import SubprocessASGIServer
 
-def endless(workspace, plan, rank, block_bytes, advance, **_):
+def endless(workspace, plan, rank, budget, advance, **_):
     if rank == 0:
         print(SubprocessASGIServer().server_process.pid, flush=True)
     while True:

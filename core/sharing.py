@@ -1,0 +1,67 @@
+"""Which target ranks are worth writing side by side, because alone each would read past what the others need.
+
+A rank that gets some columns of a source shard reads them row by row, through the gaps between them; its neighbors in
+the target's grid read the same rows for what is in the gaps. Ranks that get whole rows share nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from core.gather import gap_cost_bytes
+from core.plan import ConversionPlan, LayoutClass, TargetStage
+from core.slices import Shape
+
+_GAPS_WORTH_SHARING = 0.25
+"""Part of a rank's bytes that reading through gaps must cost on top, for its ranks to be grouped.
+
+Ranks of a group end together: the larger it is, the more is done again after a crash.
+"""
+
+
+def group_ranks(
+    plan: ConversionPlan, ranks: Sequence[int], *, fewest: int, most_ranks: int
+) -> tuple[tuple[int, ...], ...]:
+    """The ranks in groups, each to be written side by side by one worker.
+
+    There are at least `fewest` groups, as far as there are ranks, so that no worker is idle, and at most `most_ranks`
+    in a group. Where sharing gains little, each rank is a group of its own.
+    """
+    size = max(1, min(most_ranks, len(ranks) // fewest))
+    groups: list[tuple[int, ...]] = []
+    for stage in plan.stages:
+        here = [rank for rank in ranks if rank in stage.ranks]
+        classes = _classes_with_gaps(plan, stage, here[0]) if here and size > 1 else []
+        if classes:
+            here = _neighbors_together(here, stage, classes)
+        groups.extend(_batches(here, size if classes else 1))
+    return tuple(groups)
+
+
+def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, rank: int) -> list[LayoutClass]:
+    """The layout classes that are read through gaps, the costliest first; none if that costs little. Told by one rank.
+
+    Ranks of a stage differ in where they read, not in how much: cuts are even, or nearly so.
+    """
+    needed = 0
+    costs: list[tuple[int, LayoutClass]] = []
+    for layout_class in stage.classes:
+        cost = 0
+        for parameter in layout_class.plans(rank - stage.ranks.start):
+            needed += parameter.size_bytes
+            cost += gap_cost_bytes(plan, parameter)
+        costs.append((cost, layout_class))
+    if sum(cost for cost, _ in costs) < _GAPS_WORTH_SHARING * needed:
+        return []
+    return [layout_class for cost, layout_class in sorted(costs, key=lambda item: -item[0]) if cost]
+
+
+def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Sequence[LayoutClass]) -> list[int]:
+    """The ranks in the order of their places in the classes' grids: neighbors along the last axes share rows."""
+
+    def places(rank: int) -> list[Shape]:
+        return [layout_class.pair.target.cell_of(rank - stage.ranks.start) for layout_class in classes]
+
+    return sorted(ranks, key=places)
+
+
+def _batches(ranks: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
+    return (tuple(ranks[start : start + size]) for start in range(0, len(ranks), size))
