@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 from core.checkpoint.catalog import build_catalog
-from core.checkpoint.formats import plan_file, read_index
+from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
 from core.errors import CatalogError, ConversionError, ReshardError
+from core.garbage import rare_collections
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
 from core.report import ConversionReport, PlanSummary, summarize_plan
@@ -33,7 +34,7 @@ from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
 from core.target import check_apart
-from core.transform import expected_entries
+from core.transform import expected_entries, planned_file
 
 _SMALL_CONTENT_BYTES = 2**20
 
@@ -46,7 +47,7 @@ def convert(request: ConversionRequest, progress: Progress | None = None) -> Con
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same.
     """
-    with reporting_to(progress or SilentProgress()):
+    with reporting_to(progress or SilentProgress()), rare_collections():
         started = time.monotonic()
         plan = make_plan(request)
         with open_session(request, plan) as session:
@@ -222,7 +223,7 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
     The ranks of a stage hold the same names and dtypes: one of them tells for all.
     """
     for rank in plan.first_ranks:
-        plan_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank)))
+        planned_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank)))
 
 
 def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:

@@ -7,9 +7,10 @@ side, block by block, so that what they share is read once.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import zip_longest
 
 import numpy as np
@@ -17,7 +18,7 @@ import xxhash
 
 from core.budget import Budget
 from core.checkpoint.formats import plan_file
-from core.checkpoint.model import Content, OutputEntry
+from core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
 from core.dtypes import MAP_TENSOR
 from core.gather import Gatherer, Part, RankBlock
 from core.manifest import ParameterRecord, ShardRecord
@@ -72,7 +73,7 @@ class _RankWriter:
     ) -> None:
         self._rank_plan = plan.rank_plan(rank)
         self._outputs = expected_entries(plan, self._rank_plan)
-        self._file_plan = plan_file(plan.inputs.format, self._outputs)
+        self._file_plan = planned_file(plan.inputs.format, self._outputs)
         self._digests = {output.name: xxhash.xxh3_128() for output in self._outputs}
         self._buffer = np.empty(block_bytes, dtype=np.uint8)
         self._path = plan.file_name(rank)
@@ -127,6 +128,13 @@ def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputE
     return tuple(_output_entry(plan, parameter) for parameter in rank_plan.parameters)
 
 
+# the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only
+@lru_cache(maxsize=4)
+def planned_file(file_format: CheckpointFormat, entries: tuple[OutputEntry, ...]) -> FilePlan:
+    """The file that holds `entries`; see `plan_file`."""
+    return plan_file(file_format, entries)
+
+
 def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry:
     text = None
     piece_bytes: tuple[int, ...] = ()
@@ -152,31 +160,31 @@ def _blocks(segments: Sequence[bytes | Content], outputs: Sequence[OutputEntry],
     by_name = {output.name: output for output in outputs}
     block = _Block()
     for segment in segments:
-        for piece in _pieces(segment, by_name, block_bytes):
-            size = len(piece) if isinstance(piece, bytes) else piece.size_bytes
+        if isinstance(segment, bytes):
+            for start in range(0, len(segment), block_bytes):
+                literal = segment[start : start + block_bytes]
+                if block.size_bytes + len(literal) > block_bytes:
+                    yield block
+                    block = _Block()
+                block.literals.append((block.size_bytes, literal))
+                block.size_bytes += len(literal)
+            continue
+        output = by_name[segment.name]
+        for box in _part_boxes(output, segment, block_bytes):
+            size = box.size * output.dtype.itemsize
             if block.size_bytes + size > block_bytes:
                 yield block
                 block = _Block()
-            if isinstance(piece, bytes):
-                block.literals.append((block.size_bytes, piece))
-            else:
-                block.parts.append(Part(piece.name, piece.box, block.size_bytes, piece.size_bytes))
+            block.parts.append(Part(segment.name, box, block.size_bytes, size))
             block.size_bytes += size
     yield block
 
 
-def _pieces(segment: bytes | Content, outputs: dict[str, OutputEntry], block_bytes: int) -> Iterator["bytes | Part"]:
-    if isinstance(segment, bytes):
-        for start in range(0, len(segment), block_bytes):
-            yield segment[start : start + block_bytes]
-        return
-    output = outputs[segment.name]
-    for box in _part_boxes(output, segment, block_bytes):
-        yield Part(segment.name, box, 0, box.size * output.dtype.itemsize)
-
-
-def _part_boxes(output: OutputEntry, content: Content, block_bytes: int) -> Iterator[TensorSlice]:
+def _part_boxes(output: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:
     itemsize = output.dtype.itemsize
     if content.stop - content.start == output.size_bytes <= block_bytes:
-        return iter((TensorSlice.whole(output.shape),))
+        return (_whole(output.shape),)
     return contiguous_boxes(output.shape, content.start // itemsize, content.stop // itemsize, block_bytes // itemsize)
+
+
+_whole = lru_cache(maxsize=1024)(TensorSlice.whole)

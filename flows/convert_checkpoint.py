@@ -7,6 +7,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from core.errors import ReshardError
+from core.garbage import rare_collections
 from core.progress import current_progress, reporting_to
 from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
@@ -43,7 +44,7 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
         ConversionError: it failed all the same.
     """
     progress = RunProgress(current_progress())
-    with reporting_to(progress):
+    with reporting_to(progress), rare_collections():
         try:
             return _convert(request, progress)
         except ReshardError as error:

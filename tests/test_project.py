@@ -17,7 +17,7 @@ import core
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCKS = ("dev.lock", "installer.lock")
+LOCKS = ("dev.lock", "installer.lock", "mindspore.lock")
 
 
 def locked(name: str) -> list[tuple[Requirement, int]]:

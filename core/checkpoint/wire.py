@@ -109,6 +109,13 @@ class WireReader:
             return byte
         return self._long_varint(position)
 
+    def peek(self, length: int) -> bytes:
+        """The next `length` bytes, or fewer at the end; `offset` stays."""
+        position = self.offset - self._window_offset
+        if position + length > len(self._window):
+            position = self._load(length)
+        return self._window[position : position + length]
+
     def take(self, length: int) -> bytes:
         """The `length` bytes at `offset`, which the caller knows to be few and there."""
         position = self.offset - self._window_offset

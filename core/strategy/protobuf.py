@@ -5,7 +5,7 @@ tensor axis has a message of its own listing all the device axes that cut it. Mi
 tensor, which would be a single message, by an empty second one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -55,7 +55,7 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
         raise StrategyError(f"{origin}: is not a strategy{_kind(data)}")
     records = StrategyRecords(
         [_parse_operator(item, origin) for item in message.parallel_strategy_item],
-        [_parse_item(item, origin) for item in message.parallel_layout_item],
+        _parse_items(message.parallel_layout_item, origin),
     )
     return assemble_strategy(records, origin)
 
@@ -101,11 +101,22 @@ def _parse_operator(item: ParallelStrategyItem, origin: str) -> OperatorStrategy
     return OperatorStrategy(_text(item.node_name, origin), strategys.stage, dims)
 
 
-def _parse_item(item: ParallelLayoutItem, origin: str) -> tuple[str, ParameterLayout]:
-    name = _text(item.param_name, origin)
-    layouts = item.parallel_layouts
-    where = f"{origin}: parameter {name!r}"
-    layout = ParameterLayout(
+def _parse_items(items: Iterable[ParallelLayoutItem], origin: str) -> list[tuple[str, ParameterLayout]]:
+    """Names and layouts; thousands of parameters share a handful of layouts, which are made once."""
+    known: dict[bytes, ParameterLayout] = {}
+    parsed = []
+    for item in items:
+        name = _text(item.param_name, origin)
+        key = item.parallel_layouts.SerializeToString()
+        layout = known.get(key)
+        if layout is None:
+            layout = known[key] = _parse_layout(item.parallel_layouts, f"{origin}: parameter {name!r}")
+        parsed.append((name, layout))
+    return parsed
+
+
+def _parse_layout(layouts: ParallelLayouts, where: str) -> ParameterLayout:
+    return ParameterLayout(
         device_matrix=_single(layouts.dev_matrix, "dev_matrix", where),
         tensor_map=_parse_tensor_map(layouts.tensor_map, where),
         nested=len(layouts.tensor_map) > 1,
@@ -115,7 +126,6 @@ def _parse_item(item: ParallelLayoutItem, origin: str) -> tuple[str, ParameterLa
         param_split_shape=_optional(layouts.param_split_shape, "param_split_shape", where),
         indices_offset=_optional(layouts.indices_offset, "indices_offset", where),
     )
-    return name, layout
 
 
 def _parse_tensor_map(messages: Sequence[_Dims], where: str) -> tuple[Shape, ...]:

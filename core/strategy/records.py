@@ -133,10 +133,15 @@ def _check_records(records: StrategyRecords, origin: str) -> None:
         if not all(0 <= number < 1 << 32 for number in numbers):
             raise StrategyError(f"{origin}: operator {operator.node_name!r} has sizes or a stage beyond 0..2^32-1")
         _check_text(operator.node_name, origin)
+    sound: set[int] = set()  # parameters share layouts, by identity: equal ones may tell of different tensor shapes
     for name, layout in records.layouts:
         _check_text(name, origin)
+        if id(layout) in sound:
+            continue
         problem = _layout_problem(layout)
-        if problem:
+        if not problem:
+            sound.add(id(layout))
+        else:
             raise StrategyError(f"{origin}: parameter {name!r}: {problem}")
 
 

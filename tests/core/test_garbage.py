@@ -1,0 +1,24 @@
+"""How often the collector comes by, inside and after."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from core.garbage import rare_collections
+
+
+@pytest.fixture(autouse=True)
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("before", "inside"), [((700, 10, 5), 10_000), ((50_000, 10, 5), 50_000), ((0, 10, 5), 0)])
+def test_collections_are_rare_for_a_while(before: tuple[int, int, int], inside: int) -> None:
+    gc.set_threshold(*before)
+    with pytest.raises(KeyError), rare_collections():
+        assert gc.get_threshold() == (inside, 10, 5)
+        raise KeyError
+    assert gc.get_threshold() == before
