@@ -14,10 +14,10 @@ MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format lock proto clean
+.PHONY: help install demo test test-all conformance bench check format lock proto clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED) ## .venv with the locked dependencies and the command `reshard`
 
@@ -48,12 +48,18 @@ test: $(INSTALLED) ## the quick tests
 test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
 	$(RUN) pytest $(if $(SLOW_ONLY),-m slow)
 
+bench: $(INSTALLED) $(JUDGE) ## measures, takes 15 minutes; a part of it: SCENARIOS="main columns" ROUNDS=2
+	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
+
 # MindSpore wants another numpy than reshard: it gets an environment of its own
 $(JUDGE): requirements/mindspore.lock
 	@echo "install: MindSpore, into $(MINDSPORE)"
 	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(MINDSPORE)
 	@$(MINDSPORE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
+
+conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed>
+	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 check: $(INSTALLED) ## format, lint, types, import contracts
 	$(RUN) ruff format --check .

@@ -49,10 +49,11 @@ def convert(request: ConversionRequest, progress: Progress | None = None) -> Con
     """
     with reporting_to(progress or SilentProgress()), rare_collections():
         started = time.monotonic()
-        plan = make_plan(request)
+        note = current_progress().note
+        plan = with_retries(lambda: make_plan(request), note)
         with open_session(request, plan) as session:
             failures = _run_ranks(session)
-            return session.finish(failures, time.monotonic() - started)
+            return with_retries(lambda: session.finish(failures, time.monotonic() - started), note)
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:

@@ -44,6 +44,7 @@ from core.storage.publishing import (
     remove_file,
     remove_others,
     remove_tree,
+    temporary_files,
     working_location,
 )
 from core.storage.urls import Location, parse_url
@@ -180,8 +181,8 @@ class Target:
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
             raise TargetError(
-                f"{self.final}: an unfinished conversion by another plan is in {self.workspace.directory}. "
-                "Finish that one, or pass --overwrite to discard it"
+                f"{self.final}: an unfinished conversion by another plan, or of a source that has changed since, is in "
+                f"{self.workspace.directory}. Finish that one, or pass --overwrite to discard it"
             )
         names = set(list_names(self.final))
         if not self.final.is_local:  # the leases stand there even before anything is begun
@@ -223,6 +224,23 @@ class Target:
         """
         remove_file(self.final.child(STATE_DIRECTORY, MANIFEST_NAME))
 
+    def tidy(self) -> None:
+        """Removes what a killed run left inside the finished target, unless another run is at work in it.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        if not self.final.is_local:
+            return
+        left = temporary_files(self.final)
+        if not left and not exists(self._leases):
+            return
+        with exclusive(self._leases):
+            if not living_holders(self._leases, new_holder(())):
+                for location in left:
+                    remove_file(location)
+                remove_tree(self._leases)
+
     def confirm(self, level: VerifyLevel) -> None:
         """Ends what an interrupted run left undone at the finished target, and records that it was verified anew.
 
@@ -251,6 +269,9 @@ class Target:
             if not (self.final.is_local and self._in_place):
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
+            if self.final.is_local:
+                for left in temporary_files(workspace.directory):
+                    remove_file(left)
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)
             if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved

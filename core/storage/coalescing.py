@@ -22,19 +22,29 @@ Range = TypeVar("Range", bound=ByteRange)
 def coalesced(ranges: Sequence[Range], *, gap_bytes: int, most_bytes: int) -> Iterator[list[Range]]:
     """Groups ranges of one file, each to be read at once, in ascending order of their offsets.
 
-    Neighbours join while at most `gap_bytes` lie between them and the whole read stays within `most_bytes`; ranges may
-    overlap. A range longer than `most_bytes` stays alone.
+    Neighbours join while at most `gap_bytes` lie between them and the whole read stays within `most_bytes`. Ranges may
+    overlap; those that do are torn apart only where they are too long together, for it means reading twice. A range
+    longer than `most_bytes` stays alone.
     """
     group: list[Range] = []
-    start = stop = 0
+    start = stop = border = 0  # of the group's items those from `border` on overlap one another
     for item in sorted(ranges, key=lambda item: item.offset):
         item_stop = item.offset + item.length
-        if group and item.offset - stop <= gap_bytes and max(stop, item_stop) - start <= most_bytes:
-            group.append(item)
-            stop = max(stop, item_stop)
-            continue
-        if group:
+        if group and item.offset - stop > gap_bytes:
             yield group
-        group, start, stop = [item], item.offset, item_stop
+            group = []
+        too_long = max(stop, item_stop) - start > most_bytes
+        if group and border and item.offset < stop and too_long and item_stop - group[border].offset <= most_bytes:
+            yield group[:border]
+            group, start, border = group[border:], group[border].offset, 0
+        if group and max(stop, item_stop) - start > most_bytes:
+            yield group
+            group = []
+        if not group:
+            start, stop, border = item.offset, item_stop, 0
+        elif item.offset >= stop:
+            border = len(group)
+        group.append(item)
+        stop = max(stop, item_stop)
     if group:
         yield group

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from core.errors import CheckpointError, StorageError, is_transient
 from core.storage.urls import Location
 
 Buffer = bytes | bytearray | memoryview
+
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 # base classes, by name because the packages need not be installed; botocore's are no OSErrors
 _CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp")
@@ -290,6 +293,11 @@ def copy_file(source: Location, target: Location) -> None:
                 raise
         else:
             target.fs.cp_file(source.path, target.path)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a local file has the name of one that is being written, or whose writer was killed."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def _temporary_path(location: Location) -> str:

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from core.errors import StorageError, TargetError
 from core.storage.files import exists, mapped_errors, read_small_file, write_bytes
@@ -87,7 +86,7 @@ def _local_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
             with mapped_errors(directory, "take a lease"):
                 file = held.enter_context(open(path, "wb", buffering=0))
                 # the directory may be renamed with the target: what is locked is the file, the name is only tidied
-                held.callback(Path(path).unlink, missing_ok=True)
+                held.callback(_give_back, directory, path)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 file.write(json.dumps(asdict(holder)).encode())
         yield
@@ -111,6 +110,11 @@ def exclusive(directory: Location) -> Iterator[None]:
             if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(gate.fileno())):
                 yield
                 return
+
+
+def _give_back(directory: Location, path: str) -> None:
+    with mapped_errors(directory, "give back a lease"), suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _living_local(directory: Location) -> list[LeaseHolder]:

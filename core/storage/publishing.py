@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterable
 
 from core.errors import StorageError, TargetError
-from core.storage.files import exists, mapped_errors
+from core.storage.files import exists, is_temporary, mapped_errors
 from core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
@@ -92,6 +92,19 @@ def remove_others(working: Location, kept: Iterable[str]) -> None:
                 path = working.child(name).path
                 if _RANK_FOLDER.fullmatch(name) and os.path.isdir(path) and not os.listdir(path):
                     os.rmdir(path)
+
+
+def temporary_files(directory: Location) -> list[Location]:
+    """Local files in rank folders and in the state directory that a killed run did not finish."""
+    folders = [name for name in list_names(directory) if _RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
+    with mapped_errors(directory, "list its files"):
+        return [
+            Location(directory.fs, os.path.join(path, name))
+            for folder in folders
+            for path, _, names in os.walk(directory.child(folder).path)
+            for name in names
+            if is_temporary(name)
+        ]
 
 
 def publish(working: Location, final: Location) -> None:

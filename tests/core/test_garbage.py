@@ -18,7 +18,13 @@ def thresholds() -> Iterator[None]:
 @pytest.mark.parametrize(("before", "inside"), [((700, 10, 5), 10_000), ((50_000, 10, 5), 50_000), ((0, 10, 5), 0)])
 def test_collections_are_rare_for_a_while(before: tuple[int, int, int], inside: int) -> None:
     gc.set_threshold(*before)
-    with pytest.raises(KeyError), rare_collections():
+    with rare_collections():
         assert gc.get_threshold() == (inside, 10, 5)
+    assert gc.get_threshold() == before
+
+
+def test_they_are_as_before_after_a_failure() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), rare_collections():
         raise KeyError
     assert gc.get_threshold() == before

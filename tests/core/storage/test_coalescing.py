@@ -42,8 +42,24 @@ def test_groups(ranges: list[Piece], gap_bytes: int, most_bytes: int) -> None:
             covered = max(covered, piece.stop)
     for group, following in pairwise(groups):
         stop = max(piece.stop for piece in group)
-        joined = max(stop, following[0].stop) - group[0].offset
+        joined = max(stop, overlapping_stop(following)) - group[0].offset
         assert following[0].offset - stop > gap_bytes or joined > most_bytes, "no more reads than needed"
+
+
+def overlapping_stop(group: list[Piece]) -> int:
+    """Where the first pieces of a group, as far as each overlaps those before it, end."""
+    stop = group[0].stop
+    for piece in group[1:]:
+        if piece.offset >= stop:
+            break
+        stop = max(stop, piece.stop)
+    return stop
+
+
+def test_what_overlaps_is_not_torn_apart() -> None:
+    ranges = [Piece(0, 60), Piece(60, 55), Piece(62, 55), Piece(70, 55)]
+    assert list(coalesced(ranges, gap_bytes=10, most_bytes=120)) == [ranges[:1], ranges[1:]]
+    assert list(coalesced(ranges, gap_bytes=10, most_bytes=60)) == [ranges[:1], ranges[1:3], ranges[3:]]
 
 
 def test_neighbors_join_up_to_the_gap() -> None:

@@ -1,0 +1,115 @@
+"""The process that MindSpore judges in, as seen from here."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.checkpoints import Contents
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-mindspore" / "bin" / "python"
+_SCRIPT = Path(__file__).with_name("judge.py")
+# the slowest take about a second; MindSpore waits for ever for a child that died
+_TIMEOUT_SECONDS = 120.0
+
+
+class RefusalError(Exception):
+    """MindSpore raised something, died or did not answer."""
+
+
+class Judge:
+    """Asks MindSpore; its process is started when it is first needed, and again after it died."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def save(self, contents: dict[Path, Contents], text: dict[str, str]) -> None:
+        """Saves a file for each path."""
+        self._ask("save", files=[_file(path, parameters, text) for path, parameters in contents.items()])
+
+    def transform(self, source: Path, target: Path, source_strategy: Path | None, target_strategy: Path | None) -> None:
+        """Converts a checkpoint.
+
+        Raises:
+            RefusalError: MindSpore does not.
+        """
+        self._ask(
+            "transform",
+            source=str(source),
+            target=str(target),
+            source_strategy=source_strategy and str(source_strategy),
+            target_strategy=target_strategy and str(target_strategy),
+        )
+
+    def merge(self, directory: Path, path: Path) -> None:
+        """Merges strategy files."""
+        self._ask("merge", directory=str(directory), path=str(path))
+
+    def load(self, directory: Path) -> dict[int, dict[str, Any]]:
+        """What MindSpore loads from each rank: text, or dtype, shape and SHA-256 of the bytes by name."""
+        return {int(rank): entries for rank, entries in self._ask("load", directory=str(directory)).items()}
+
+    def _ask(self, operation: str, **arguments: object) -> Any:
+        process = self._process = self._process or self._start()
+        assert process.stdin
+        assert process.stdout
+        watchdog = threading.Timer(_TIMEOUT_SECONDS, self._kill)
+        watchdog.start()
+        try:
+            process.stdin.write(json.dumps({"operation": operation, **arguments}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            watchdog.cancel()
+        if not line:
+            self._stop()
+            raise RefusalError(f"MindSpore's process died or did not answer within {_TIMEOUT_SECONDS:.0f} s")
+        answer = json.loads(line)
+        if "refusal" in answer:
+            raise RefusalError(answer["refusal"])
+        return answer["result"]
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._log.open("a") as log:
+            return subprocess.Popen(
+                [PYTHON, _SCRIPT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"GLOG_v": "3"},  # MindSpore's log: errors only
+                start_new_session=True,  # it starts processes of its own, which end with it
+            )
+
+    def _kill(self) -> None:
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _stop(self) -> None:
+        if self._process:
+            self._kill()
+            self._process.communicate()
+            self._process = None
+
+
+def _file(path: Path, parameters: Contents, text: dict[str, str]) -> dict[str, object]:
+    entries: Iterable[dict[str, object]] = (
+        {"name": name, "dtype": dtype, "shape": shape, "hex": content.hex()}
+        for name, (dtype, shape, content) in parameters.items()
+    )
+    return {"path": str(path), "parameters": list(entries), "text": text}

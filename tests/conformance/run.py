@@ -1,0 +1,112 @@
+"""`make conformance`: random conversions, judged by MindSpore itself."""
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from tests.conformance.check import Verdict, check_case
+from tests.conformance.mindspore_process import PYTHON, Judge
+
+_PROGRESS_EVERY = 20
+_LINES_OF_A_FAILURE = 6
+# MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
+_CASES_THAT_TELL = 10
+
+
+@dataclass
+class Tally:
+    """What came of the cases so far."""
+
+    equal: int = 0
+    judged: int = 0
+    judged_twice: int = 0
+    failed: list[int] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    direct_refusals: Counter[str] = field(default_factory=Counter)
+
+    def add(self, verdict: Verdict) -> None:
+        """Counts one more."""
+        if verdict.differences:
+            self.failed.append(verdict.case.seed)
+        else:
+            self.equal += 1
+        self.judged += not verdict.refusals
+        self.judged_twice += not verdict.direct_refusals
+        self.refusals.update(set(verdict.refusals))
+        self.direct_refusals.update(set(verdict.direct_refusals))
+
+    @property
+    def count(self) -> int:
+        return self.equal + len(self.failed)
+
+
+@click.command()
+@click.option("--cases", default=200, show_default=True, type=click.IntRange(min=1), help="How many.")
+@click.option("--seed", type=int, help="Of the first case; the others' follow. Random if not given.")
+@click.option("--only", type=int, help="Just the case of this seed.")
+def main(cases: int, seed: int | None, only: int | None) -> None:
+    """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them."""
+    if not PYTHON.exists():
+        raise click.ClickException(f"MindSpore is not installed in {PYTHON.parents[1]}: run `make conformance`")
+    if only is not None:
+        cases, seed = 1, only
+    first = random.randrange(10**9) if seed is None else seed
+    directory = Path(tempfile.mkdtemp(prefix="reshard-conformance-"))
+    click.echo(f"conformance: {cases} cases, SEED={first}")
+    started = time.monotonic()
+    tally = _check_all(range(first, first + cases), directory)
+    _summarize(tally, time.monotonic() - started)
+    too_few = tally.count >= _CASES_THAT_TELL and tally.judged * 2 < tally.count
+    if too_few:
+        click.echo(
+            "FAILED: MindSpore judged less than half of the cases: something is wrong with it, or with the check"
+        )
+    if tally.failed:
+        seeds = " ".join(map(str, tally.failed))
+        click.echo(f"FAILED: {len(tally.failed)} differ; their files are kept in {directory}. Each again: ONLY={seeds}")
+    else:
+        shutil.rmtree(directory)
+    sys.exit(1 if too_few or tally.failed else 0)
+
+
+def _check_all(seeds: Iterable[int], directory: Path) -> Tally:
+    tally = Tally()
+    with Judge(directory / "mindspore.log") as judge:
+        for seed in seeds:
+            verdict = check_case(seed, judge, directory / f"case_{seed}")
+            tally.add(verdict)
+            if verdict.differences:
+                click.echo(f"case {seed} differs ({verdict.case.describe()}); again: make conformance ONLY={seed}")
+                for line in verdict.differences[:_LINES_OF_A_FAILURE]:
+                    click.echo(f"    {line}")
+                if len(verdict.differences) > _LINES_OF_A_FAILURE:
+                    click.echo(f"    … and {len(verdict.differences) - _LINES_OF_A_FAILURE} more")
+            if tally.count % _PROGRESS_EVERY == 0:
+                click.echo(f"{tally.count:5} cases, {tally.judged} judged by MindSpore, {len(tally.failed)} differ")
+    return tally
+
+
+def _summarize(tally: Tally, seconds: float) -> None:
+    click.echo(f"\n{tally.count:5} cases in {seconds:.0f} s")
+    click.echo(f"{tally.equal:5} equal")
+    click.echo(f"{tally.judged:5} cut by MindSpore; in the others the reference alone says what is right. It")
+    _list_reasons(tally.refusals)
+    click.echo(f"{tally.judged_twice:5} converted alike by MindSpore itself, from source to target. In the others it")
+    _list_reasons(tally.direct_refusals)
+
+
+def _list_reasons(reasons: Counter[str]) -> None:
+    for reason, count in reasons.most_common():
+        click.echo(f"      {count:5}  {reason}")
+
+
+if __name__ == "__main__":
+    main()

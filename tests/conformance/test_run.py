@@ -1,0 +1,83 @@
+"""`make conformance` fails when it should; no MindSpore is needed to see that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.conformance import run
+from tests.conformance.check import Verdict
+from tests.conformance.mindspore_process import Judge
+from tests.conformance.random_cases import build_case
+
+Conformance = Callable[..., Result]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What every case comes to."""
+
+    differences: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def conformance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conformance:
+    """`conformance(outcome, *arguments)`: the command, its cases all coming to `outcome`."""
+
+    def call(outcome: Outcome, *arguments: str) -> Result:
+        def check_case(seed: int, judge: Judge, directory: Path) -> Verdict:
+            if outcome.differences:
+                directory.mkdir()
+            return Verdict(build_case(seed), list(outcome.differences), list(outcome.refusals))
+
+        monkeypatch.setattr(run, "check_case", check_case)
+        monkeypatch.setattr(run, "PYTHON", tmp_path)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        return CliRunner().invoke(run.main, arguments)
+
+    return call
+
+
+def test_all_equal(conformance: Conformance, tmp_path: Path) -> None:
+    result = conformance(Outcome(), "--cases", "3", "--seed", "5")
+    assert result.exit_code == 0
+    assert "3 cases, SEED=5" in result.output
+    assert "3 equal" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_differs(conformance: Conformance, tmp_path: Path) -> None:
+    result = conformance(Outcome(differences=("rank 0 has other bytes",)), "--only", "5")
+    assert result.exit_code == 1
+    assert "make conformance ONLY=5" in result.output
+    assert "rank 0 has other bytes" in result.output
+    [kept] = tmp_path.iterdir()
+    assert str(kept) in result.output
+    assert (kept / "case_5").is_dir()
+
+
+def test_mindspore_judged_too_few(conformance: Conformance) -> None:
+    result = conformance(Outcome(refusals=("ImportError: no NAME",)), "--cases", "12")
+    assert result.exit_code == 1
+    assert "judged less than half" in result.output
+    assert "12  ImportError: no NAME" in result.output
+
+
+def test_a_single_case_may_be_one_that_mindspore_refuses(conformance: Conformance) -> None:
+    assert conformance(Outcome(refusals=("cannot",)), "--only", "5").exit_code == 0
+
+
+def test_seeds_are_drawn_when_none_is_given(conformance: Conformance) -> None:
+    first, second = (conformance(Outcome(), "--cases", "1").output.splitlines()[0] for _ in range(2))
+    assert first != second
+
+
+def test_mindspore_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run, "PYTHON", tmp_path / "bin" / "python")
+    result = CliRunner().invoke(run.main)
+    assert result.exit_code == 1
+    assert "MindSpore is not installed" in result.output

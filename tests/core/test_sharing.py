@@ -1,0 +1,157 @@
+"""Ranks written side by side: who with whom, what it saves, and that one's failure is not the others'."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.convert import convert
+from core.errors import ConversionError, StorageError
+from core.layout import ParameterLayout
+from core.manifest import ShardRecord
+from core.plan import ConversionPlan
+from core.progress import SilentProgress
+from core.sharing import group_ranks
+from core.transform import transform_ranks
+from tests.core.test_plan import FLOAT, entry, make_catalog, make_strategy, plan_of, sides
+from tests.support.checkpoints import read_tree
+from tests.support.columns import COLUMN_RANKS, ColumnCase, column_case
+from tests.support.reference import AXIS_LENGTH, shard_of, wholes
+
+
+def plan_from_one(matrix: tuple[int, ...], **maps: tuple[tuple[int, ...], ...]) -> ConversionPlan:
+    """Whole parameters of 64 x 4096 elements on one rank, to be cut over a device matrix as their maps say."""
+    catalog = make_catalog({0: [entry(name, (64, 4096), FLOAT) for name in maps]})
+    layouts = {name: ParameterLayout(matrix, tensor_map, nested=True) for name, tensor_map in maps.items()}
+    return plan_of(catalog, None, make_strategy(layouts))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "tensor_map", "want"),
+    [
+        # by rows over the slow device axis, by columns over the fast one: neighbors are next to each other
+        ((2, 4), ((1,), (0,)), ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ((4, 2), ((0,), (1,)), ((0, 2, 4, 6), (1, 3, 5, 7))),
+        ((8,), ((), (0,)), ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ((8,), ((0,), ()), tuple((rank,) for rank in range(8))),
+    ],
+)
+def test_ranks_that_need_parts_of_the_same_rows_are_together(
+    matrix: tuple[int, ...], tensor_map: tuple[tuple[int, ...], ...], want: tuple[tuple[int, ...], ...]
+) -> None:
+    plan = plan_from_one(matrix, w=tensor_map)
+    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == want
+
+
+def test_the_costliest_parameters_decide() -> None:
+    rows_first, columns_first = ((1,), (0,)), ((0,), (1,))
+    plan = plan_from_one((2, 2), a=rows_first, b=columns_first, c=columns_first)
+    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 2), (1, 3))
+    plan = plan_from_one((2, 2), a=rows_first, b=columns_first, c=rows_first)
+    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 1), (2, 3))
+
+
+def test_little_to_share_is_no_reason() -> None:
+    columns, rows = ((), (0,)), ((0,), ())
+    plan = plan_from_one((2,), a=columns)
+    assert group_ranks(plan, [0, 1], fewest=1, most_ranks=32) == ((0, 1),)
+    plan = plan_from_one((2,), a=columns, **{f"r{number}": rows for number in range(6)})
+    assert group_ranks(plan, [0, 1], fewest=1, most_ranks=32) == ((0,), (1,))
+
+
+@pytest.mark.parametrize(
+    ("fewest", "most_ranks", "sizes"), [(1, 32, [8]), (3, 32, [2] * 4), (1, 3, [3, 3, 2]), (8, 32, [1] * 8)]
+)
+def test_no_worker_is_idle_and_no_group_too_large(fewest: int, most_ranks: int, sizes: list[int]) -> None:
+    plan = plan_from_one((8,), w=((), (0,)))
+    assert [len(group) for group in group_ranks(plan, plan.target_ranks, fewest=fewest, most_ranks=most_ranks)] == sizes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_rank_is_in_one_group_and_none_spans_stages(data: st.DataObject) -> None:
+    axis_counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    source, target = data.draw(sides(axis_counts)), data.draw(sides(axis_counts))
+    tensors = wholes([(AXIS_LENGTH,) * count for count in axis_counts])
+    catalog = make_catalog(
+        {
+            stage * source.devices + rank: [
+                entry(f"p{n}", shard_of(tensors[n], lay, rank).shape) for n, lay in of.items()
+            ]
+            for stage, of in enumerate(source.stages)
+            for rank in range(source.devices)
+        }
+    )
+    plan = plan_of(catalog, source.strategy(), target.strategy())
+    ranks = sorted(data.draw(st.sets(st.sampled_from(list(plan.target_ranks)), min_size=1)))
+    fewest = data.draw(st.integers(1, 4))
+    groups = group_ranks(plan, ranks, fewest=fewest, most_ranks=data.draw(st.integers(1, 8)))
+    assert sorted(rank for group in groups for rank in group) == ranks
+    assert len(groups) >= min(fewest, len(ranks))
+    assert all(len({rank // target.devices for rank in group}) == 1 for group in groups)
+
+
+# ---- whole conversions ----
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> ColumnCase:
+    return column_case(tmp_path)
+
+
+def test_shared_rows_are_read_once(case: ColumnCase) -> None:
+    report = convert(case.request(workers=1))
+    assert read_tree(case.target) == case.want
+    assert report.read_bytes == sum(rank.read_bytes for rank in report.ranks) == case.source_bytes
+    alone = convert(case.request(workers=COLUMN_RANKS, overwrite=True, prefix="alone_"))
+    assert alone.read_bytes > 4 * case.source_bytes, "or the test proves nothing"
+
+
+class Notes(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_a_failing_rank_of_a_group_lets_the_others_finish(case: ColumnCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        if 5 in ranks:
+            raise StorageError("rank 5's disk is broken")
+        return transform_ranks(plan, ranks, *args, **kwargs)
+
+    notes = Notes()
+    with monkeypatch.context() as patch:
+        patch.setattr("core.session.transform_ranks", failing)
+        with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: rank 5's disk is broken"):
+            convert(case.request(workers=1), notes)
+    assert "rank_0 and 7 more are written one by one: rank 5's disk is broken" in notes.notes
+    report = convert(case.request(workers=1))
+    assert [rank.outcome.value for rank in report.ranks] == ["resumed"] * 5 + ["written"] + ["resumed"] * 2
+    assert read_tree(case.target) == case.want
+
+
+def test_a_group_is_tried_again_as_a_whole(case: ColumnCase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.001)
+    failures = iter([StorageError("busy", transient=True)])
+    tried: list[Sequence[int]] = []
+
+    def flaky(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        tried.append(ranks)
+        for error in failures:
+            raise error
+        return transform_ranks(plan, ranks, *args, **kwargs)
+
+    monkeypatch.setattr("core.session.transform_ranks", flaky)
+    assert convert(case.request(workers=1)).committed
+    assert tried == [tuple(range(COLUMN_RANKS))] * 2
+
+
+def test_in_little_memory_blocks_are_small_and_the_result_is_the_same(case: ColumnCase) -> None:
+    report = convert(case.request(workers=2, memory_limit="16MiB"))
+    assert read_tree(case.target) == case.want
+    assert report.read_bytes < 3 * case.source_bytes

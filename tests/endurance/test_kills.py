@@ -1,0 +1,261 @@
+"""`kill -9` at any moment: nothing half-written looks whole, and the same command goes on to the same bytes."""
+
+import dataclasses
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from core.convert import convert
+from tests.support.checkpoints import case
+from tests.support.runs import (
+    RESHARD,
+    Conversion,
+    Files,
+    check_finished,
+    check_nothing_looks_whole_that_is_not,
+    clear,
+    files_of,
+    kill,
+    many_ranks,
+    of_case,
+    partial,
+    recorded_ranks,
+    replaced,
+    rerun,
+    start,
+)
+
+pytestmark = pytest.mark.slow
+
+POLL_SECONDS = 0.002
+RANKS = 32
+OVERWRITE: dict[bool, tuple[str, ...]] = {False: (), True: ("--overwrite",)}
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A conversion, what it makes of nothing and how long it takes: first until it begins to write, then in all."""
+
+    conversion: Conversion
+    wanted: Files
+    before_work_seconds: float
+    seconds: float
+
+    def moments(self, count: int, seed: int) -> Iterator[float]:
+        """So many random moments of a run, spread over all of it but most of Python's imports."""
+        generator = random.Random(seed)
+        first = 0.8 * self.before_work_seconds
+        for number in range(count):
+            yield first + (number + generator.random()) / count * (self.seconds - first)
+
+    def kill_at(self, moment: float, target: Path, *options: str) -> bool:
+        """Starts it and kills it at a moment; False if it had ended before."""
+        process = start([*RESHARD, *self.conversion.arguments(target, *options)])
+        if moment < self.before_work_seconds:
+            time.sleep(moment)
+        else:  # counted from where the work begins: how long imports take varies more than the work does
+            wait_for_work(process, target)
+            time.sleep(moment - self.before_work_seconds)
+        return kill(process)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    directory = tmp_path_factory.mktemp("many_ranks")
+    conversion = many_ranks(directory, "--engine", "direct", "--workers", "1", "--memory-limit", "16MiB")
+    target = directory / "out"
+    started = time.monotonic()
+    process = start([*RESHARD, *conversion.arguments(target)])
+    wait_for_work(process, target)
+    before_work_seconds = time.monotonic() - started
+    _, told = process.communicate()
+    seconds = time.monotonic() - started
+    assert process.returncode == 0, told
+    wanted = files_of(target)
+    assert len(wanted) == RANKS
+    return Undisturbed(conversion, wanted, before_work_seconds, seconds)
+
+
+def wait_for_work(process: subprocess.Popen[str], target: Path) -> None:
+    while not partial(target).exists() and process.poll() is None:
+        time.sleep(POLL_SECONDS)
+
+
+def phase(target: Path, wanted: Files) -> str:
+    """How far a killed run came."""
+    if target.exists() and files_of(target) == wanted:
+        return "published"
+    if not partial(target).exists():
+        return "before the work"
+    done = len(recorded_ranks(target))
+    return "converting" if 0 < done < RANKS else "all ranks written" if done else "no rank done"
+
+
+@pytest.mark.parametrize(("seed", "overwrite"), [(1, False), (2, True)])
+def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed: int, overwrite: bool) -> None:
+    conversion, wanted = undisturbed.conversion, undisturbed.wanted
+    source, target = files_of(conversion.source), tmp_path / "out"
+    former_target, options = tmp_path / "former", OVERWRITE[overwrite]
+    if overwrite:
+        rerun(conversion.arguments(former_target, "--format", "safetensors"))
+    former = files_of(former_target)
+    phases: Counter[str] = Counter()
+    for moment in undisturbed.moments(20, seed):
+        told = f"seed {seed}, killed {moment:.3f} s after its start"
+        if overwrite:
+            shutil.copytree(former_target, target)
+        killed = undisturbed.kill_at(moment, target, *options)
+        phases[phase(target, wanted) if killed else "ended"] += 1
+        check_nothing_looks_whole_that_is_not(target, wanted, former, told)
+        rerun(conversion.arguments(target, *options))
+        check_finished(target, wanted, told)
+        clear(target)
+    assert files_of(conversion.source) == source
+    told = f"seed {seed}: the kills are not spread over the run: {dict(phases)}"
+    assert phases["before the work"] + phases["no rank done"] >= 2, told
+    assert phases["converting"] >= 6, told
+    assert phases["ended"] <= 8, told
+
+
+@pytest.mark.parametrize(("seed", "overwrite"), [(3, False), (4, True)])
+def test_killed_again_and_again_until_it_is_done(
+    undisturbed: Undisturbed, tmp_path: Path, seed: int, overwrite: bool
+) -> None:
+    """A rank that is done stays done: were it not so, this would not end."""
+    conversion, wanted = undisturbed.conversion, undisturbed.wanted
+    target, options = tmp_path / "out", OVERWRITE[overwrite]
+    if overwrite:
+        rerun(conversion.arguments(target, "--format", "safetensors"))
+    former = files_of(target)
+    generator = random.Random(seed)
+    work_seconds = undisturbed.seconds - undisturbed.before_work_seconds
+    kills = 0
+    done: set[str] = set()
+    while True:
+        # each life is a little longer than what all before it need to be checked again
+        life = (0.2 + 0.1 * kills) * work_seconds * generator.uniform(0.5, 1.5)
+        if not undisturbed.kill_at(undisturbed.before_work_seconds + life, target, *options):
+            break
+        kills += 1
+        told = f"seed {seed}, kill {kills}"
+        check_nothing_looks_whole_that_is_not(target, wanted, former, told)
+        if partial(target).exists():
+            assert recorded_ranks(target) >= done, f"{told}: what was done is not any more"
+            done = recorded_ranks(target)
+        assert kills < 40, f"seed {seed}: it comes no further than {sorted(done)}"
+    check_finished(target, wanted, f"seed {seed}, after {kills} kills")
+    assert kills >= 3, f"seed {seed}: it was killed only {kills} times"
+
+
+DYING_RUN = """
+import os, signal, sys
+from cli.main import main
+
+MUTATIONS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.copyfile"}
+left = int(sys.argv.pop(1))
+
+def watch(event, arguments):
+    global left
+    if event in MUTATIONS or event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT:
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+main()
+"""
+"""Kills itself when it is about to change the file system for the n-th time: Python tells its hooks beforehand."""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_before_each_change_of_the_file_system(tmp_path: Path, overwrite: bool) -> None:
+    """Publishing takes a few milliseconds, which random moments seldom meet: this meets every step of it."""
+    conversion = of_case(case(7009), "--engine", "direct", "--workers", "1")
+    target, former_target, options = tmp_path / "out", tmp_path / "former", OVERWRITE[overwrite]
+    rerun(conversion.arguments(target))
+    wanted = files_of(target)
+    if overwrite:
+        rerun(conversion.arguments(former_target, "--prefix", "former_"))
+    former = files_of(former_target)
+    seen: Counter[str] = Counter()
+    for step in range(1000):
+        clear(target)
+        if overwrite:
+            shutil.copytree(former_target, target)
+        arguments = conversion.arguments(target, *options)
+        process = start([sys.executable, "-c", DYING_RUN, str(step), *arguments])
+        _, told = process.communicate()
+        assert process.returncode in (0, -9), told
+        if process.returncode == 0:
+            break
+        told = f"killed before change {step}"
+        seen[publishing_step(target, wanted)] += 1
+        check_nothing_looks_whole_that_is_not(target, wanted, former, told)
+        rerun(arguments)
+        check_finished(target, wanted, told)
+    expected = {"writing", "about to be published", "published"}
+    assert set(seen) == expected | ({"between the two"} if overwrite else set()), seen
+    assert seen["writing"] > 10, seen
+
+
+def publishing_step(target: Path, wanted: Files) -> str:
+    """How far a run came with publishing."""
+    if files_of(target) == wanted:
+        return "published"
+    if replaced(target).exists():
+        return "between the two"
+    return "about to be published" if (partial(target) / ".reshard" / "manifest.json").exists() else "writing"
+
+
+@pytest.mark.parametrize(
+    "litter",
+    [
+        pytest.param("records/.rank_1.json.0123abcd.tmp", id="a record that never got its name"),
+        pytest.param("leases/.gate", id="leases of a run that was killed between publishing and tidying"),
+    ],
+)
+def test_what_a_killed_run_leaves_in_the_state_directory_is_removed_by_the_next(tmp_path: Path, litter: str) -> None:
+    target = tmp_path / "out"
+    request = case(7009).request(target)
+    convert(request)
+    left = target / ".reshard" / litter
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"")
+    convert(request)
+    assert not left.exists()
+
+
+def test_a_flow_run_killed_twice(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """The default engine: its embedded server is killed as well, and the next run goes on with the same database."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment["PREFECT_HOME"] = str(tmp_path / "prefect")
+    environment["PREFECT_PROFILES_PATH"] = str(tmp_path / "profiles.toml")
+    conversion = dataclasses.replace(undisturbed.conversion, options=("--workers", "1"))
+    target = tmp_path / "out"
+    command = [*RESHARD, *conversion.arguments(target)]
+    generator = random.Random(seed := 5)
+    done = 0
+    for number in range(2):
+        told = f"seed {seed}, kill {number}"
+        wanted_ranks = done + generator.randint(1, RANKS // 4)
+        process = start(command, environment)
+        while len(recorded_ranks(target)) < wanted_ranks:
+            assert process.poll() is None, f"{told}: ended before {wanted_ranks} ranks were done"
+            time.sleep(POLL_SECONDS)
+        assert kill(process), f"{told}: ended before it was killed"
+        done = len(recorded_ranks(target))
+        assert wanted_ranks <= done < RANKS, told
+        check_nothing_looks_whole_that_is_not(target, undisturbed.wanted, {}, told)
+    process = start(command, environment)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    check_finished(target, undisturbed.wanted, f"seed {seed}")
