@@ -133,7 +133,7 @@ def test_unfinished_work_of_the_same_plan_is_resumed(final: Location, plan: Conv
 def test_unfinished_work_of_another_plan(final: Location, plan: ConversionPlan, other_plan: ConversionPlan) -> None:
     work(Target(final, plan), 0, 2)
     with pytest.raises(
-        TargetError, match="out: an unfinished conversion by another plan, or of a source that has changed since, is in .*, or pass --overwrite"
+        TargetError, match="out: an unfinished conversion by another plan, or of a source that .*, or pass --overwrite"
     ):
         work(Target(final, other_plan), 1)
     with Target(final, other_plan, overwrite=True).claimed([0, 1, 2]) as workspace:
