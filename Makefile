@@ -48,7 +48,7 @@ test: $(INSTALLED) ## the quick tests
 test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
 	$(RUN) pytest $(if $(SLOW_ONLY),-m slow)
 
-bench: $(INSTALLED) $(JUDGE) ## measures, takes 15 minutes; a part of it: SCENARIOS="main columns" ROUNDS=2
+bench: $(INSTALLED) $(JUDGE) ## measures against cp and MindSpore, 10 minutes; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 # MindSpore wants another numpy than reshard: it gets an environment of its own
@@ -74,7 +74,7 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
 	$(COMPILE) pyproject.toml --group dev --extra s3 --output-file requirements/dev.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
-	printf 'mindspore==2.10.0\nnumpy<2\n' | $(COMPILE) - --output-file requirements/mindspore.lock
+	printf 'mindspore==2.10.0\nnumpy<2\nsafetensors<0.8\n' | $(COMPILE) - --output-file requirements/mindspore.lock
 
 proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto

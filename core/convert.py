@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
+from core.blocks import expected_entries, planned_file
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
@@ -34,7 +35,6 @@ from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
 from core.target import check_apart
-from core.transform import expected_entries, planned_file
 
 _SMALL_CONTENT_BYTES = 2**20
 
@@ -164,7 +164,9 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
         if orphaned is not None:
             raise orphaned
         with_retries(
-            lambda: convert_rank(session.workspace, session.plan, rank, session.budget, advance, group=group),
+            lambda: convert_rank(
+                session.workspace, session.plan, rank, session.budget, advance, group=group, lanes=session.lanes
+            ),
             progress.note,
         )
         with_retries(

@@ -1,9 +1,9 @@
 """Fills parts of target shards from source files, with few and large reads.
 
-A *part* is a box that is contiguous in a target shard. It is filled by *spans*: runs of bytes of a source shard that
-are worth one read each, and where their elements go. Spans that overlap or lie close together in a file are read at
-once, by way of a scratch buffer, whichever target rank they are for: what several ranks need is read once. A long span
-whose bytes are wanted as they are goes straight to its place.
+A part is filled by *spans*: runs of bytes of a source shard that are worth one read each, and where their elements go.
+Spans that overlap or lie close together in a file are read at once, by way of a scratch buffer, whichever target rank
+they are for: what several ranks need is read once. A long span whose bytes are wanted as they are goes straight to its
+place.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from core.blocks import Part
 from core.checkpoint.model import Extent, TensorEntry
 from core.errors import CatalogError, ConversionError
 from core.plan import ConversionPlan, ParameterPlan, ReadItem
@@ -26,17 +27,9 @@ GAP_WORTH_READING_BYTES = 64 * 2**10
 """Reading and dropping this much costs less than another read call (about 15 µs at 5 GB/s)."""
 
 _OPEN_SOURCES = 64
+_MOST_KNOWN_SPANS = 2**14
+"""Some MB of them."""
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-
-
-@dataclass(frozen=True)
-class Part:
-    """A contiguous box of a target shard, and the byte of the block where it begins."""
-
-    name: str
-    box: TensorSlice
-    position: int
-    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,8 @@ class Gatherer:
         self._sources = _Sources(plan, _OPEN_SOURCES)
         self._scratch = np.empty(scratch_bytes, dtype=np.uint8)
         self._gap_bytes = GAP_WORTH_READING_BYTES * ranks_together
-        self._spans_of_shards: dict[tuple[int, int], tuple[_Span, ...]] = {}
+        self._known_spans: dict[tuple[int, int, TensorSlice], tuple[_Span, ...]] = {}
+        self._known_count = 0
         self.read_bytes = 0
 
     def fill(self, blocks: Sequence[RankBlock]) -> None:
@@ -115,14 +109,15 @@ class Gatherer:
             return self._sources.entry(rank, part.name).shape
 
         limits = _Limits(len(self._scratch), self._gap_bytes)
-        if part.box.shape != parameter.box.shape:
-            return _part_spans(part, parameter.reads, source_shape, itemsize, limits)
-        # parameters that are cut alike share their reads: thousands of small ones need the arithmetic just once
-        key = (id(parameter.reads), itemsize)
-        spans = self._spans_of_shards.get(key)
+        # parameters that are cut alike share their reads: layers repeat, so most of the arithmetic was done before
+        key = (id(parameter.reads), itemsize, part.box)
+        spans = self._known_spans.get(key)
         if spans is None:
-            spans = _part_spans(part, parameter.reads, source_shape, itemsize, limits)
-            self._spans_of_shards[key] = spans
+            if self._known_count > _MOST_KNOWN_SPANS:
+                self._known_spans.clear()
+                self._known_count = 0
+            spans = self._known_spans[key] = _part_spans(part, parameter.reads, source_shape, itemsize, limits)
+            self._known_count += len(spans)
         return spans
 
     def _read_alone(self, fetch: "_Fetch") -> np.ndarray:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from core import __version__
+from core.blocks import expected_entries
 from core.budget import Budget, share_memory
 from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError, is_transient
 from core.manifest import Manifest, RankSummary, ShardRecord
@@ -27,16 +28,20 @@ from core.storage.files import copy_file
 from core.storage.publishing import check_room
 from core.storage.urls import parse_url
 from core.target import Target, Workspace, read_records, record_digest
-from core.transform import expected_entries, transform_ranks
+from core.transform import transform_ranks
 from core.verify import RankVerification, verify_rank
 
 _HEADER_BYTES = 4096
 """Room asked for beyond the shards, for each rank's headers."""
 
 
+_MOST_LANES = 8
+"""Beyond these a file's writer, which digests and writes some 3 GB/s, cannot follow."""
+
+
 def rank_budget(request: ConversionRequest, rank_count: int) -> Budget:
     """The buffers of a conversion of so many ranks."""
-    return share_memory(request.memory_limit_bytes, max(1, min(request.worker_count, rank_count)))
+    return share_memory(request.memory_limit_bytes, min(request.worker_count, rank_count * _MOST_LANES))
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,11 @@ class Session:
         """The others, in groups that are written side by side because they share reads; mostly groups of one."""
         written = sorted(set(self.pending) - set(self.copies))
         return group_ranks(self.plan, written, fewest=self.budget.workers, most_ranks=self.budget.most_blocks)
+
+    @property
+    def lanes(self) -> int:
+        """How many workers gather for one group: more than one where there are fewer groups than workers."""
+        return max(1, min(_MOST_LANES, self.budget.workers // max(1, len(self.groups))))
 
     def copy_of_failed(self, rank: int, failures: Container[int]) -> ConversionError | None:
         """Why a rank cannot be made as a copy; None if the rank that it is a copy of is not among `failures`."""
@@ -183,8 +193,9 @@ def convert_rank(
     advance: Callable[[int], None],
     *,
     group: Sequence[int],
+    lanes: int,
 ) -> ShardRecord:
-    """Writes one target rank's file and its record; `group` is one of the session's groups.
+    """Writes one target rank's file and its record; `group` is one of the session's groups, `lanes` as it has them.
 
     On its turn the first rank of a group has the files of the whole group written, side by side; on theirs the others
     find them done. If that fails, which may be the fault of one rank's sources, each is written by itself. Without a
@@ -203,19 +214,24 @@ def convert_rank(
             return workspace.read_record(rank)
         if rank == group[0]:
             try:
-                return _write_ranks(workspace, plan, group, budget, advance)
+                return _write_ranks(workspace, plan, group, budget, lanes, advance)
             except ReshardError as error:
                 if is_transient(error):
                     raise
                 current_progress().note(f"rank_{rank} and {len(group) - 1} more are written one by one: {error}")
-    return _write_ranks(workspace, plan, (rank,), budget, advance)
+    return _write_ranks(workspace, plan, (rank,), budget, lanes, advance)
 
 
 def _write_ranks(
-    workspace: Workspace, plan: ConversionPlan, ranks: Sequence[int], budget: Budget, advance: Callable[[int], None]
+    workspace: Workspace,
+    plan: ConversionPlan,
+    ranks: Sequence[int],
+    budget: Budget,
+    lanes: int,
+    advance: Callable[[int], None],
 ) -> ShardRecord:
     records = transform_ranks(
-        plan, ranks, workspace.directory, identity=workspace.identity, budget=budget, advance=advance
+        plan, ranks, workspace.directory, identity=workspace.identity, budget=budget, lanes=lanes, advance=advance
     )
     for record in records:
         workspace.write_record(record)

@@ -73,7 +73,7 @@ def _run_turns(session: Session, runner: ThreadPoolTaskRunner[int], turns: Itera
     def start_waiting() -> None:
         while waiting and len(under_way) < session.budget.workers:
             turn = waiting.popleft()
-            start(transform_rank, turn, budget=session.budget, group=turn.group)
+            start(transform_rank, turn, budget=session.budget, group=turn.group, lanes=session.lanes)
 
     start_waiting()
     while under_way:

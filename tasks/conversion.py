@@ -22,18 +22,18 @@ _loading = threading.Lock()
 
 
 @task(name="transform-rank", task_run_name="transform-rank-{rank}", **RETRIED)
-def transform_rank(plan_url: str, identity: str, rank: int, budget: Budget, group: Sequence[int]) -> int:
+def transform_rank(plan_url: str, identity: str, rank: int, budget: Budget, group: Sequence[int], lanes: int) -> int:
     """Writes one target rank's file and its record; returns the file's size in bytes.
 
     On its turn the first rank of a group has the files of the whole group written. Without a group the rank is made as
-    a copy of the file of the rank with the same content, which must be there.
+    a copy of the file of the rank with the same content, which must be there. `lanes` workers gather for it.
 
     Raises:
         CatalogError, CheckpointError: a source file changed or is damaged.
         StorageError: reading or writing failed.
     """
     workspace, plan = open_plan(plan_url, identity)
-    record = steps.convert_rank(workspace, plan, rank, budget, current_progress().advance, group=group)
+    record = steps.convert_rank(workspace, plan, rank, budget, current_progress().advance, group=group, lanes=lanes)
     return record.size_bytes
 
 

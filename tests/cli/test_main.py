@@ -183,7 +183,7 @@ def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     code = (
         "import os, time, core.convert\n"
         "from cli.main import main\n"
-        "def endless(workspace, plan, rank, budget, advance, *, group):\n"
+        "def endless(workspace, plan, rank, budget, advance, *, group, lanes):\n"
         "    os.write(1, b'working\\n')\n"
         "    while True:\n"
         "        advance(0)\n"

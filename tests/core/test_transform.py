@@ -78,7 +78,8 @@ def check_one(data: st.DataObject, directory: Path) -> None:
     told: list[int] = []
     out = parse_url(str(directory / "out"))
     budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES))
-    records = transform_ranks(plan, ranks, out, identity="i", budget=budget, advance=told.append)
+    lanes = data.draw(st.integers(1, 3))
+    records = transform_ranks(plan, ranks, out, identity="i", budget=budget, lanes=lanes, advance=told.append)
     assert [record.rank for record in records] == ranks
     assert sum(told) == sum(plan.totals[rank].shard_bytes for rank in ranks)
     for record in records:
@@ -107,7 +108,7 @@ def test_memory_is_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
     budget = share_memory(2 * 65536, 1)
-    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, advance=blocks.append)
+    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=1, advance=blocks.append)
     assert made == [65536, 65536]
     assert max(blocks) <= 65536
     assert record.read_bytes == 4_000_000

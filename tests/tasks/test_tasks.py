@@ -36,7 +36,7 @@ def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
     with open_session(request, plan) as session:
         plan_url, identity = session.workspace.plan_url, session.workspace.identity
         for rank in session.ranks:
-            size_bytes = transform_rank.fn(plan_url, identity, rank, session.budget, group=(rank,))
+            size_bytes = transform_rank.fn(plan_url, identity, rank, session.budget, group=(rank,), lanes=1)
             read_bytes = verify_rank.fn(plan_url, identity, rank, VerifyLevel.CHECKSUM)
             assert 0 < read_bytes < size_bytes
         report = commit_target.fn(session, 1.0)
@@ -51,7 +51,7 @@ def test_no_strategy_is_no_cut() -> None:
 def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:
     request = FOUR_TO_THREE.request(tmp_path / "out")
     with open_session(request, make_plan(request)) as session, pytest.raises(TargetError, match="another conversion"):
-        transform_rank.fn(session.workspace.plan_url, "0" * 32, 0, session.budget, group=(0,))
+        transform_rank.fn(session.workspace.plan_url, "0" * 32, 0, session.budget, group=(0,), lanes=1)
 
 
 def failed(error: BaseException) -> State[object]:

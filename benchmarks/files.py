@@ -1,0 +1,135 @@
+"""Writes the source checkpoints of the benchmarks, and checks every byte of what was made of them.
+
+Both are done by processes of their own: the memory that a measured command is said to have used can never be less than
+what this process has used when it starts it.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.models import FLOAT, Model, Parameter, Side, blocks
+from core.checkpoint.formats import plan_file, read_index
+from core.checkpoint.model import CheckpointFormat, OutputEntry
+from core.slices import TensorSlice
+from core.storage.files import open_source
+from core.storage.urls import parse_url
+from core.strategy.files import write_strategy
+
+_PROCESSES = 2
+
+
+def write_checkpoint(model: Model, format: CheckpointFormat, directory: Path) -> None:
+    """Writes `directory/rank_{r}/model.{format}`, the source; replicas are hard links to the first of them."""
+    firsts = model.first_with_same_content(Side.SOURCE)
+    for rank in firsts:
+        _file(directory, rank, format).parent.mkdir(parents=True)
+    _each(_write_rank, ((model, rank, _file(directory, rank, format)) for rank in sorted(set(firsts.values()))))
+    for rank, first in firsts.items():
+        if rank != first:
+            os.link(_file(directory, first, format), _file(directory, rank, format))
+
+
+def write_strategies(model: Model, directory: Path) -> None:
+    """Writes `source_strategy.ckpt` and `target_strategy.ckpt`."""
+    for side in Side:
+        write_strategy(model.strategy(side), str(directory / f"{side}_strategy.ckpt"))
+
+
+def check_target(model: Model, directory: Path) -> None:
+    """Compares a converted checkpoint with what it has to be: ranks, names, dtypes, shapes, every byte.
+
+    Raises:
+        BenchmarkError: something differs.
+    """
+    found = {path.name for path in directory.glob("rank_*")}
+    wanted = {f"rank_{rank}" for rank in model.ranks(Side.TARGET)}
+    if found != wanted:
+        raise BenchmarkError(f"{directory.name}: holds {sorted(found)}, not {sorted(wanted)}")
+    _each(_check_rank, ((model, rank, directory / f"rank_{rank}") for rank in model.ranks(Side.TARGET)))
+
+
+class Contents:
+    """What a box of a parameter holds, to be taken bit by bit."""
+
+    def __init__(self, parameter: Parameter, box: TensorSlice) -> None:
+        self._blocks = blocks(parameter, box)
+        self._rest = np.empty(0, np.uint8)
+
+    def take(self, count_bytes: int) -> Iterator[np.ndarray]:
+        """The next bytes, in pieces."""
+        while count_bytes:
+            if not len(self._rest):
+                self._rest = next(self._blocks)
+            piece, self._rest = self._rest[:count_bytes], self._rest[count_bytes:]
+            count_bytes -= len(piece)
+            yield piece
+
+
+def _file(directory: Path, rank: int, format: CheckpointFormat) -> Path:
+    return directory / f"rank_{rank}" / f"model.{format}"
+
+
+def _each(function: Any, calls: Iterable[tuple[object, ...]]) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(_PROCESSES, mp_context=context, initializer=_leave_interrupts_to_parent) as pool:
+        futures = [pool.submit(function, *arguments) for arguments in calls]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _leave_interrupts_to_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _write_rank(model: Model, rank: int, path: Path) -> None:
+    boxes = {parameter.name: parameter.box(Side.SOURCE, rank) for parameter in model.parameters}
+    contents = {parameter.name: Contents(parameter, boxes[parameter.name]) for parameter in model.parameters}
+    entries = [OutputEntry(name, FLOAT, box.shape) for name, box in boxes.items()]
+    with path.open("wb") as file:
+        for segment in plan_file(CheckpointFormat(path.suffix[1:]), entries).segments:
+            if isinstance(segment, bytes):
+                file.write(segment)
+            else:
+                file.writelines(piece.data for piece in contents[segment.name].take(segment.stop - segment.start))
+
+
+def _check_rank(model: Model, rank: int, directory: Path) -> None:
+    [path] = [path for path in directory.iterdir() if not path.name.startswith(".")]
+    source = open_source(parse_url(str(path)))
+    try:
+        entries = read_index(source).entries
+    finally:
+        source.close()
+    names = {parameter.name for parameter in model.parameters}
+    if entries.keys() != names:
+        raise BenchmarkError(f"{_short(path)}: has other parameters: {sorted(entries.keys() ^ names)[:5]}")
+    with path.open("rb") as file:
+        for parameter in model.parameters:
+            entry, box = entries[parameter.name], parameter.box(Side.TARGET, rank)
+            if (entry.dtype, entry.shape) != (FLOAT, box.shape):
+                raise BenchmarkError(
+                    f"{_short(path)}: {parameter.name} is {entry.dtype.name} {entry.shape}, not {box.shape}"
+                )
+            contents = Contents(parameter, box)
+            for extent in entry.extents:
+                file.seek(extent.offset)
+                for piece in contents.take(extent.length):
+                    if not np.array_equal(np.frombuffer(file.read(len(piece)), np.uint8), piece):
+                        raise BenchmarkError(f"{_short(path)}: {parameter.name} holds other values than it should")
+
+
+def _short(path: Path) -> str:
+    """A file's name with its rank; where the tree was matters to nobody once it is gone."""
+    return f"{path.parent.name}/{path.name}"

@@ -1,0 +1,144 @@
+"""Runs a command and says what it took: wall time, memory of its whole process tree, bytes through the kernel."""
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.errors import BenchmarkError
+
+_SAMPLE_SECONDS = 0.02
+# finding a tree's processes looks at every process of the machine: too dear to be done at each sample
+_SAMPLES_PER_SEARCH = 10
+_TAIL_LINES = 15
+_END_SECONDS = 15
+_HIGH_WATER = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a command took.
+
+    Attributes:
+        seconds: from its start to its end.
+        peak_bytes: resident memory of its processes together, at the highest.
+        read_bytes: what its processes had the kernel read for them, from whatever: files, programs, pipes. Mapped
+            files are not in it.
+        written_bytes: likewise.
+        output: what it printed.
+    """
+
+    seconds: float
+    peak_bytes: int
+    read_bytes: int
+    written_bytes: int
+    output: str
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Measurement:
+    """Runs a command to its end.
+
+    Raises:
+        BenchmarkError: it failed; with the last lines that it printed.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env={**_environment(), **(environment or {})},
+            start_new_session=True,  # so that it can be ended with all its processes
+        )
+        sampler = _MemorySampler(process.pid)
+        sampler.start()
+        try:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            seconds = time.perf_counter() - started
+            # an ended process that nobody has waited for still tells what it, and what it waited for, read and wrote
+            counters = psutil.Process(process.pid).io_counters()
+        except BaseException:
+            _end(process)
+            raise
+        finally:
+            sampler.stop()
+        process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+        if process.returncode:
+            errors.seek(0)
+            told = errors.read().decode(errors="replace") + text
+            tail = "\n".join(told.strip().splitlines()[-_TAIL_LINES:])
+            raise BenchmarkError(f"{' '.join(command)}\nended with exit code {process.returncode}:\n{tail}")
+    return Measurement(seconds, sampler.peak_bytes, counters.read_chars, counters.write_chars, text)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, but programs may keep their bytecode, as they do for everyone else."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+            return
+
+
+class _MemorySampler(threading.Thread):
+    """Adds up the resident memory of a process and its descendants, again and again."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._root = psutil.Process(pid)
+        self._ended = threading.Event()
+        self.peak_bytes = 0
+
+    def run(self) -> None:
+        samples = 0
+        tree = [self._root]
+        while not self._ended.wait(_SAMPLE_SECONDS):
+            if samples % _SAMPLES_PER_SEARCH == 0:
+                tree = self._find_tree()
+            samples += 1
+            self.peak_bytes = max(self.peak_bytes, self._root_peak_bytes(), sum(map(_resident_bytes, tree)))
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    def _root_peak_bytes(self) -> int:
+        """The most that the first process ever had, which the kernel knows without samples.
+
+        Not from `wait4`: that counts in what this process has, from which it was forked.
+        """
+        try:
+            found = _HIGH_WATER.search(Path(f"/proc/{self._root.pid}/status").read_text())
+        except OSError:
+            found = None
+        return int(found[1]) * 1024 if found else 0
+
+    def _find_tree(self) -> list[psutil.Process]:
+        try:
+            return [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return [self._root]
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -1,0 +1,91 @@
+"""What is measured: each scenario is a model, who converts it, and how often."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.contenders import (
+    CHECKSUM,
+    CP,
+    FLOW,
+    MINDSPORE_CKPT,
+    MINDSPORE_SAFETENSORS,
+    NONE,
+    PLAN_FLAT,
+    PLAN_STAGES,
+    Contender,
+)
+from benchmarks.models import Model, cut_by, matrices, transformer
+
+_ROWS, _COLUMNS = 0, 1
+_RESHARD = (CP, NONE, CHECKSUM)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One comparison.
+
+    Attributes:
+        name: what it is called on the command line.
+        title: what it is, for tables.
+        contenders: who takes part, in this order in every round.
+        model: makes what is converted; None: nothing is.
+        rounds: how often, if nobody says otherwise.
+        copies_source: `cp` copies the source, which has no replicas, so the same bytes, and needs no room beside it;
+            else a target.
+    """
+
+    name: str
+    title: str
+    contenders: tuple[Contender, ...]
+    model: Callable[[], Model] | None
+    rounds: int = 3
+    copies_source: bool = False
+
+
+def _fan(source: int, target: int, axis: int) -> Callable[[], Model]:
+    return lambda: matrices(16, (4096, 4096), cut_by(axis, source), cut_by(axis, target))
+
+
+def _columns() -> Model:
+    return matrices(32, (2048, 4096), cut_by(_COLUMNS, 8), cut_by(_COLUMNS, 4))
+
+
+def _small() -> Model:
+    return matrices(20_000, (32, 32), cut_by(_ROWS, 8), cut_by(_ROWS, 4))
+
+
+def _huge() -> Model:
+    return matrices(1, (2**15, 2**15), cut_by(_ROWS, 8), cut_by(_COLUMNS, 4))
+
+
+def _files(ranks: int) -> Callable[[], Model]:
+    """Small files, as many of them on both sides, of which no two are alike."""
+    return lambda: matrices(4, (1024, 1024), cut_by(_COLUMNS, ranks), cut_by(_ROWS, ranks))
+
+
+SCENARIOS = (
+    Scenario(
+        "main",
+        "Llama with Adam moments, 8 → 4 ranks, optimizer parallel",
+        (CP, NONE, CHECKSUM, FLOW, MINDSPORE_CKPT, MINDSPORE_SAFETENSORS),
+        lambda: transformer(hidden=1024, layers=8, feed_forward=2816, vocabulary=32000),
+        rounds=5,
+    ),
+    Scenario("columns", "32 matrices cut by columns, 8 → 4 ranks", _RESHARD, _columns),
+    Scenario("small", "20,000 parameters of 4 KiB, 8 → 4 ranks", _RESHARD, _small),
+    Scenario("huge", "one parameter, 8 ranks by rows → 4 by columns", _RESHARD, _huge, copies_source=True),
+    Scenario("fan-in-rows", "64 ranks by rows → 1", _RESHARD, _fan(64, 1, _ROWS)),
+    Scenario("fan-in-columns", "64 ranks by columns → 1", _RESHARD, _fan(64, 1, _COLUMNS)),
+    Scenario("fan-out-rows", "1 → 64 ranks by rows", _RESHARD, _fan(1, 64, _ROWS)),
+    Scenario("fan-out-columns", "1 → 64 ranks by columns", _RESHARD, _fan(1, 64, _COLUMNS)),
+    Scenario(
+        "large",
+        "the first, 3.2 times larger",
+        (NONE, CHECKSUM),
+        lambda: transformer(hidden=2048, layers=8, feed_forward=5632, vocabulary=32000),
+        rounds=1,
+    ),
+    Scenario("flow-8", "small files, 8 → 8 ranks", (CHECKSUM, FLOW), _files(8)),
+    Scenario("flow-64", "small files, 64 → 64 ranks", (CHECKSUM, FLOW), _files(64)),
+    Scenario("plan", "4096 → 3072 ranks, 2000 parameters", (PLAN_FLAT, PLAN_STAGES), None, rounds=1),
+)

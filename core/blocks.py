@@ -1,0 +1,92 @@
+"""What a target rank's file holds, and how it is divided into blocks.
+
+A file is written as *blocks*, as large as the memory budget allows. A block holds a stretch of the file: literal bytes
+(headers), and parts of shards. A *part* is a box that is contiguous in a target shard. Nothing is read here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from core.checkpoint.formats import plan_file
+from core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
+from core.dtypes import MAP_TENSOR
+from core.plan import ConversionPlan, ParameterPlan, RankPlan
+from core.slices import TensorSlice, contiguous_boxes
+
+
+@dataclass(frozen=True)
+class Part:
+    """A contiguous box of a target shard, and the byte of the block where it begins."""
+
+    name: str
+    box: TensorSlice
+    position: int
+    size_bytes: int
+
+
+@dataclass
+class Block:
+    """A stretch of a file: literal bytes by their position in the block, and parts of shards."""
+
+    size_bytes: int = 0
+    literals: list[tuple[int, bytes]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+
+def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputEntry, ...]:
+    """What a target rank's file is to hold."""
+    return tuple(_output_entry(plan, parameter) for parameter in rank_plan.parameters)
+
+
+# the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only
+@lru_cache(maxsize=4)
+def planned_file(file_format: CheckpointFormat, entries: tuple[OutputEntry, ...]) -> FilePlan:
+    """The file that holds `entries`; see `plan_file`."""
+    return plan_file(file_format, entries)
+
+
+def file_blocks(file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes: int) -> Iterator[Block]:
+    """A file as blocks of at most `block_bytes`, in order."""
+    by_name = {entry.name: entry for entry in entries}
+    block = Block()
+    for segment in file_plan.segments:
+        if isinstance(segment, bytes):
+            for start in range(0, len(segment), block_bytes):
+                literal = segment[start : start + block_bytes]
+                if block.size_bytes + len(literal) > block_bytes:
+                    yield block
+                    block = Block()
+                block.literals.append((block.size_bytes, literal))
+                block.size_bytes += len(literal)
+            continue
+        entry = by_name[segment.name]
+        for box in _part_boxes(entry, segment, block_bytes):
+            size_bytes = box.size * entry.dtype.itemsize
+            if block.size_bytes + size_bytes > block_bytes:
+                yield block
+                block = Block()
+            block.parts.append(Part(segment.name, box, block.size_bytes, size_bytes))
+            block.size_bytes += size_bytes
+    yield block
+
+
+def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry:
+    text = None
+    piece_bytes: tuple[int, ...] = ()
+    if parameter.reads:
+        entry = plan.source_entry(parameter.reads[0].source_rank, parameter.name)
+        text = entry.text
+        if entry.dtype is MAP_TENSOR:
+            piece_bytes = tuple(extent.length for extent in entry.extents)
+    return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes)
+
+
+def _part_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:
+    itemsize = entry.dtype.itemsize
+    if content.stop - content.start == entry.size_bytes <= block_bytes:
+        return (_whole(entry.shape),)
+    return contiguous_boxes(entry.shape, content.start // itemsize, content.stop // itemsize, block_bytes // itemsize)
+
+
+_whole = lru_cache(maxsize=1024)(TensorSlice.whole)
