@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from benchmarks import report, results
-from benchmarks.contenders import MINDSPORE_CKPT, MINDSPORE_PYTHON
+from benchmarks.contenders import MINDSPORE_PYTHON
 from benchmarks.errors import BenchmarkError
 from benchmarks.running import Plan, check_room
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -39,14 +39,11 @@ Scenarios:
     show_default=True,
     help="Where the checkpoints are written, in a directory that is removed at the end; should be memory.",
 )
-@click.option("--no-mindspore", "mindspore", flag_value="never", help="Leave MindSpore out.")
-@click.option(
-    "--mindspore-everywhere", "mindspore", flag_value="always", help="MindSpore in each scenario; takes long."
-)
-def command(scenarios: Sequence[str], rounds: int | None, directory: Path, mindspore: str | None) -> None:
+@click.option("--mindspore/--no-mindspore", default=True, help="Leave MindSpore out.")
+def command(scenarios: Sequence[str], rounds: int | None, directory: Path, mindspore: bool) -> None:
     """The command; its help is above because the scenarios are listed in it."""
     chosen = [_SCENARIOS[name] for name in dict.fromkeys(scenarios)] or list(SCENARIOS)
-    plans = [_plan(scenario, rounds, mindspore) for scenario in chosen]
+    plans = [_plan(scenario, rounds, mindspore=mindspore) for scenario in chosen]
     _check_mindspore(plans)
     check_room(plans, directory)
     with (
@@ -61,24 +58,23 @@ def command(scenarios: Sequence[str], rounds: int | None, directory: Path, minds
     report.publish(SCENARIOS)
 
 
-def _plan(scenario: Scenario, rounds: int | None, mindspore: str | None) -> Plan:
-    contenders = scenario.contenders
-    if mindspore == "never":
-        contenders = tuple(contender for contender in contenders if not contender.is_mindspore)
-    elif mindspore == "always" and scenario.model and MINDSPORE_CKPT not in contenders:
-        contenders = (*contenders, MINDSPORE_CKPT)
-    return Plan(scenario, contenders, rounds or scenario.rounds)
+def _plan(scenario: Scenario, rounds: int | None, *, mindspore: bool) -> Plan:
+    contenders, once = (
+        tuple(contender for contender in group if mindspore or not contender.is_mindspore)
+        for group in (scenario.contenders, scenario.once)
+    )
+    return Plan(scenario, contenders, once, rounds or scenario.rounds)
 
 
 def _check_mindspore(plans: Sequence[Plan]) -> None:
-    if not MINDSPORE_PYTHON.exists() and any(who.is_mindspore for plan in plans for who in plan.contenders):
+    if not MINDSPORE_PYTHON.exists() and any(who.is_mindspore for plan in plans for who in plan.in_round(1)):
         raise BenchmarkError("MindSpore is not installed: `make bench` does that, --no-mindspore does without")
 
 
 @contextmanager
 def _server(plans: Sequence[Plan], place: Path) -> Iterator[Mapping[str, str]]:
     """A Prefect server, if anyone needs it."""
-    needed = any(contender.needs_server for plan in plans for contender in plan.contenders)
+    needed = any(contender.needs_server for plan in plans for contender in plan.in_round(1))
     if not needed:
         yield {}
         return

@@ -32,7 +32,12 @@ class Plan:
 
     scenario: Scenario
     contenders: tuple[Contender, ...]
+    once: tuple[Contender, ...]
     rounds: int
+
+    def in_round(self, number: int) -> tuple[Contender, ...]:
+        """Who takes part in a round; the first is 1."""
+        return self.contenders + self.once if number == 1 else self.contenders
 
     def needed_bytes(self) -> int:
         """Room for its files, as many as there are at once."""
@@ -58,7 +63,7 @@ class Plan:
             wrong: dict[str, str] = {}
             for number in range(1, self.rounds + 1):
                 told = []
-                for contender in self.contenders:
+                for contender in self.in_round(number):
                     run = _run(contender, job, number, server)
                     if model and contender.converts and number == 1:
                         wrong |= _problem(contender, model, job.target)
@@ -95,7 +100,7 @@ class Plan:
         say(f"  files written in {time.monotonic() - started:.0f} s")
 
     def _formats(self) -> list[CheckpointFormat]:
-        return sorted({contender.source_format for contender in self.contenders} | {CheckpointFormat.CKPT})
+        return sorted({contender.source_format for contender in self.in_round(1)} | {CheckpointFormat.CKPT})
 
     def _keeps_a_target(self) -> bool:
         return not self.scenario.copies_source and CP in self.contenders

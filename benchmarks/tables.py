@@ -64,6 +64,7 @@ def shapes_table(results: Sequence[Result]) -> Table:
         "`cp -r`",
         "not verified, x `cp`",
         "verified, x `cp`",
+        "faster than MindSpore's `.ckpt`, x",
         "read, x size",
         "peak memory",
     )
@@ -74,6 +75,7 @@ def shapes_table(results: Sequence[Result]) -> Table:
             f"{seconds(result, CP.name).median:.2f} s",
             _timestext(ratio(result, NONE.name, CP.name)),
             _timestext(ratio(result, CHECKSUM.name, CP.name)),
+            times_text(ratio(result, MINDSPORE_CKPT.name, NONE.name).median) if result.has(MINDSPORE_CKPT.name) else "",
             f"{_reported_read_bytes(result) / result.target_bytes:.2f}",
             size_text(max(peak_bytes(result, name) for name in (NONE.name, CHECKSUM.name))),
         )
@@ -100,11 +102,10 @@ def _speed_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
         _at_most("every byte verified", CHECKSUM_TIMES_CP, verified, _times_cp_text),
     ]
     if main.has(MINDSPORE_CKPT.name):
-        for title, name in (("not verified", NONE.name), ("every byte verified", CHECKSUM.name)):
-            faster = ratio(main, MINDSPORE_CKPT.name, name).median
-            limit = TIMES_FASTER_THAN_MINDSPORE
-            told = f"at least {limit} x", f"{faster:.1f} x", _kept(faster >= limit)
-            rows.append((f"MindSpore's `.ckpt` against {title}", *told))
+        faster = ratio(main, MINDSPORE_CKPT.name, NONE.name).median  # MindSpore verifies nothing either
+        limit = TIMES_FASTER_THAN_MINDSPORE
+        told = f"at least {limit} x", f"{faster:.1f} x", _kept(faster >= limit)
+        rows.append(("not verified, faster than MindSpore's `.ckpt`", *told))
     return rows
 
 

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.convert import convert
+from core.convert import convert, make_plan
 from core.errors import ConversionError, StorageError
 from core.layout import ParameterLayout
 from core.manifest import ShardRecord
 from core.plan import ConversionPlan
 from core.progress import SilentProgress
+from core.session import open_session
 from core.sharing import group_ranks
 from core.transform import transform_ranks
 from tests.core.test_plan import FLOAT, entry, make_catalog, make_strategy, plan_of, sides
@@ -149,6 +150,17 @@ def test_a_group_is_tried_again_as_a_whole(case: ColumnCase, monkeypatch: pytest
     monkeypatch.setattr("core.session.transform_ranks", flaky)
     assert convert(case.request(workers=1)).committed
     assert tried == [tuple(range(COLUMN_RANKS))] * 2
+
+
+@pytest.mark.parametrize(("workers", "groups", "lanes"), [(1, 1, 1), (2, 2, 1), (8, 8, 1), (20, 8, 2), (100, 8, 8)])
+def test_workers_without_a_group_of_their_own_gather_for_others(
+    case: ColumnCase, workers: int, groups: int, lanes: int
+) -> None:
+    request = case.request(workers=workers)
+    with open_session(request, make_plan(request)) as session:
+        assert (len(session.groups), session.lanes) == (groups, lanes)
+    assert convert(request).committed
+    assert read_tree(case.target) == case.want
 
 
 def test_in_little_memory_blocks_are_small_and_the_result_is_the_same(case: ColumnCase) -> None:

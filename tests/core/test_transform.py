@@ -1,5 +1,6 @@
 """One rank's work: whatever the cuts, blocks, gaps and extents, the file holds what literal splitting gives."""
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import plan_file
 from core.checkpoint.model import CheckpointFormat, OutputEntry
 from core.dtypes import dtype_from_name
-from core.plan import PlanInputs, build_plan
+from core.errors import CatalogError, ConversionError
+from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.storage.urls import parse_url
 from core.transform import transform_ranks
 from tests.core.test_layout import as_layout
@@ -91,7 +93,20 @@ def check_one(data: st.DataObject, directory: Path) -> None:
         assert record.source_ranks == plan.rank_plan(record.rank).source_ranks
 
 
-def test_memory_is_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def plan(tmp_path: Path) -> ConversionPlan:
+    """The plan of one rank's one parameter of 4 MB, from m.ckpt."""
+    entry = OutputEntry("w", dtype_from_name("Float32"), (1000, 1000))
+    path = tmp_path / "m.ckpt"
+    path.write_bytes(filled(plan_file(CheckpointFormat.CKPT, [entry]), lambda _: bytes(range(250)) * 16_000))
+    catalog = build_catalog(str(path), None, digest=lambda *_: False)
+    return build_plan(PlanInputs(catalog, None, None, CheckpointFormat.SAFETENSORS))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_memory_is_two_buffers_a_lane(
+    plan: ConversionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
     made: list[int] = []
     real = np.empty
 
@@ -99,16 +114,35 @@ def test_memory_is_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         made.append(size)
         return real(size, dtype)
 
-    entry = OutputEntry("w", dtype_from_name("Float32"), (1000, 1000))
-    path = tmp_path / "m.ckpt"
-    path.write_bytes(filled(plan_file(CheckpointFormat.CKPT, [entry]), lambda _: bytes(4_000_000)))
-    catalog = build_catalog(str(path), None, digest=lambda *_: False)
-    plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.SAFETENSORS))
     monkeypatch.setattr(np, "empty", counting)
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
     budget = share_memory(2 * 65536, 1)
-    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=1, advance=blocks.append)
-    assert made == [65536, 65536]
+    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=blocks.append)
+    assert made == [65536, 65536] * lanes
     assert max(blocks) <= 65536
     assert record.read_bytes == 4_000_000
+    monkeypatch.undo()
+    assert read_rank(tmp_path / "out", 0) == {"w": ("Float32", (1000, 1000), bytes(range(250)) * 16_000)}
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path: Path, lanes: int) -> None:
+    (tmp_path / "m.ckpt").write_bytes(b"another")
+    budget = share_memory(2 * 65536, 1)
+    out = parse_url(str(tmp_path / "out"))
+    with pytest.raises(CatalogError, match="m.ckpt changed while it was being converted"):
+        transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=lambda _: None)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path) -> None:
+    def stop(_: int) -> None:
+        raise ConversionError("stopped")
+
+    before = threading.active_count()
+    out = parse_url(str(tmp_path / "out"))
+    with pytest.raises(ConversionError, match="stopped"):
+        transform_ranks(plan, (0,), out, identity="i", budget=share_memory(2 * 65536, 1), lanes=3, advance=stop)
+    assert threading.active_count() == before
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

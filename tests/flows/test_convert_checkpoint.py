@@ -31,6 +31,7 @@ from core.strategy.files import read_strategy, write_strategy
 from flows.convert_checkpoint import convert_checkpoint
 from tasks.conversion import transform_rank
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
+from tests.support.columns import COLUMN_RANKS, column_case
 
 FOUR_TO_THREE = case(7009)
 """MindSpore itself refuses it: the device counts do not divide."""
@@ -192,6 +193,28 @@ def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("core.session.check_rank", count(core.session.check_rank))
     convert_checkpoint(PIPELINES.request(target, workers=3))
     assert highest == 3
+
+
+def test_ranks_that_share_reads_are_written_in_one_turn(tmp_path: Path) -> None:
+    columns = column_case(tmp_path)
+    run = Run(columns.request(workers=1))
+    report = run.state.result()
+    assert read_tree(columns.target) == columns.want
+    assert report.read_bytes == columns.source_bytes
+    names = {f"{task}-rank-{rank}" for task in ("transform", "verify") for rank in range(COLUMN_RANKS)}
+    states = run.wait_for_tasks(names)
+    assert {states[name] for name in names} == {"Completed"}
+
+
+def test_a_failing_rank_of_a_group_lets_the_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = column_case(tmp_path)
+    with monkeypatch.context() as patch:
+        tried = replace_step(patch, lambda rank: StorageError("no") if rank == 0 else None)
+        with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_0: no"):
+            Run(columns.request(workers=1)).state.result()
+    assert sorted(tried) == list(range(COLUMN_RANKS))
+    assert convert_checkpoint(columns.request(workers=1)).committed
+    assert read_tree(columns.target) == columns.want
 
 
 # ---- what fails ----
