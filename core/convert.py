@@ -175,6 +175,8 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
 
     def work_in_turn(ranks: Sequence[int], group: Sequence[int]) -> None:
         for rank in ranks:
+            if stop.is_set():
+                return
             try:
                 work(rank, group)
             except ReshardError as error:

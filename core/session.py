@@ -34,7 +34,6 @@ from core.verify import RankVerification, verify_rank
 _HEADER_BYTES = 4096
 """Room asked for beyond the shards, for each rank's headers."""
 
-
 _MOST_LANES = 8
 """Beyond these a file's writer, which digests and writes some 3 GB/s, cannot follow."""
 
@@ -218,6 +217,7 @@ def convert_rank(
             except ReshardError as error:
                 if is_transient(error):
                     raise
+                advance(0)  # raises if it failed because all is to stop
                 current_progress().note(f"rank_{rank} and {len(group) - 1} more are written one by one: {error}")
     return _write_ranks(workspace, plan, (rank,), budget, lanes, advance)
 

@@ -176,7 +176,7 @@ class _KnownHeads:
     def learn(self, piece: _Piece, length: int, data: bytes) -> None:
         """Takes note of an entry that was parsed, if its contents come last and all before them is in `data`."""
         after_name, stop = _name_stop(data), piece.extent.offset - piece.offset
-        if after_name < stop <= len(data) and stop + piece.extent.length == length and piece.dtype is not MAP_TENSOR:
+        if after_name < stop <= len(data) and stop + piece.extent.length == length:
             self._pieces[data[after_name:stop]] = piece
             self._lengths = sorted({len(head) for head in self._pieces})
 

@@ -44,6 +44,8 @@ def value(name: str, tensor_bytes: bytes) -> bytes:
     return blob(1, blob(1, name.encode()) + blob(2, tensor_bytes))
 
 
+CONTENTS_FIRST = number(1, 4) + blob(2, b"UInt8")
+"""What follows the contents of a tensor whose contents come first."""
 GOOD = value("w", tensor("Float32", [2, 3], bytes(24)))
 
 
@@ -302,6 +304,11 @@ BAD = {
         "a piece of parameter 'w' is MapTensor",
     ),
     "two map tensors in one entry": (blob(1, blob(1, b"w") + blob(3, b"a") + blob(3, b"b")), "'w' has two map tensors"),
+    "an entry that ends where in one like it dims follow": (
+        blob(1, blob(1, b"a") + blob(2, blob(3, b"wxyz") + CONTENTS_FIRST))
+        + blob(1, blob(1, b"b") + varint(2 * 8 + 2) + varint(6 + len(CONTENTS_FIRST)) + blob(3, b"wxyz")),
+        "a field of 15 bytes that the file ends before",
+    ),
     "text cut inside a character": (value("t", tensor("str", [0], b"abc")), "text entry 't' is not UTF-32"),
     "text of no character": (value("t", tensor("str", [0], b"\xff" * 4)), "text entry 't' is not UTF-32"),
     "text too long": (
@@ -335,6 +342,61 @@ def test_damage_is_an_error_or_an_index(data: st.DataObject) -> None:
     except CheckpointError:
         return
     assert all(extent.offset + extent.length <= len(damaged) for e in index.entries.values() for extent in e.extents)
+
+
+ALIKE = [
+    blob(2, tensor("Float32", [2], b"12345678")),
+    blob(2, tensor("Float32", [2, 1], b"abcdefgh")),
+    blob(2, tensor("Int64", [], b"12345678")),
+    blob(2, tensor("Int8", [0], b"x")),
+    blob(2, tensor("Int8", [0], b"")),
+    blob(2, tensor("str", [0], b"a\0\0\0")),
+    blob(2, blob(3, b"wxyz") + CONTENTS_FIRST),
+    blob(2, tensor("Int8", [2], b"pq")) + number(9, 7),  # a field that nobody knows, last
+    blob(3, b"a map tensor"),
+    blob(2, tensor("Float32", [2], b"12345678")) + blob(3, b"a map tensor"),  # the latter counts
+]
+"""What may follow a name in an entry."""
+
+
+@st.composite
+def entries_alike(draw: st.DrawFn) -> list[tuple[str, bytes]]:
+    """Entries of different names that have much in common."""
+    names = draw(st.lists(st.text(max_size=4) | st.just("n" * 127) | st.just("n" * 128), unique=True, min_size=1))
+    return [(name, draw(st.sampled_from(ALIKE))) for name in names]
+
+
+@given(entries_alike())
+def test_an_entry_is_the_same_whatever_others_are_like_it(entries: list[tuple[str, bytes]]) -> None:
+    """Entries are recognized by bytes that they have in common with earlier ones."""
+    data = b"".join(blob(1, blob(1, name.encode()) + rest) for name, rest in entries)
+    found = read(data).entries
+    assert list(found) == [name for name, _ in entries]
+    for name, rest in entries:
+        alone_data = blob(1, blob(1, name.encode()) + rest)
+        alone = read(alone_data).entries[name]
+        together = found[name]
+        assert (together.dtype, together.shape, together.text) == (alone.dtype, alone.shape, alone.text)
+        assert extents_bytes(data, together.extents) == extents_bytes(alone_data, alone.extents)
+
+
+@given(entries_alike(), st.data())
+def test_recognizing_entries_changes_nothing(entries: list[tuple[str, bytes]], drawn: st.DataObject) -> None:
+    """Whole or damaged, a file is read, or refused, as if every entry were parsed."""
+    data = bytearray(b"".join(blob(1, blob(1, name.encode()) + rest) for name, rest in entries))
+    for _ in range(drawn.draw(st.integers(0, 3))):
+        data[drawn.draw(st.integers(0, len(data) - 1))] = drawn.draw(st.integers(0, 255))
+    with pytest.MonkeyPatch.context() as patch:
+        found = outcome(bytes(data))
+        patch.setattr(ckpt._KnownHeads, "match", lambda *_: None)
+        assert found == outcome(bytes(data))
+
+
+def outcome(data: bytes) -> FileIndex | str:
+    try:
+        return read(data)
+    except CheckpointError as error:
+        return str(error)
 
 
 class TestReading:
