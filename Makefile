@@ -48,9 +48,6 @@ test: $(INSTALLED) ## the quick tests
 test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
 	$(RUN) pytest $(if $(SLOW_ONLY),-m slow)
 
-bench: $(INSTALLED) $(JUDGE) ## measures against cp and MindSpore, 10 minutes; a part: SCENARIOS="main columns" ROUNDS=2
-	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
-
 # MindSpore wants another numpy than reshard: it gets an environment of its own
 $(JUDGE): requirements/mindspore.lock
 	@echo "install: MindSpore, into $(MINDSPORE)"
@@ -60,6 +57,9 @@ $(JUDGE): requirements/mindspore.lock
 
 conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+bench: $(INSTALLED) $(JUDGE) ## measures against cp and MindSpore, 10 minutes; a part: SCENARIOS="main columns" ROUNDS=2
+	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 check: $(INSTALLED) ## format, lint, types, import contracts
 	$(RUN) ruff format --check .

@@ -1,4 +1,4 @@
-"""Shows results: tables in the terminal, tables and plot in README.md."""
+"""Shows results: tables in the terminal, tables and plot in README.md here, the main table in the project's."""
 
 import sys
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from benchmarks.tables import Table, contenders_table, is_shape, shapes_table, t
 
 _HERE = Path(__file__).parent
 README = _HERE / "README.md"
+PROJECT_README = _HERE.parent / "README.md"
 PLOT = _HERE / "results.svg"
 _FILE_WIDTH = 150
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -38,12 +39,14 @@ def publish(scenarios: Sequence[Scenario]) -> None:
     others = [found[scenario.name] for scenario in scenarios if scenario.name != "main" and not is_shape(scenario)]
     tables = [targets_table(list(found.values())), contenders_table(main), shapes_table(shapes)]
     tables += [contenders_table(result) for result in others]
-    text = "\n\n".join([_where(list(found.values())), *map(markdown, tables), *_wrong(main)])
-    README.write_text(with_figures(README.read_text(), text))
+    plot = "![The figures below as bars](results.svg)"
+    text = "\n\n".join([_where(list(found.values())), plot, *map(markdown, tables), *_wrong(main)])
+    for readme, figures in ((README, text), (PROJECT_README, "\n".join(_lines(contenders_table(main))))):
+        readme.write_text(with_figures(readme.read_text(), figures))
     from benchmarks.plot import draw  # matplotlib takes memory, and this process is to be small while it measures
 
     draw(main, shapes, PLOT)
-    print(f"{README} and {PLOT} are up to date")
+    print(f"{PROJECT_README}, {README} and {PLOT} are up to date")
 
 
 def with_figures(document: str, figures: str) -> str:
@@ -57,14 +60,11 @@ def with_figures(document: str, figures: str) -> str:
 
 def markdown(table: Table) -> str:
     """A table in Markdown, under its title."""
-    lines = [
-        f"### {table.title}",
-        "",
-        _row(table.headers),
-        _row(["---", *["---:"] * (len(table.headers) - 1)]),
-        *map(_row, table.rows),
-    ]
-    return "\n".join(lines)
+    return "\n".join([f"### {table.title}", "", *_lines(table)])
+
+
+def _lines(table: Table) -> list[str]:
+    return [_row(table.headers), _row(["---", *["---:"] * (len(table.headers) - 1)]), *map(_row, table.rows)]
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def _where(found: Sequence[Result]) -> str:
         + (f" (the oldest figure: {days[0]})" if len(days) > 1 else "")
         + f", in memory-backed storage: {machine.processor}, {machine.cores} cores, "
         f"{machine.memory_bytes / 2**30:.0f} GiB, {machine.system}, Python {machine.python}. "
-        "Medians; in brackets the least and the most of all rounds.\n\n![The figures below as bars](results.svg)"
+        "Medians; in brackets the least and the most of all rounds."
     )
 
 
