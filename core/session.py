@@ -158,7 +158,6 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
     budget = rank_budget(request, len(ranks))
     target = Target(parse_url(request.target), plan, request.overwrite)
     if target.is_committed():
-        target.tidy()
         finished = Workspace(target.final, target.identity)
         sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers)
         target.check_nothing_foreign()

@@ -224,23 +224,6 @@ class Target:
         """
         remove_file(self.final.child(STATE_DIRECTORY, MANIFEST_NAME))
 
-    def tidy(self) -> None:
-        """Removes what a killed run left inside the finished target, unless another run is at work in it.
-
-        Raises:
-            StorageError: it could not be.
-        """
-        if not self.final.is_local:
-            return
-        left = temporary_files(self.final)
-        if not left and not exists(self._leases):
-            return
-        with exclusive(self._leases):
-            if not living_holders(self._leases, new_holder(())):
-                for location in left:
-                    remove_file(location)
-                remove_tree(self._leases)
-
     def confirm(self, level: VerifyLevel) -> None:
         """Ends what an interrupted run left undone at the finished target, and records that it was verified anew.
 
@@ -266,12 +249,12 @@ class Target:
                 if not self._in_place:
                     remove_tree(workspace.directory)
                 return
+            if self.final.is_local:
+                for left in temporary_files(workspace.directory):  # by killed runs: all ranks are there
+                    remove_file(left)
             if not (self.final.is_local and self._in_place):
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
-            if self.final.is_local:
-                for left in temporary_files(workspace.directory):
-                    remove_file(left)
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)
             if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved

@@ -160,11 +160,13 @@ class _KnownHeads:
 
     def __init__(self) -> None:
         self._pieces: dict[bytes, _Piece] = {}
-        self._lengths: list[int] = []
+        self._lengths: set[int] = set()
 
     def match(self, start: int, length: int, data: bytes) -> _Piece | None:
         """The entry of `length` bytes at `start`, if `data`, its first bytes, is a known one's but for the name."""
         after_name = _name_stop(data)
+        if not after_name:
+            return None
         for head_bytes in self._lengths:
             known = self._pieces.get(data[after_name : after_name + head_bytes])
             if known is not None and after_name + head_bytes + known.extent.length == length:
@@ -174,11 +176,16 @@ class _KnownHeads:
         return None
 
     def learn(self, piece: _Piece, length: int, data: bytes) -> None:
-        """Takes note of an entry that was parsed, if its contents come last and all before them is in `data`."""
+        """Takes note of an entry that was parsed, if its name comes first, its contents last, and the rest is in `data`.
+
+        An entry may give its name more than once, of which the last counts.
+        """
         after_name, stop = _name_stop(data), piece.extent.offset - piece.offset
-        if after_name < stop <= len(data) and stop + piece.extent.length == length:
-            self._pieces[data[after_name:stop]] = piece
-            self._lengths = sorted({len(head) for head in self._pieces})
+        name_first = after_name and data[_NAME_START:after_name] == piece.name.encode()
+        if name_first and stop <= len(data) and stop + piece.extent.length == length:
+            head = data[after_name:stop]
+            self._pieces[head] = piece
+            self._lengths.add(len(head))
 
 
 def _name_stop(data: bytes) -> int:

@@ -74,12 +74,16 @@ def remove_file(location: Location) -> None:
 
 
 def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
-    """Files in rank folders that are not among `known` (paths below the directory)."""
+    """Files in rank folders that are not among `known` (paths below the directory); what is being written is none."""
     known_paths = {directory.child(path).path for path in known}
     with mapped_errors(directory, "list its rank folders"):
         folders = [directory.child(name) for name in list_names(directory) if _RANK_FOLDER.fullmatch(name)]
         paths = [str(path) for folder in folders for path in directory.fs.find(folder.path)]
-    return [Location(directory.fs, path) for path in paths if path not in known_paths]
+    return [
+        Location(directory.fs, path)
+        for path in paths
+        if path not in known_paths and not (directory.is_local and is_temporary(posixpath.basename(path)))
+    ]
 
 
 def remove_others(working: Location, kept: Iterable[str]) -> None:

@@ -745,6 +745,21 @@ def test_a_target_replaced_by_another_plan_just_before_it_is_mended(target: Path
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
 
 
+def test_what_a_killed_run_was_writing_is_in_nobodys_way_and_removed(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    left = [
+        target / "rank_1" / ".checkpoint_1.ckpt.0123abcd.tmp",
+        target / ".reshard" / "records" / ".rank_1.json.0123abcd.tmp",
+    ]
+    for path in left:
+        path.write_bytes(b"half")
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed"] * 3
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    damage(next((target / "rank_1").glob("*.ckpt")))
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert not [path for path in left if path.exists()]
+
+
 def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert(FOUR_TO_THREE.request(target))
     damage(next((target / "rank_1").iterdir()))

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from core.convert import convert
 from tests.support.checkpoints import case
 from tests.support.runs import (
     RESHARD,
@@ -214,24 +213,6 @@ def publishing_step(target: Path, wanted: Files) -> str:
     if replaced(target).exists():
         return "between the two"
     return "about to be published" if (partial(target) / ".reshard" / "manifest.json").exists() else "writing"
-
-
-@pytest.mark.parametrize(
-    "litter",
-    [
-        pytest.param("records/.rank_1.json.0123abcd.tmp", id="a record that never got its name"),
-        pytest.param("leases/.gate", id="leases of a run that was killed between publishing and tidying"),
-    ],
-)
-def test_what_a_killed_run_leaves_in_the_state_directory_is_removed_by_the_next(tmp_path: Path, litter: str) -> None:
-    target = tmp_path / "out"
-    request = case(7009).request(target)
-    convert(request)
-    left = target / ".reshard" / litter
-    left.parent.mkdir(exist_ok=True)
-    left.write_bytes(b"")
-    convert(request)
-    assert not left.exists()
 
 
 def test_a_flow_run_killed_twice(undisturbed: Undisturbed, tmp_path: Path) -> None:

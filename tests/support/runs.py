@@ -122,7 +122,7 @@ def check_finished(target: Path, wanted: Files, told: str) -> None:
     """The target is the wanted one, byte for byte, it verifies, and nothing else is left of the way there."""
     assert files_of(target) == wanted, f"{told}: the target is not that of an undisturbed run"
     assert run(["verify", str(target)]) == 0, told
-    left = [path.name for path in (partial(target), replaced(target), target / ".reshard" / "leases") if path.exists()]
+    left = [path.name for path in (partial(target), replaced(target)) if path.exists()]
     left += [path.name for path in target.rglob("*") if is_temporary(path)]
     assert not left, f"{told}: {left} is left"
 

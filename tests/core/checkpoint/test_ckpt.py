@@ -361,17 +361,19 @@ ALIKE = [
 
 @st.composite
 def entries_alike(draw: st.DrawFn) -> list[tuple[str, bytes]]:
-    """Entries of different names that have much in common."""
-    names = draw(st.lists(st.text(max_size=4) | st.just("n" * 127) | st.just("n" * 128), unique=True, min_size=1))
-    return [(name, draw(st.sampled_from(ALIKE))) for name in names]
+    """Entries that have much in common, sometimes even the name, or that give a name again."""
+    names = draw(st.lists(st.sampled_from(["", "a", "b", "ä", "n" * 127, "n" * 128, "m" * 150]), min_size=1))
+    again = st.sampled_from([b"", b"", b"", blob(1, b"b")])
+    return [(name, draw(again) + draw(st.sampled_from(ALIKE))) for name in names]
 
 
 @given(entries_alike())
 def test_an_entry_is_the_same_whatever_others_are_like_it(entries: list[tuple[str, bytes]]) -> None:
     """Entries are recognized by bytes that they have in common with earlier ones."""
-    data = b"".join(blob(1, blob(1, name.encode()) + rest) for name, rest in entries)
+    entries = [(name, rest) for name, rest in dict(entries).items() if not rest.startswith(blob(1, b"b"))]
+    data = b"".join(blob(1, blob(1, name.encode()) + rest) for name, rest in entries) + GOOD
     found = read(data).entries
-    assert list(found) == [name for name, _ in entries]
+    assert list(found) == [*(name for name, _ in entries), "w"]
     for name, rest in entries:
         alone_data = blob(1, blob(1, name.encode()) + rest)
         alone = read(alone_data).entries[name]
@@ -390,6 +392,18 @@ def test_recognizing_entries_changes_nothing(entries: list[tuple[str, bytes]], d
         found = outcome(bytes(data))
         patch.setattr(ckpt._KnownHeads, "match", lambda *_: None)
         assert found == outcome(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["w", "n" * 127, "n" * 128, "n" * 150])
+def test_a_later_entry_of_one_name_replaces_the_earlier_whatever_its_length(name: str) -> None:
+    first, second = (value(name, tensor("Float32", [2], content * 8)) for content in (b"0", b"1"))
+    data = first + value("other", tensor("Float32", [2], bytes(8))) + second
+    index = read(data)
+    assert set(index.entries) == {name, "other"}
+    assert extents_bytes(data, index.entries[name].extents) == b"1" * 8
+    data = first + second.replace(b"1" * 8, b"2" * 8)
+    with pytest.raises(CheckpointError, match="has 16 bytes, but Float32"):
+        read(data)
 
 
 def outcome(data: bytes) -> FileIndex | str:
