@@ -26,7 +26,6 @@ from core.storage.urls import parse_url
 GAP_WORTH_READING_BYTES = 64 * 2**10
 """Reading and dropping this much costs less than another read call (about 15 µs at 5 GB/s)."""
 
-_OPEN_SOURCES = 64
 _MOST_KNOWN_SPANS = 2**14
 """Some MB of them."""
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -48,16 +47,17 @@ class RankBlock:
 
 
 class Gatherer:
-    """Fills parts of blocks from source files.
+    """Fills parts of the blocks of some target ranks from source files.
 
-    `ranks_together` is the number of target ranks whose blocks are filled at once. The gap between two rows of one
-    rank's columns is wide, but the others want what is in it.
+    `ranks` are the parameters, by name, of each target rank whose blocks are filled together.
     """
 
-    def __init__(self, plan: ConversionPlan, scratch_bytes: int, ranks_together: int = 1) -> None:
-        self._sources = _Sources(plan, _OPEN_SOURCES)
+    def __init__(
+        self, plan: ConversionPlan, ranks: Sequence[Mapping[str, ParameterPlan]], scratch_bytes: int, sources_open: int
+    ) -> None:
+        self._sources = _Sources(plan, sources_open)
         self._scratch = np.empty(scratch_bytes, dtype=np.uint8)
-        self._gap_bytes = GAP_WORTH_READING_BYTES * ranks_together
+        self._ranks = ranks
         self._known_spans: dict[tuple[int, int, TensorSlice], tuple[_Span, ...]] = {}
         self._known_count = 0
         self.read_bytes = 0
@@ -108,7 +108,6 @@ class Gatherer:
         def source_shape(rank: int) -> Shape:
             return self._sources.entry(rank, part.name).shape
 
-        limits = _Limits(len(self._scratch), self._gap_bytes)
         # parameters that are cut alike share their reads: layers repeat, so most of the arithmetic was done before
         key = (id(parameter.reads), itemsize, part.box)
         spans = self._known_spans.get(key)
@@ -116,9 +115,19 @@ class Gatherer:
             if self._known_count > _MOST_KNOWN_SPANS:
                 self._known_spans.clear()
                 self._known_count = 0
+            limits = _Limits(len(self._scratch), GAP_WORTH_READING_BYTES * self._sharers(parameter))
             spans = self._known_spans[key] = _part_spans(part, parameter.reads, source_shape, itemsize, limits)
             self._known_count += len(spans)
         return spans
+
+    def _sharers(self, parameter: ParameterPlan) -> int:
+        """How many different boxes the ranks have in the same rows.
+
+        The gap between two rows of one rank's columns is wide, but the others want what is in it.
+        """
+        rows = parameter.box.start[:1], parameter.box.stop[:1]
+        boxes = {rank[parameter.name].box for rank in self._ranks if parameter.name in rank}
+        return sum((box.start[:1], box.stop[:1]) == rows for box in boxes)
 
     def _read_alone(self, fetch: "_Fetch") -> np.ndarray:
         """Reads a span's run, right into its place if its bytes are wanted as they are; returns where it is now."""
@@ -328,7 +337,7 @@ def _file_extents(entry: TensorEntry, offset: int, length: int) -> tuple[Extent,
 
 
 class _Sources:
-    """The source files of one rank's work; opened when first needed, the least recently used closed again."""
+    """The source files of a gatherer; opened when first needed, the least recently used closed again."""
 
     def __init__(self, plan: ConversionPlan, most_open: int) -> None:
         self._records = plan.inputs.catalog.records

@@ -108,7 +108,13 @@ class ConversionRequest(BaseModel):
         ),
     ] = ""
     workers: Annotated[
-        int, Field(title="Workers", ge=0, le=1024, description="Ranks worked on at once; 0: one for each core.")
+        int,
+        Field(
+            title="Workers",
+            ge=0,
+            le=1024,
+            description="Threads, for as many ranks at once, or several for one; 0: one for each core.",
+        ),
     ] = 0
     memory_limit: Annotated[
         str, Field(title="Memory limit", description="For buffers, of all workers together: 2GiB, 512MiB.")

@@ -1,7 +1,8 @@
 """A conversion under way: the target is claimed, some ranks are done, the others are left to do.
 
 A rank is done when its file is written, checked and recorded; what is recorded is not done again by a later run of the
-same plan. Every step works on one rank and can be carried out by any thread or process that sees the workspace.
+same plan. Every step works on one rank, or on a group of them that share reads, and can be carried out by any
+thread or process that sees the workspace.
 """
 
 import time
@@ -15,8 +16,8 @@ from functools import cached_property
 
 from core import __version__
 from core.blocks import expected_entries
-from core.budget import Budget, share_memory
-from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError, is_transient
+from core.budget import Budget, open_files_limit, share_out
+from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
 from core.manifest import Manifest, RankSummary, ShardRecord
 from core.plan import ConversionPlan
 from core.progress import current_progress
@@ -39,8 +40,9 @@ _MOST_LANES = 8
 
 
 def rank_budget(request: ConversionRequest, rank_count: int) -> Budget:
-    """The buffers of a conversion of so many ranks."""
-    return share_memory(request.memory_limit_bytes, min(request.worker_count, rank_count * _MOST_LANES))
+    """What the workers of a conversion of so many ranks have."""
+    workers = min(request.worker_count, rank_count * _MOST_LANES)
+    return share_out(request.memory_limit_bytes, open_files_limit(), workers)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Session:
         workspace: where files and records are written.
         ranks: the target ranks that were asked for.
         done: ranks whose files an earlier run wrote, checked anew; none of the others has a record.
-        budget: buffers.
+        budget: what the workers have.
         committed: the target is complete already: nothing is left to do.
     """
 
@@ -196,7 +198,7 @@ def convert_rank(
     """Writes one target rank's file and its record; `group` is one of the session's groups, `lanes` as it has them.
 
     On its turn the first rank of a group has the files of the whole group written, side by side; on theirs the others
-    find them done. If that fails, which may be the fault of one rank's sources, each is written by itself. Without a
+    find them done. If that fails, which may be one rank's fault, each is written, and tried again, by itself. Without a
     group the rank is made as a copy of the file of the rank with the same content, which must be there.
 
     Raises:
@@ -214,8 +216,6 @@ def convert_rank(
             try:
                 return _write_ranks(workspace, plan, group, budget, lanes, advance)
             except ReshardError as error:
-                if is_transient(error):
-                    raise
                 advance(0)  # raises if it failed because all is to stop
                 current_progress().note(f"rank_{rank} and {len(group) - 1} more are written one by one: {error}")
     return _write_ranks(workspace, plan, (rank,), budget, lanes, advance)

@@ -15,6 +15,8 @@ _GAPS_WORTH_SHARING = 0.25
 
 Ranks of a group end together: the larger it is, the more is done again after a crash.
 """
+_MOST_PARAMETERS_TOGETHER = 2**15
+"""Of all ranks of a group; what is known of each takes about a kilobyte while its rank is being written."""
 
 
 def group_ranks(
@@ -32,7 +34,9 @@ def group_ranks(
         classes = _classes_with_gaps(plan, stage, here[0]) if here and size > 1 else []
         if classes:
             here = _neighbors_together(here, stage, classes)
-        groups.extend(_batches(here, size if classes else 1))
+        parameters = sum(len(layout_class.parameters) for layout_class in stage.classes)
+        together = min(size, _MOST_PARAMETERS_TOGETHER // max(1, parameters)) if classes else 1
+        groups.extend(_batches(here, max(1, together)))
     return tuple(groups)
 
 

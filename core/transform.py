@@ -40,7 +40,7 @@ def transform_ranks(
 ) -> tuple[ShardRecord, ...]:
     """Writes target ranks' files below `directory`, side by side, and returns their records.
 
-    Uses the budget's memory for `lanes` workers. The files appear only when they are whole.
+    Uses what the budget has for `lanes` workers. The files appear only when they are whole.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
@@ -88,7 +88,8 @@ class _Lane:
     """What a thread fills blocks with: a buffer for each rank's, and a gatherer."""
 
     def __init__(self, plan: ConversionPlan, writers: "Sequence[_RankWriter]", budget: Budget) -> None:
-        self.gatherer = Gatherer(plan, budget.scratch_bytes, len(writers))
+        ranks = [writer.parameters for writer in writers]
+        self.gatherer = Gatherer(plan, ranks, budget.scratch_bytes, budget.sources_open(len(writers)))
         self._writers = writers
         self._buffers = [np.empty(budget.block_bytes(len(writers)), dtype=np.uint8) for _ in writers]
 
@@ -116,7 +117,9 @@ class _RankWriter:
         self.parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
         self._entries = expected_entries(plan, self._rank_plan)
         self._file_plan = planned_file(plan.inputs.format, self._entries)
-        self._digests = {entry.name: xxhash.xxh3_128() for entry in self._entries}
+        self._digests: dict[str, str] = {}
+        self._digesting: str | None = None
+        self._digest = xxhash.xxh3_128()
         self._path = plan.file_name(rank)
         self._file = files.enter_context(write_file(directory.child(self._path)))
 
@@ -127,14 +130,28 @@ class _RankWriter:
     def write(self, block: RankBlock) -> None:
         """Digests and writes a filled block."""
         for part in block.parts:
-            self._digests[part.name].update(block.buffer[part.position : part.position + part.size_bytes].data)
+            if part.name != self._digesting:
+                self._end_digest()
+                self._digesting = part.name
+            self._digest.update(block.buffer[part.position : part.position + part.size_bytes].data)
         self._file.write(block.buffer.data)
+
+    def _end_digest(self) -> None:
+        # parameters come one after another: thousands of digests under way, for many ranks at once, are megabytes
+        if self._digesting is not None:
+            self._digests[self._digesting] = self._digest.hexdigest()
+            self._digest.reset()
 
     def record(self, identity: str, read_bytes: int, seconds: float) -> ShardRecord:
         """What was written."""
-        for entry in self._entries:
-            if entry.text is not None:
-                self._digests[entry.name].update(entry.text.encode("utf-8", "surrogatepass"))
+        self._end_digest()
+        nothing = xxhash.xxh3_128_hexdigest(b"")
+        texts = {
+            entry.name: xxhash.xxh3_128_hexdigest(entry.text.encode("utf-8", "surrogatepass"))
+            for entry in self._entries
+            if entry.text is not None
+        }
+        digests = self._digests | texts
         return ShardRecord(
             identity=identity,
             rank=self._rank_plan.rank,
@@ -149,7 +166,7 @@ class _RankWriter:
                     name=entry.name,
                     dtype=entry.dtype.name,
                     shape=entry.shape,
-                    digest=self._digests[entry.name].hexdigest(),
+                    digest=digests.get(entry.name, nothing),
                 )
                 for entry in self._entries
             ),

@@ -1,7 +1,7 @@
 """Runs the ranks of a conversion as tasks behind a task runner, and collects what failed.
 
-A rank is read back as soon as it is written, while it may still be in memory. So no more ranks are begun than there are
-workers; the others wait here, not as thousands of pending task runs.
+A rank, or a group of ranks that share reads, is read back as soon as it is written, while it may still be in memory. So
+no more are begun than there are workers; the others wait here, not as thousands of pending task runs.
 """
 
 from collections import deque

@@ -176,7 +176,7 @@ class _KnownHeads:
         return None
 
     def learn(self, piece: _Piece, length: int, data: bytes) -> None:
-        """Takes note of an entry that was parsed, if its name comes first, its contents last, and the rest is in `data`.
+        """Takes note of an entry that was parsed, if its name comes first and its contents last, all before in `data`.
 
         An entry may give its name more than once, of which the last counts.
         """

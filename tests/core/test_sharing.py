@@ -4,23 +4,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import core.gather
 from core.convert import convert, make_plan
 from core.errors import ConversionError, StorageError
 from core.layout import ParameterLayout
 from core.manifest import ShardRecord
 from core.plan import ConversionPlan
 from core.progress import SilentProgress
+from core.request import build_request
+from core.retry import ATTEMPTS
 from core.session import open_session
 from core.sharing import group_ranks
+from core.strategy.files import write_strategy
 from core.transform import transform_ranks
+from tests.core.test_layout import as_layout
 from tests.core.test_plan import FLOAT, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.checkpoints import read_tree
+from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.columns import COLUMN_RANKS, ColumnCase, column_case
-from tests.support.reference import AXIS_LENGTH, shard_of, wholes
+from tests.support.reference import AXIS_LENGTH, RandomLayout, shard_of, wholes
 
 
 def plan_from_one(matrix: tuple[int, ...], **maps: tuple[tuple[int, ...], ...]) -> ConversionPlan:
@@ -136,20 +143,31 @@ def test_a_failing_rank_of_a_group_lets_the_others_finish(case: ColumnCase, monk
     assert read_tree(case.target) == case.want
 
 
-def test_a_group_is_tried_again_as_a_whole(case: ColumnCase, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
+    case: ColumnCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may pass is tried again, but not for ever, and not by the others."""
     monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.001)
-    failures = iter([StorageError("busy", transient=True)])
     tried: list[Sequence[int]] = []
 
     def flaky(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
-        tried.append(ranks)
-        for error in failures:
-            raise error
+        tried.append(tuple(ranks))
+        if 5 in ranks:
+            raise StorageError("busy", transient=True)
         return transform_ranks(plan, ranks, *args, **kwargs)
 
     monkeypatch.setattr("core.session.transform_ranks", flaky)
-    assert convert(case.request(workers=1)).committed
-    assert tried == [tuple(range(COLUMN_RANKS))] * 2
+    with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: busy"):
+        convert(case.request(workers=1))
+    alone = [(rank,) for rank in range(COLUMN_RANKS)]
+    assert tried == [tuple(range(COLUMN_RANKS)), *alone[:5], *[(5,)] * ATTEMPTS, *alone[6:]]
+
+
+def test_ranks_with_very_many_parameters_are_not_together() -> None:
+    columns = ((), (0,))
+    few, many = (plan_from_one((8,), **{f"p{number}": columns for number in range(count)}) for count in (100, 10_000))
+    assert [len(group) for group in group_ranks(few, few.target_ranks, fewest=1, most_ranks=32)] == [8]
+    assert [len(group) for group in group_ranks(many, many.target_ranks, fewest=1, most_ranks=32)] == [3, 3, 2]
 
 
 @pytest.mark.parametrize(("workers", "groups", "lanes"), [(1, 1, 1), (2, 2, 1), (8, 8, 1), (20, 8, 2), (100, 8, 8)])
@@ -161,6 +179,61 @@ def test_workers_without_a_group_of_their_own_gather_for_others(
         assert (len(session.groups), session.lanes) == (groups, lanes)
     assert convert(request).committed
     assert read_tree(case.target) == case.want
+
+
+def test_wide_rows_that_ranks_share_are_taken_apart_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To each rank alone its part of a row of 512 KiB would be worth a read, and thousands of small copies."""
+    shape, layout = (64, 2**17), ParameterLayout((8,), ((), (0,)), nested=True)
+    content = bytes(range(256)) * (4 * 64 * 2**17 // 256)
+    (tmp_path / "whole.ckpt").write_bytes(checkpoint_bytes(("a", "Int32", shape, content)))
+    write_strategy(make_strategy({"a": layout}), str(tmp_path / "target.ckpt"))
+    request = build_request(
+        source=str(tmp_path / "whole.ckpt"),
+        target=str(tmp_path / "out"),
+        target_strategy=str(tmp_path / "target.ckpt"),
+        workers=1,
+        verify="none",
+    )
+    copies: list[object] = []
+    deliver = core.gather._Fetch.deliver
+
+    def counting(fetch: Any, run: np.ndarray) -> None:
+        copies.append(fetch)
+        deliver(fetch, run)
+
+    monkeypatch.setattr("core.gather._Fetch.deliver", counting)
+    assert convert(request).read_bytes == len(content)
+    assert len(copies) == 8 * len(content) // 2**22, "one for each rank and read"
+
+
+def test_only_who_needs_the_same_rows_reads_through_wide_gaps(tmp_path: Path) -> None:
+    """32 ranks share the rows of one parameter; of the other those beside one another in the group need other rows."""
+    devices, shape = 32, (64, 2**17)  # rows of 512 KiB, gaps between a rank's columns of 384 and 496 KiB
+    tensors = {name: np.random.default_rng(1).integers(0, 2**31, shape, dtype=np.int32) for name in ("a", "b")}
+    whole = checkpoint_bytes(*((name, "Int32", shape, tensor.tobytes()) for name, tensor in tensors.items()))
+    (tmp_path / "whole.ckpt").write_bytes(whole)
+    layouts = {
+        "a": RandomLayout((devices,), ((), (0,)), ()),
+        "b": RandomLayout((4, 8), ((0,), (1,)), ()),
+    }
+    strategy = make_strategy({name: as_layout(layout) for name, layout in layouts.items()})
+    write_strategy(strategy, str(tmp_path / "target.ckpt"))
+    request = build_request(
+        source=str(tmp_path / "whole.ckpt"),
+        target=str(tmp_path / "out"),
+        target_strategy=str(tmp_path / "target.ckpt"),
+        workers=4,
+    )
+    with open_session(request, make_plan(request)) as session:
+        assert session.groups == tuple(tuple(range(first, first + 8)) for first in range(0, devices, 8))
+    report = convert(request)
+    # "a" is read by each of the 4 groups
+    assert report.read_bytes < 5.1 * tensors["a"].nbytes
+    held = read_tree(tmp_path / "out")
+    for rank in range(devices):
+        for name, tensor in tensors.items():
+            shard = shard_of(tensor, layouts[name], rank)
+            assert held[rank][name] == ("Int32", shard.shape, shard.tobytes())
 
 
 def test_in_little_memory_blocks_are_small_and_the_result_is_the_same(case: ColumnCase) -> None:

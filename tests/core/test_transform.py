@@ -10,20 +10,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import core.gather as gather_module
-from core.budget import Budget, share_memory
+from core.budget import Budget, share_out
 from core.checkpoint import ckpt
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.formats import plan_file
 from core.checkpoint.model import CheckpointFormat, OutputEntry
 from core.dtypes import dtype_from_name
 from core.errors import CatalogError, ConversionError
+from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.storage.urls import parse_url
 from core.transform import transform_ranks
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_rank
-from tests.support.ckpt_writer import filled
+from tests.support.ckpt_writer import checkpoint_bytes, filled
 from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
 
 BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
@@ -36,11 +37,17 @@ class Buffers(Budget):
 
     workers: int = 1
     worker_bytes: int = 0
+    worker_files: int = 0
     scratch_bytes: int = 0
     a_block_bytes: int = 0
 
+    sources: int = 1
+
     def block_bytes(self, count: int) -> int:
         return self.a_block_bytes
+
+    def sources_open(self, count: int) -> int:
+        return self.sources
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,7 +55,6 @@ class Buffers(Budget):
 def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_module, "GAP_WORTH_READING_BYTES", data.draw(st.sampled_from([0, 7, 100, 10**6])))
-        patch.setattr(gather_module, "_OPEN_SOURCES", data.draw(st.sampled_from([1, 2, 64])))
         check_one(data, tmp_path_factory.mktemp("work"))
 
 
@@ -79,7 +85,8 @@ def check_one(data: st.DataObject, directory: Path) -> None:
     ranks = data.draw(st.lists(st.integers(0, target_devices - 1), min_size=1, unique=True))
     told: list[int] = []
     out = parse_url(str(directory / "out"))
-    budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES))
+    sources = data.draw(st.sampled_from([1, 2, 64]))
+    budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES), sources=sources)
     lanes = data.draw(st.integers(1, 3))
     records = transform_ranks(plan, ranks, out, identity="i", budget=budget, lanes=lanes, advance=told.append)
     assert [record.rank for record in records] == ranks
@@ -117,7 +124,7 @@ def test_memory_is_two_buffers_a_lane(
     monkeypatch.setattr(np, "empty", counting)
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
-    budget = share_memory(2 * 65536, 1)
+    budget = share_out(2 * 65536, 1024, 1)
     [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=blocks.append)
     assert made == [65536, 65536] * lanes
     assert max(blocks) <= 65536
@@ -129,11 +136,58 @@ def test_memory_is_two_buffers_a_lane(
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path: Path, lanes: int) -> None:
     (tmp_path / "m.ckpt").write_bytes(b"another")
-    budget = share_memory(2 * 65536, 1)
+    budget = share_out(2 * 65536, 1024, 1)
     out = parse_url(str(tmp_path / "out"))
     with pytest.raises(CatalogError, match="m.ckpt changed while it was being converted"):
         transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=lambda _: None)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_a_source_that_changes_after_it_was_read_is_noticed_in_every_lane(tmp_path: Path, changed: int) -> None:
+    """Three sources, one a block, one a lane."""
+    entry = OutputEntry("w", dtype_from_name("Int8"), (65536,))
+    for rank in range(3):
+        path = tmp_path / "src" / f"rank_{rank}" / "m.ckpt"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(filled(plan_file(CheckpointFormat.CKPT, [entry]), {"w": bytes([rank]) * 65536}.__getitem__))
+    layout = ParameterLayout((3,), ((0,),), nested=True)
+    strategy = make_strategy({"w": layout})
+    catalog = build_catalog(str(tmp_path / "src"), strategy.ranks, digest=lambda *_: False)
+    plan = build_plan(PlanInputs(catalog, strategy, None, CheckpointFormat.SAFETENSORS))
+    left = [3 * 65536]
+
+    def change_at_the_end(count: int) -> None:
+        left[0] -= count
+        if not left[0]:
+            (tmp_path / "src" / f"rank_{changed}" / "m.ckpt").write_bytes(b"another")
+
+    out = parse_url(str(tmp_path / "out"))
+    budget = share_out(2 * 65536, 1024, 1)
+    with pytest.raises(CatalogError, match=f"rank_{changed}/m.ckpt changed while"):
+        transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=3, advance=change_at_the_end)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_parameters_cut_alike_may_differ_in_dtype(tmp_path: Path) -> None:
+    """Their boxes are the same, their bytes are not."""
+    layout, shape = RandomLayout((2,), ((), (0,)), ()), (24, 24)
+    tensors = {
+        name: np.random.default_rng(1).integers(0, 120, shape).astype(dtype) for name, dtype in sorted(DTYPES.items())
+    }
+    (tmp_path / "m.ckpt").write_bytes(
+        checkpoint_bytes(*((name, name, shape, tensor.tobytes()) for name, tensor in tensors.items()))
+    )
+    catalog = build_catalog(str(tmp_path / "m.ckpt"), None, digest=lambda *_: False)
+    strategy = make_strategy({name: as_layout(layout) for name in DTYPES})
+    plan = build_plan(PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT))
+    out = parse_url(str(tmp_path / "out"))
+    budget = share_out(2 * 65536, 1024, 1)
+    transform_ranks(plan, (0, 1), out, identity="i", budget=budget, lanes=1, advance=lambda _: None)
+    for rank in range(2):
+        assert read_rank(tmp_path / "out", rank) == {
+            name: (name, (24, 12), shard_of(tensor, layout, rank).tobytes()) for name, tensor in tensors.items()
+        }
 
 
 def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path) -> None:
@@ -143,6 +197,6 @@ def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path)
     before = threading.active_count()
     out = parse_url(str(tmp_path / "out"))
     with pytest.raises(ConversionError, match="stopped"):
-        transform_ranks(plan, (0,), out, identity="i", budget=share_memory(2 * 65536, 1), lanes=3, advance=stop)
+        transform_ranks(plan, (0,), out, identity="i", budget=share_out(2 * 65536, 1024, 1), lanes=3, advance=stop)
     assert threading.active_count() == before
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
