@@ -14,6 +14,8 @@ MOST_BLOCKS_TOGETHER = 32
 """With more of them each would be too short to be worth a write call."""
 
 _SMALLEST_BUFFER_BYTES = 64 * 2**10
+_UPLOAD_BYTES = 50 * 2**20
+"""s3fs sends a file in parts of this size."""
 _MOST_SOURCES_OPEN = 64
 _PLENTY_OF_FILES = 2**20
 _FILES_OF_OTHERS = 128
@@ -28,11 +30,14 @@ class Budget:
         workers: how many work at once.
         worker_bytes: memory for the buffers of each.
         worker_files: file descriptors for each.
+        upload_bytes: what the target's storage holds of each file that is being written, until there is enough of it to
+            be sent; 0 on local disks.
     """
 
     workers: int
     worker_bytes: int
     worker_files: int
+    upload_bytes: int = 0
 
     @property
     def scratch_bytes(self) -> int:
@@ -47,7 +52,7 @@ class Budget:
     @property
     def most_blocks(self) -> int:
         """How many blocks a worker can fill together."""
-        room = (self.worker_bytes - self.scratch_bytes) // _SMALLEST_BUFFER_BYTES
+        room = (self.worker_bytes - self.scratch_bytes) // (_SMALLEST_BUFFER_BYTES + self.upload_bytes)
         return max(1, min(MOST_BLOCKS_TOGETHER, room, self.worker_files // 2))
 
     def sources_open(self, count: int) -> int:
@@ -59,14 +64,19 @@ class Budget:
         return self.workers * (self.scratch_bytes + count * self.block_bytes(count))
 
 
-def share_out(limit_bytes: int, open_files: int, workers: int) -> Budget:
+def share_out(limit_bytes: int, open_files: int, workers: int, *, uploads: bool = False) -> Budget:
     """The shares of workers, fewer than asked for if even the smallest would not fit the limits.
 
-    `open_files` is how many descriptors the process may have.
+    `open_files` is how many descriptors the process may have, `uploads` whether files are written to an object store.
     """
     files = open_files - _FILES_OF_OTHERS
     workers = max(1, min(workers, limit_bytes // (2 * _SMALLEST_BUFFER_BYTES), files // 2))
-    return Budget(workers, max(limit_bytes // workers, 2 * _SMALLEST_BUFFER_BYTES), max(2, files // workers))
+    return Budget(
+        workers,
+        worker_bytes=max(limit_bytes // workers, 2 * _SMALLEST_BUFFER_BYTES),
+        worker_files=max(2, files // workers),
+        upload_bytes=_UPLOAD_BYTES if uploads else 0,
+    )
 
 
 def open_files_limit() -> int:

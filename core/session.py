@@ -42,7 +42,8 @@ _MOST_LANES = 8
 def rank_budget(request: ConversionRequest, rank_count: int) -> Budget:
     """What the workers of a conversion of so many ranks have."""
     workers = min(request.worker_count, rank_count * _MOST_LANES)
-    return share_out(request.memory_limit_bytes, open_files_limit(), workers)
+    uploads = not parse_url(request.target).is_local
+    return share_out(request.memory_limit_bytes, open_files_limit(), workers, uploads=uploads)
 
 
 @dataclass(frozen=True)

@@ -69,5 +69,12 @@ def test_the_limit_on_descriptors_is_the_process_s(monkeypatch: pytest.MonkeyPat
     assert open_files_limit() == 2**20
 
 
+def test_few_ranks_share_while_their_files_are_uploaded() -> None:
+    """Each file being written to an object store takes 50 MiB until they are sent."""
+    budget = share_out(2048 * MIB, 2**20, 8, uploads=True)
+    assert (budget.most_blocks, budget.block_bytes(5)) == (5, 4 * MIB)
+    assert share_out(16 * MIB, 2**20, 8, uploads=True).most_blocks == 1
+
+
 def test_something_is_always_left_to_work_with() -> None:
     assert share_out(1, 3, 8) == Budget(1, 128 * 2**10, 2)
