@@ -14,7 +14,12 @@ from tests.support.checkpoints import Contents
 from tests.support.reference import RandomLayout, device_matrices
 
 _DEVICES_PER_STAGE = (1, 2, 3, 4, 6, 8)
-_NAMES = ("embedding.table", "layers.{}.attention.weight", "layers.{}.bias", "adam_m.layers.{}.weight", "head.weight")
+_LONG_NAME = "adam_v.layers.{}." + "submodule." * 15 + "weight"
+"""Its length takes two bytes in a protobuf file."""
+_NAMES = (
+    *("embedding.table", "layers.{}.attention.weight", "layers.{}.bias", "adam_m.layers.{}.weight", "head.weight"),
+    _LONG_NAME,
+)
 _DASHED_NAMES = ("word-embedding.table", "layers-{}.weight", "lm-head.{}", "a-b-{}")
 _NUMBERED_NAMES = ("0-gram.{}", "2-gram.{}", "10-{}", "1--{}")
 """What looks like a stage's number is part of the name: a merged strategy alone can say so."""

@@ -19,6 +19,7 @@ def _cuts(case: Case) -> list[Cut]:
 FEATURES: dict[str, Callable[[Case], bool]] = {
     "whole to cut": lambda case: case.source is None,
     "cut to whole": lambda case: case.target is None,
+    "name of 128 characters or more": lambda case: any(len(name) >= 128 for name in case.model),
     "three stages": lambda case: any(len(side.stages) == 3 for side in _sides(case)),
     "neither device count divides the other": lambda case: (
         bool(case.source and case.target)

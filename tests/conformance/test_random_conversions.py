@@ -25,11 +25,11 @@ class Expect:
 
 
 EXPECTED = [
-    Expect(1, direct_refusal="Cannot transform device_num"),
+    Expect(16, direct_refusal="Cannot transform device_num"),
     Expect(2, refusal="invalid literal for int()", direct_refusal="too many values to unpack"),  # "-" in names
     Expect(9),  # text entries, cut to whole
-    Expect(17),  # optimizer shards over several axes, nested maps, safetensors, a directory of strategies
-    Expect(25, direct_refusal="does not cut what only the target's strategy has"),
+    Expect(43),  # optimizer shards over several axes, long names, safetensors, a directory of strategies
+    Expect(29, direct_refusal="does not cut what only the target's strategy has"),
     Expect(30, refusal="ignores param_split_shape", direct_refusal="misreads"),
 ]
 
