@@ -13,6 +13,7 @@ import posixpath
 import re
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 
 from core.errors import StorageError, TargetError
 from core.storage.files import exists, is_temporary, mapped_errors
@@ -58,8 +59,10 @@ def remove_tree(location: Location) -> None:
     """Removes a directory and all in it, if it exists."""
     with mapped_errors(location, "remove it"):
         if location.is_local:
-            if os.path.isdir(location.path):
-                shutil.rmtree(location.path)
+            while os.path.isdir(location.path):
+                # runs of one target that end together remove what they leave together
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(location.path)
         elif exists(location):
             # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
             for path in location.fs.find(location.path):
@@ -68,7 +71,7 @@ def remove_tree(location: Location) -> None:
 
 def remove_file(location: Location) -> None:
     """Removes a file, if it exists."""
-    with mapped_errors(location, "remove it"):
+    with mapped_errors(location, "remove it"), suppress(FileNotFoundError):
         if exists(location):
             location.fs.rm_file(location.path)
 

@@ -3,8 +3,10 @@
 import errno
 import os
 import shutil
+import threading
 from collections import namedtuple
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,27 @@ def test_removing(anywhere: Location) -> None:
     remove_tree(anywhere.child("rank_1"))
     remove_tree(anywhere.child("rank_1"))
     assert files_of(anywhere) == {}
+
+
+def test_what_others_remove_at_the_same_time_is_removed(tmp_path: Path) -> None:
+    """Runs that did other ranks of one target may end at the same moment."""
+    for number in range(20):
+        directory = tmp_path / str(number)
+        for rank in range(10):
+            (directory / f"rank_{rank}").mkdir(parents=True)
+            for name in "abc":
+                (directory / f"rank_{rank}" / name).touch()
+        location = parse_url(str(directory))
+        begin = threading.Barrier(3)
+
+        def remove(location: Location = location, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            remove_tree(location)
+
+        with ThreadPoolExecutor(3) as pool:
+            for done in [pool.submit(remove) for _ in range(3)]:
+                done.result()
+        assert not directory.exists()
 
 
 def test_what_cannot_be_removed_is_named(final: Location, monkeypatch: pytest.MonkeyPatch) -> None:
