@@ -43,6 +43,8 @@ _CRC_TRAILER_BYTES = len(_CRC_MARK) + 10
 
 _NAME_START = 2
 """A short name has one byte for its key and one for its length before it."""
+_MAX_HEAD_BYTES = 11
+"""A key of one byte and a length of up to ten."""
 _HEAD_BYTES = 256
 """Of an entry, its name and all that stands before its contents take less, as a rule."""
 
@@ -176,16 +178,22 @@ class _KnownHeads:
         return None
 
     def learn(self, piece: _Piece, length: int, data: bytes) -> None:
-        """Takes note of an entry that was parsed, if its name comes first and its contents last, all before in `data`.
+        """Takes note of an entry that was parsed, if it is a name and a tensor whose contents come last.
 
-        An entry may give its name more than once, of which the last counts.
+        With anything else it may give its name again, of which the last counts.
         """
         after_name, stop = _name_stop(data), piece.extent.offset - piece.offset
-        name_first = after_name and data[_NAME_START:after_name] == piece.name.encode()
-        if name_first and stop <= len(data) and stop + piece.extent.length == length:
+        only_tensor = after_name and data.startswith(_heads_of_length(_VALUE_TENSOR, length - after_name), after_name)
+        if only_tensor and stop <= len(data) and stop + piece.extent.length == length:
             head = data[after_name:stop]
             self._pieces[head] = piece
             self._lengths.add(len(head))
+
+
+def _heads_of_length(key: int, field_bytes: int) -> tuple[bytes, ...]:
+    """What may stand before the contents of a field that takes `field_bytes` in all."""
+    heads = (build_head(key, field_bytes - size) for size in range(2, min(_MAX_HEAD_BYTES, field_bytes) + 1))
+    return tuple(head for size, head in enumerate(heads, 2) if len(head) == size)
 
 
 def _name_stop(data: bytes) -> int:

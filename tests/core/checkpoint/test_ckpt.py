@@ -394,6 +394,13 @@ def test_recognizing_entries_changes_nothing(entries: list[tuple[str, bytes]], d
         assert found == outcome(bytes(data))
 
 
+def test_a_name_given_again_in_an_entry_counts_whatever_was_before() -> None:
+    rest = blob(1, b"b") + blob(2, tensor("Float32", [2], b"12345678"))
+    data = b"".join(blob(1, blob(1, name) + rest) for name in (b"b", b"c"))
+    with pytest.raises(CheckpointError, match="parameter 'b' has 16 bytes, but Float32"):
+        read(data)
+
+
 @pytest.mark.parametrize("name", ["w", "n" * 127, "n" * 128, "n" * 150])
 def test_a_later_entry_of_one_name_replaces_the_earlier_whatever_its_length(name: str) -> None:
     first, second = (value(name, tensor("Float32", [2], content * 8)) for content in (b"0", b"1"))
