@@ -68,7 +68,7 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
             # an ended process that nobody has waited for still tells what it, and what it waited for, read and wrote
             counters = psutil.Process(process.pid).io_counters()
         except BaseException:
-            _end(process)
+            end_group(process)
             raise
         finally:
             sampler.stop()
@@ -88,7 +88,8 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Ends a process and all that it started; it leads a session of its own."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

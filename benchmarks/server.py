@@ -1,7 +1,6 @@
 """A Prefect server for the time of a benchmark, which leaves nothing behind."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.measure import end_group
 
 _START_SECONDS = 120
-_END_SECONDS = 20
 
 
 @contextmanager
@@ -56,7 +55,8 @@ def prefect_server(home: Path) -> Iterator[Mapping[str, str]]:
         _await_health(server, f"{url}/health", log)
         yield environment
     finally:
-        _end(server)
+        if server.poll() is None:
+            end_group(server)
 
 
 def _free_port() -> int:
@@ -76,14 +76,3 @@ def _await_health(server: "subprocess.Popen[bytes]", url: str, log: Path) -> Non
             time.sleep(0.2)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
     raise BenchmarkError(f"the Prefect server did not start within {_START_SECONDS} s:\n{tail}")
-
-
-def _end(server: "subprocess.Popen[bytes]") -> None:
-    if server.poll() is not None:
-        return
-    os.killpg(server.pid, signal.SIGTERM)
-    try:
-        server.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()

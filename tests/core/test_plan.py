@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,21 @@ class Side:
     def strategy(self) -> Strategy:
         return make_strategy(*({f"p{n}": as_layout(lay) for n, lay in stage.items()} for stage in self.stages))
 
+    def shards(self, tensors: Sequence[np.ndarray]) -> dict[int, dict[int, np.ndarray]]:
+        """What each rank holds, by parameter number, by literal splitting."""
+        return {
+            stage * self.devices + rank: {n: shard_of(tensors[n], lay, rank) for n, lay in layouts_of.items()}
+            for stage, layouts_of in enumerate(self.stages)
+            for rank in range(self.devices)
+        }
+
+
+def catalog_of(shards: Mapping[int, Mapping[int, np.ndarray]]) -> CheckpointCatalog:
+    """The catalog of ranks that hold these shards."""
+    return make_catalog(
+        {rank: [entry(f"p{n}", shard.shape) for n, shard in held.items()] for rank, held in shards.items()}
+    )
+
 
 @st.composite
 def sides(draw: st.DrawFn, axis_counts: list[int]) -> Side:
@@ -96,15 +112,8 @@ def test_every_element_is_filled_once_and_rightly(data: st.DataObject) -> None:
     axis_counts = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
     source, target = data.draw(sides(axis_counts)), data.draw(sides(axis_counts))
     tensors = wholes([(AXIS_LENGTH,) * count for count in axis_counts])
-    shards = {
-        stage * source.devices + rank: {n: shard_of(tensors[n], lay, rank) for n, lay in layouts_of.items()}
-        for stage, layouts_of in enumerate(source.stages)
-        for rank in range(source.devices)
-    }
-    catalog = make_catalog(
-        {rank: [entry(f"p{n}", shard.shape) for n, shard in held.items()] for rank, held in shards.items()}
-    )
-    plan = plan_of(catalog, source.strategy(), target.strategy())
+    shards = source.shards(tensors)
+    plan = plan_of(catalog_of(shards), source.strategy(), target.strategy())
     assert len(plan.target_ranks) == target.devices * len(target.stages)
     contents: dict[int, list[bytes]] = {}
     for rank in plan.target_ranks:

@@ -23,7 +23,7 @@ from core.sharing import group_ranks
 from core.strategy.files import write_strategy
 from core.transform import transform_ranks
 from tests.core.test_layout import as_layout
-from tests.core.test_plan import FLOAT, entry, make_catalog, make_strategy, plan_of, sides
+from tests.core.test_plan import FLOAT, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.columns import COLUMN_RANKS, ColumnCase, column_case
@@ -84,16 +84,7 @@ def test_every_rank_is_in_one_group_and_none_spans_stages(data: st.DataObject) -
     axis_counts = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     source, target = data.draw(sides(axis_counts)), data.draw(sides(axis_counts))
     tensors = wholes([(AXIS_LENGTH,) * count for count in axis_counts])
-    catalog = make_catalog(
-        {
-            stage * source.devices + rank: [
-                entry(f"p{n}", shard_of(tensors[n], lay, rank).shape) for n, lay in of.items()
-            ]
-            for stage, of in enumerate(source.stages)
-            for rank in range(source.devices)
-        }
-    )
-    plan = plan_of(catalog, source.strategy(), target.strategy())
+    plan = plan_of(catalog_of(source.shards(tensors)), source.strategy(), target.strategy())
     ranks = sorted(data.draw(st.sets(st.sampled_from(list(plan.target_ranks)), min_size=1)))
     fewest = data.draw(st.integers(1, 4))
     groups = group_ranks(plan, ranks, fewest=fewest, most_ranks=data.draw(st.integers(1, 8)))

@@ -1,49 +1,38 @@
 """Checkpoint files made and read by independent means: protobuf's own classes, wire bytes by hand, memory files."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from core.checkpoint.model import Content, Extent, FilePlan
 from core.errors import CheckpointError
 from core.storage.urls import Location, parse_url
+from tests.support.messages import (
+    BYTES,
+    INT64,
+    MESSAGE,
+    OPTIONAL,
+    REPEATED,
+    REQUIRED,
+    STRING,
+    Fields,
+    message_class,
+)
 
-_STRING, _BYTES, _INT64, _MESSAGE = 9, 12, 3, 11
-_OPTIONAL, _REQUIRED, _REPEATED = 1, 2, 3
-
-# name -> its fields: (number, name, type, label, message)
-_MESSAGES: dict[str, list[tuple[int, str, int, int, str]]] = {
-    "Checkpoint": [(1, "value", _MESSAGE, _REPEATED, "Value")],
+_MESSAGES: dict[str, Fields] = {
+    "Checkpoint": [("value", MESSAGE, REPEATED, "Value")],
     "Value": [
-        (1, "tag", _STRING, _REQUIRED, ""),
-        (2, "tensor", _MESSAGE, _OPTIONAL, "TensorProto"),
-        (3, "maptensor", _MESSAGE, _OPTIONAL, "MapTensorProto"),
+        ("tag", STRING, REQUIRED, ""),
+        ("tensor", MESSAGE, OPTIONAL, "TensorProto"),
+        ("maptensor", MESSAGE, OPTIONAL, "MapTensorProto"),
     ],
     "TensorProto": [
-        (1, "dims", _INT64, _REPEATED, ""),
-        (2, "tensor_type", _STRING, _REQUIRED, ""),
-        (3, "tensor_content", _BYTES, _REQUIRED, ""),
+        ("dims", INT64, REPEATED, ""),
+        ("tensor_type", STRING, REQUIRED, ""),
+        ("tensor_content", BYTES, REQUIRED, ""),
     ],
-    "MapTensorProto": [(1, "tensor", _MESSAGE, _REPEATED, "TensorProto")],
+    "MapTensorProto": [("tensor", MESSAGE, REPEATED, "TensorProto")],
 }
 
-
-def _checkpoint_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="reshard_tests_checkpoint.proto", syntax="proto2")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, field_name, kind, label, type_name in fields:
-            message.field.add(number=number, name=field_name, type=kind, label=label, type_name=type_name or None)
-    value = file.message_type[1]
-    value.oneof_decl.add(name="data")
-    value.field[1].oneof_index = value.field[2].oneof_index = 0
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("Checkpoint"))
-
-
-CheckpointMessage = _checkpoint_class()
+CheckpointMessage = message_class("reshard_tests_checkpoint", _MESSAGES, "Checkpoint", {"Value": (1, 2)})
 
 
 def checkpoint_bytes(*entries: tuple[str, str, Iterable[int], bytes]) -> bytes:

@@ -4,63 +4,45 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tests.support.messages import INT32, INT64, MESSAGE, REPEATED, REQUIRED, STRING, UINT32, Fields, message_class
 
-_STRING, _INT32, _INT64, _UINT32, _MESSAGE = 9, 5, 3, 13, 11
-_REQUIRED, _REPEATED = 2, 3
-_PACKAGE = "reshard_tests_strategy"
-
-# name -> its fields: (name, type, label, message), numbered from 1
-_MESSAGES: dict[str, list[tuple[str, int, int, str]]] = {
+_MESSAGES: dict[str, Fields] = {
     "ParallelStrategyMap": [
-        ("current_stage", _UINT32, _REQUIRED, ""),
-        ("parallel_strategy_item", _MESSAGE, _REPEATED, "ParallelStrategyItem"),
-        ("parallel_layout_item", _MESSAGE, _REPEATED, "ParallelLayoutItem"),
+        ("current_stage", UINT32, REQUIRED, ""),
+        ("parallel_strategy_item", MESSAGE, REPEATED, "ParallelStrategyItem"),
+        ("parallel_layout_item", MESSAGE, REPEATED, "ParallelLayoutItem"),
     ],
     "ParallelStrategyItem": [
-        ("node_name", _STRING, _REQUIRED, ""),
-        ("parallel_strategys", _MESSAGE, _REQUIRED, "ParallelStrategys"),
+        ("node_name", STRING, REQUIRED, ""),
+        ("parallel_strategys", MESSAGE, REQUIRED, "ParallelStrategys"),
     ],
     "ParallelStrategys": [
-        ("stage", _UINT32, _REQUIRED, ""),
-        ("parallel_strategy", _MESSAGE, _REPEATED, "ParallelStrategy"),
+        ("stage", UINT32, REQUIRED, ""),
+        ("parallel_strategy", MESSAGE, REPEATED, "ParallelStrategy"),
     ],
-    "ParallelStrategy": [("dim", _UINT32, _REPEATED, "")],
+    "ParallelStrategy": [("dim", UINT32, REPEATED, "")],
     "ParallelLayoutItem": [
-        ("param_name", _STRING, _REQUIRED, ""),
-        ("parallel_layouts", _MESSAGE, _REQUIRED, "ParallelLayouts"),
+        ("param_name", STRING, REQUIRED, ""),
+        ("parallel_layouts", MESSAGE, REQUIRED, "ParallelLayouts"),
     ],
     "ParallelLayouts": [
-        ("dev_matrix", _MESSAGE, _REPEATED, "DevMatrix"),
-        ("tensor_map", _MESSAGE, _REPEATED, "TensorMap"),
-        ("param_split_shape", _MESSAGE, _REPEATED, "ParamSplitShape"),
-        ("indices_offset", _MESSAGE, _REPEATED, "IndicesOffset"),
-        ("field", _INT32, _REQUIRED, ""),
-        ("opt_weight_shard_step", _INT32, _REQUIRED, ""),
-        ("opt_weight_shard_size", _INT32, _REQUIRED, ""),
+        ("dev_matrix", MESSAGE, REPEATED, "DevMatrix"),
+        ("tensor_map", MESSAGE, REPEATED, "TensorMap"),
+        ("param_split_shape", MESSAGE, REPEATED, "ParamSplitShape"),
+        ("indices_offset", MESSAGE, REPEATED, "IndicesOffset"),
+        ("field", INT32, REQUIRED, ""),
+        ("opt_weight_shard_step", INT32, REQUIRED, ""),
+        ("opt_weight_shard_size", INT32, REQUIRED, ""),
     ],
-    "DevMatrix": [("dim", _UINT32, _REPEATED, "")],
-    "TensorMap": [("dim", _INT32, _REPEATED, "")],
-    "ParamSplitShape": [("dim", _INT64, _REPEATED, "")],
-    "IndicesOffset": [("dim", _INT64, _REPEATED, "")],
+    "DevMatrix": [("dim", UINT32, REPEATED, "")],
+    "TensorMap": [("dim", INT32, REPEATED, "")],
+    "ParamSplitShape": [("dim", INT64, REPEATED, "")],
+    "IndicesOffset": [("dim", INT64, REPEATED, "")],
 }
 
 
-def _strategy_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto2")
-    for message_name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=message_name)
-        for number, (name, kind, label, type_name) in enumerate(fields, 1):
-            qualified = f".{_PACKAGE}.{type_name}" if type_name else None
-            message.field.add(number=number, name=name, type=kind, label=label, type_name=qualified)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ParallelStrategyMap"))
-
-
-_StrategyMessage = _strategy_class()
+_StrategyMessage = message_class("reshard_tests_strategy", _MESSAGES, "ParallelStrategyMap", {})
 
 
 @dataclass(frozen=True)
