@@ -72,7 +72,7 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 	$(RUN) ruff format .
 
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
-	$(COMPILE) pyproject.toml --group dev --extra s3 --output-file requirements/dev.lock
+	$(COMPILE) pyproject.toml --group dev --extra s3 --extra obs --output-file requirements/dev.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2\nsafetensors<0.8\n' | $(COMPILE) - --output-file requirements/mindspore.lock
 

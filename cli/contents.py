@@ -14,7 +14,7 @@ from core.checkpoint.names import RANK_FIELD, parse_name
 from core.checkpoint.survey import refused_as_input, survey
 from core.errors import InputError
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.storage.files import SourceFile, mapped_errors, open_source, read_bytes
+from core.storage.files import SourceFile, file_info, list_folder, open_source, read_bytes
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.target import read_manifest
@@ -36,8 +36,8 @@ def describe(url: str) -> Document:
     location = parse_url(url)
     if RANK_FIELD in location.path:
         return _describe_checkpoint(url)
-    with refused_as_input(), mapped_errors(location, "read it"):
-        kind = location.fs.info(location.path)["type"]
+    with refused_as_input():
+        kind = file_info(location, "read it")["type"]
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
         raise InputError(f"{location}: is neither a file nor a directory")
@@ -64,8 +64,8 @@ def _is_strategy(location: Location) -> bool:
 
 def _holds_strategies(directory: Location) -> bool:
     """Whether a directory is rather one of strategy files than a checkpoint; the first file named .ckpt decides."""
-    with refused_as_input(), mapped_errors(directory, "list it"):
-        entries = directory.fs.ls(directory.path, detail=True)
+    with refused_as_input():
+        entries = list_folder(directory)
     # a listing does not follow links
     names = {
         entry["name"].rstrip("/").rpartition("/")[2]: "link" if entry.get("islink") else entry["type"]

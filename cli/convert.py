@@ -17,6 +17,7 @@ from cli.output import (
     wants_table,
 )
 from cli.progress import shown_progress
+from cli.storages import storages_named_in
 from core.request import ConversionRequest, VerifyLevel, build_request
 
 if TYPE_CHECKING:
@@ -58,13 +59,15 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
     """
     request = build_request(source=source, target=target, **options)
     if dry_run:
-        _show_plan(request, as_json)
+        with storages_named_in(request):
+            _show_plan(request, as_json)
         return
     with shown_progress("converting") as progress:
         if engine == "direct":
             from core.convert import convert
 
-            report = convert(request, progress)
+            with storages_named_in(request):
+                report = convert(request, progress)
         else:
             from flows.local import run_locally
 
@@ -99,7 +102,8 @@ def _print_report(report: "ConversionReport") -> None:
         ("to", report.target),
         ("ranks", worlds),
         ("written", _work_text(report)),
-        ("verified", "not at all" if report.verified is VerifyLevel.NONE else str(report.verified)),
+        ("verified", _verified_text(report)),
+        *([("repeated", counted(report.retried_requests, "request"))] if report.retried_requests else []),
         *(("note", printable(note)) for note in report.notes[:_MOST_NOTED]),
     ]
     print_facts(facts)
@@ -121,7 +125,15 @@ def _work_text(report: "ConversionReport") -> str:
         return f"nothing: an earlier run of the same plan did all ({seconds_text(report.seconds)})"
     rate = f", {size_text(report.written_bytes / report.seconds)}/s" if report.seconds else ""
     took = f"{size_text(report.written_bytes)} in {seconds_text(report.seconds)}{rate}"
-    return f"{took}; {size_text(report.read_bytes)} read"
+    crc = f", {size_text(report.crc_bytes)} more to check CRCs" if report.crc_bytes else ""
+    return f"{took}; {size_text(report.read_bytes)} read{crc}"
+
+
+def _verified_text(report: "ConversionReport") -> str:
+    if report.verified is VerifyLevel.NONE:
+        return "not at all"
+    read_back = f"; {size_text(report.verified_bytes)} read back" if report.verified_bytes else ""
+    return f"{report.verified}{read_back}"
 
 
 def _print_ranks(report: "ConversionReport") -> None:

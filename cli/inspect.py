@@ -3,12 +3,14 @@
 import click
 
 from cli.output import print_json
+from cli.storages import storage_named, storage_option
 
 
 @click.command("inspect")
 @click.argument("what", metavar="FILE|DIR|STRATEGY")
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def command(what: str, as_json: bool) -> None:
+def command(what: str, storage: str, as_json: bool) -> None:
     """Shows what is in a checkpoint file, a checkpoint or a strategy; which of these it is, is found out.
 
     A checkpoint file: its parameters with dtype, shape and size. A checkpoint (a directory, or a pattern with {rank}):
@@ -23,7 +25,8 @@ def command(what: str, as_json: bool) -> None:
     """
     from cli.contents import describe, print_description
 
-    description = describe(what)
+    with storage_named(storage, what):
+        description = describe(what)
     if as_json:
         print_json(description)
     else:

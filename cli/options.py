@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 PLANNING = (
     "source_strategy",
     "target_strategy",
+    "source_storage",
+    "target_storage",
     "format",
     "prefix",
     "step",
@@ -21,16 +23,19 @@ PLANNING = (
     "ranks",
     "workers",
     "memory_limit",
+    "check_crc",
     "unmatched",
     "allow_missing",
 )
 """Fields that decide what is planned."""
-CONVERTING = (*PLANNING[:9], "verify", *PLANNING[9:], "overwrite")
+CONVERTING = (*PLANNING[:11], "verify", *PLANNING[11:], "overwrite")
 """Fields of a whole conversion but source and target, in the order of the help."""
 
 _METAVARS = {
     "source_strategy": "URL",
     "target_strategy": "URL",
+    "source_storage": "NAME",
+    "target_storage": "NAME",
     "prefix": "TEXT",
     "step": "E_S",
     "source_prefix": "TEXT",
@@ -57,8 +62,11 @@ def conversion_options(names: Collection[str]) -> Callable[[Command], Command]:
 def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:
     settings: dict[str, Any] = {"help": field.description, "metavar": _METAVARS.get(name), "default": field.default}
     kind = field.annotation
+    option = f"--{name.replace('_', '-')}"
     if kind is bool:
         settings |= {"is_flag": True}
+        # what is done by default can only be switched off
+        option = f"{option}/--no-{option.removeprefix('--')}" if field.default else option
     elif kind is int:
         settings |= {"type": click.INT}
     elif isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -67,4 +75,4 @@ def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:
         settings |= {"multiple": True, "help": f"{field.description} May be given several times."}
     if kind is not bool and settings["default"]:
         settings |= {"show_default": True}
-    return click.option(f"--{name.replace('_', '-')}", name, **settings)
+    return click.option(option, name, **settings)

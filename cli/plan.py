@@ -8,6 +8,7 @@ import click
 
 from cli.options import PLANNING, conversion_options
 from cli.output import print_facts, print_json, print_table, printable, ranks_text, size_text
+from cli.storages import storages_named_in
 from core.errors import InputError
 from core.request import build_request
 
@@ -47,7 +48,8 @@ def command(
     request = build_request(source=source, target=target or _NOWHERE, **options)
     from core.convert import describe_plan
 
-    plan, summary = describe_plan(request)
+    with storages_named_in(request):
+        plan, summary = describe_plan(request)
     if rank is not None and param is not None:
         reads = describe_reads(plan, rank, param)
         if as_json:

@@ -6,6 +6,7 @@ import click
 
 from cli.output import counted, print_json, printable, seconds_text, size_text
 from cli.progress import shown_progress
+from cli.storages import storage_named, storage_option
 from core.request import VerifyLevel
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     show_default=True,
     help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing.",
 )
+@storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(target: str, level: str, as_json: bool) -> int:
+def command(target: str, level: str, storage: str, as_json: bool) -> int:
     """Checks the converted checkpoint TARGET against its manifest, which was written with it.
 
     Every file is compared with its record: that it is there and holds what it was written with. Ends with 0 if all is
@@ -38,7 +40,7 @@ def command(target: str, level: str, as_json: bool) -> int:
     """
     from core.verify import verify_target
 
-    with shown_progress("verifying") as progress:
+    with storage_named(storage, target), shown_progress("verifying") as progress:
         report = verify_target(target, VerifyLevel(level), progress)
     if as_json:
         print_json(report)

@@ -1,8 +1,9 @@
 """How memory and file descriptors are shared out among workers.
 
-Every worker has blocks that it fills, and a scratch buffer that it reads into; it holds open the files that it writes
-and some of those that it reads. Buffers beyond a few MiB gain nothing: they no longer fit the processor's caches
-between being read, digested and written.
+Every worker has blocks that it fills. From local files it reads by way of a scratch buffer, and holds some of them
+open; what it asks a remote storage for comes in buffers of its own. Of each file that goes to an object store one part
+is filled while others are being sent. Buffers beyond a few MiB gain nothing: locally they no longer fit the processor's
+caches between being read, digested and written, and larger requests are no faster.
 """
 
 import resource
@@ -12,10 +13,23 @@ LARGEST_BUFFER_BYTES = 4 * 2**20
 LARGEST_BLOCKS_TOGETHER_BYTES = 32 * 2**20
 MOST_BLOCKS_TOGETHER = 32
 """With more of them each would be too short to be worth a write call."""
+LARGEST_REMOTE_BLOCK_BYTES = 8 * 2**20
+REMOTE_BLOCKS_TOGETHER_BYTES = 16 * 2**20
+"""Eight workers have 128 MiB under way then: at 4 GiB/s what comes in 30 ms."""
+PART_BYTES = 8 * 2**20
+SMALLEST_PART_BYTES = 5 * 2**20
+"""S3 refuses smaller ones, but for the last."""
 
+MOST_LANES = 8
+"""Beyond these a file's writer, which digests and writes some 3 GB/s, cannot follow."""
 _SMALLEST_BUFFER_BYTES = 64 * 2**10
-_UPLOAD_BYTES = 50 * 2**20
-"""s3fs sends a file in parts of this size."""
+_REMOTE_BLOCK_WORTH_ASKING_FOR_BYTES = 2**20
+_ANSWERS_OF_A_BLOCK = 2
+"""What is asked for a block comes in pieces, which are put together before they are copied into it."""
+_MOST_PARTS = 9_000
+"""S3 takes 10,000 of a file; sizes are known but for the headers."""
+_MOST_PARTS_AHEAD = 4
+_SMALL_LIMIT_BYTES = 64 * 2**20
 _MOST_SOURCES_OPEN = 64
 _PLENTY_OF_FILES = 2**20
 _FILES_OF_OTHERS = 128
@@ -23,60 +37,120 @@ _FILES_OF_OTHERS = 128
 
 
 @dataclass(frozen=True)
+class UploadBuffers:
+    """A file is sent in parts of `part_bytes`, of which at most `ahead` are under way while the next is filled."""
+
+    part_bytes: int = PART_BYTES
+    ahead: int = 1
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What those have who work on one group of ranks.
+
+    Attributes:
+        block_bytes: size of each block; every lane has one for each rank.
+        scratch_bytes: size of each lane's scratch buffer; 0 where none is needed.
+        sources_open: how many local source files a lane holds open.
+        upload: buffers of each file that is sent to an object store; None on local disks.
+        total_bytes: all buffers together.
+    """
+
+    block_bytes: int
+    scratch_bytes: int
+    sources_open: int
+    upload: UploadBuffers | None
+    total_bytes: int
+
+
+@dataclass(frozen=True)
 class Budget:
-    """Buffers of a conversion.
+    """What a conversion has.
 
     Attributes:
         workers: how many work at once.
         worker_bytes: memory for the buffers of each.
         worker_files: file descriptors for each.
-        upload_bytes: what the target's storage holds of each file that is being written, until there is enough of it to
-            be sent; 0 on local disks.
+        part_bytes: size of the parts in which files are sent to the target's storage; 0 on local disks.
+        remote_source: whether source files are on a remote storage.
     """
 
     workers: int
     worker_bytes: int
     worker_files: int
-    upload_bytes: int = 0
+    part_bytes: int = 0
+    remote_source: bool = False
 
     @property
-    def scratch_bytes(self) -> int:
-        """Size of a worker's scratch buffer."""
-        return _buffer_bytes(self.worker_bytes // 2)
-
-    def block_bytes(self, count: int) -> int:
-        """Size of each of a worker's blocks, when it fills `count` of them together."""
-        together = min(self.worker_bytes - self.scratch_bytes, LARGEST_BLOCKS_TOGETHER_BYTES)
-        return _buffer_bytes(together // count)
+    def most_lanes(self) -> int:
+        """How many workers may gather for one group."""
+        return min(self.workers, MOST_LANES)
 
     @property
     def most_blocks(self) -> int:
-        """How many blocks a worker can fill together."""
-        room = (self.worker_bytes - self.scratch_bytes) // (_SMALLEST_BUFFER_BYTES + self.upload_bytes)
-        return max(1, min(MOST_BLOCKS_TOGETHER, room, self.worker_files // 2))
+        """How many ranks can be written side by side."""
+        if self.remote_source:
+            each = 2 * self.part_bytes + self.most_lanes * (1 + _ANSWERS_OF_A_BLOCK) * _SMALLEST_BUFFER_BYTES
+            return max(1, self.most_lanes * self.worker_bytes // each)
+        room = self.worker_bytes - _buffer_bytes(self.worker_bytes // 2, LARGEST_BUFFER_BYTES)
+        return max(
+            1, min(MOST_BLOCKS_TOGETHER, room // (_SMALLEST_BUFFER_BYTES + 2 * self.part_bytes), self.worker_files // 2)
+        )
 
-    def sources_open(self, count: int) -> int:
-        """How many source files a worker holds open while it writes `count` files."""
-        return max(1, min(_MOST_SOURCES_OPEN, self.worker_files - count))
+    def shares(self, count: int, lanes: int = 1) -> Shares:
+        """What a group of `count` ranks has for which as many workers as `lanes` gather."""
+        upload = None
+        upload_bytes = 0
+        if self.part_bytes:
+            ahead = self.worker_bytes * lanes // 2 // (count * self.part_bytes) - 1
+            upload = UploadBuffers(self.part_bytes, max(1, min(_MOST_PARTS_AHEAD, ahead)))
+            upload_bytes = count * (1 + upload.ahead) * upload.part_bytes
+        lane_bytes = max(0, self.worker_bytes - upload_bytes // lanes)
+        if self.remote_source:
+            scratch_bytes = 0
+            together = max(REMOTE_BLOCKS_TOGETHER_BYTES, count * _REMOTE_BLOCK_WORTH_ASKING_FOR_BYTES)
+            room = min(lane_bytes // (1 + _ANSWERS_OF_A_BLOCK), together)
+            block_bytes = _buffer_bytes(room // count, LARGEST_REMOTE_BLOCK_BYTES)
+            held_bytes = (1 + _ANSWERS_OF_A_BLOCK) * count * block_bytes
+        else:
+            scratch_bytes = _buffer_bytes(lane_bytes // 2, LARGEST_BUFFER_BYTES)
+            room = min(lane_bytes - scratch_bytes, LARGEST_BLOCKS_TOGETHER_BYTES)
+            block_bytes = _buffer_bytes(room // count, LARGEST_BUFFER_BYTES)
+            held_bytes = scratch_bytes + count * block_bytes
+        return Shares(
+            block_bytes=block_bytes,
+            scratch_bytes=scratch_bytes,
+            sources_open=max(1, min(_MOST_SOURCES_OPEN, self.worker_files - count)),
+            upload=upload,
+            total_bytes=upload_bytes + lanes * held_bytes,
+        )
 
-    def peak_bytes(self, count: int) -> int:
-        """Memory for all buffers of all workers, when each fills `count` blocks together."""
-        return self.workers * (self.scratch_bytes + count * self.block_bytes(count))
 
-
-def share_out(limit_bytes: int, open_files: int, workers: int, *, uploads: bool = False) -> Budget:
+def share_out(
+    limit_bytes: int, open_files: int, workers: int, *, part_bytes: int = 0, remote_source: bool = False
+) -> Budget:
     """The shares of workers, fewer than asked for if even the smallest would not fit the limits.
 
-    `open_files` is how many descriptors the process may have, `uploads` whether files are written to an object store.
+    `open_files` is how many descriptors the process may have; the rest is as in `Budget`.
     """
     files = open_files - _FILES_OF_OTHERS
-    workers = max(1, min(workers, limit_bytes // (2 * _SMALLEST_BUFFER_BYTES), files // 2))
+    smallest_bytes = 3 * _SMALLEST_BUFFER_BYTES if remote_source else 2 * _SMALLEST_BUFFER_BYTES
+    smallest_bytes += 2 * part_bytes
+    workers = max(1, min(workers, limit_bytes // smallest_bytes, files // 2))
     return Budget(
         workers,
-        worker_bytes=max(limit_bytes // workers, 2 * _SMALLEST_BUFFER_BYTES),
+        worker_bytes=max(limit_bytes // workers, smallest_bytes),
         worker_files=max(2, files // workers),
-        upload_bytes=_UPLOAD_BYTES if uploads else 0,
+        part_bytes=part_bytes,
+        remote_source=remote_source,
     )
+
+
+def upload_part_bytes(limit_bytes: int, file_bytes: int) -> int:
+    """The size of the parts in which a file of about `file_bytes` is sent, if memory is limited to `limit_bytes`."""
+    smallest = PART_BYTES if limit_bytes >= _SMALL_LIMIT_BYTES else SMALLEST_PART_BYTES
+    needed = -(-file_bytes // _MOST_PARTS)
+    return max(smallest, -(-needed // 2**20) * 2**20)
 
 
 def open_files_limit() -> int:
@@ -85,6 +159,6 @@ def open_files_limit() -> int:
     return _PLENTY_OF_FILES if soft == resource.RLIM_INFINITY else min(soft, _PLENTY_OF_FILES)
 
 
-def _buffer_bytes(room_bytes: int) -> int:
+def _buffer_bytes(room_bytes: int, most_bytes: int) -> int:
     # whole pages, so that contents at the start of a block stay aligned
-    return max(_SMALLEST_BUFFER_BYTES, min(LARGEST_BUFFER_BYTES, room_bytes // 4096 * 4096))
+    return max(_SMALLEST_BUFFER_BYTES, min(most_bytes, room_bytes // 4096 * 4096))

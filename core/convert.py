@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from contextvars import copy_context
 
 from core.blocks import expected_entries, planned_file
@@ -26,11 +27,11 @@ from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
-from core.retry import with_retries
+from core.retry import counting_retries, with_retries
 from core.saved_whole import contents_say_whole
-from core.session import Session, check_rank, convert_rank, open_session, rank_budget
-from core.sharing import group_ranks
+from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
 from core.storage.files import open_source
+from core.storage.named_options import storages_of
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
@@ -47,7 +48,7 @@ def convert(request: ConversionRequest, progress: Progress | None = None) -> Con
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same.
     """
-    with reporting_to(progress or SilentProgress()), rare_collections():
+    with reporting_to(progress or SilentProgress()), storages_of(request), counting_retries(), rare_collections():
         started = time.monotonic()
         note = current_progress().note
         plan = with_retries(lambda: make_plan(request), note)
@@ -63,9 +64,10 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
         InputError: the request or what it names is wrong.
         StorageError: what it names cannot be read.
     """
-    source, target = load_strategies(request)
-    catalog = catalog_source(request, source, target)
-    return plan_conversion(request, catalog, source, target)
+    with storages_of(request):
+        source, target = load_strategies(request)
+        catalog = catalog_source(request, source, target)
+        return plan_conversion(request, catalog, source, target)
 
 
 def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strategy | None]:
@@ -103,6 +105,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         step=request.step or None,
         source_prefix=request.source_prefix or None,
         digest=_wants_digest(source, target),
+        check_crc=request.check_crc,
         workers=request.worker_count,
         allow_extra_ranks=own_stage,
         found=found,
@@ -142,16 +145,17 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
     """The plan of a request and its summary; nothing is written."""
     plan = make_plan(request)
     request.chosen_ranks(plan.target_ranks)
-    budget = rank_budget(request, len(plan.target_ranks))
+    budget = rank_budget(request, plan, len(plan.target_ranks))
     written = [rank for rank in plan.target_ranks if rank not in plan.copies]
-    groups = group_ranks(plan, written, fewest=budget.workers, most_ranks=budget.most_blocks)
-    return plan, summarize_plan(plan, budget, groups)
+    groups = planned_groups(plan, written, budget)
+    return plan, summarize_plan(plan, budget, groups, lanes_of(groups, budget))
 
 
 def _run_ranks(session: Session) -> dict[int, ReshardError]:
     """Does all ranks that are left, with threads; returns what failed. An error that is a bug ends all at once."""
     failures: dict[int, ReshardError] = {}
     stop = threading.Event()
+    writing = threading.Semaphore(session.groups_at_once)
     progress = current_progress()
 
     def advance(count_bytes: int) -> None:
@@ -163,12 +167,14 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
         orphaned = None if group else session.copy_of_failed(rank, failures)
         if orphaned is not None:
             raise orphaned
-        with_retries(
-            lambda: convert_rank(
-                session.workspace, session.plan, rank, session.budget, advance, group=group, lanes=session.lanes
-            ),
-            progress.note,
-        )
+        # who comes later in a group finds its file written
+        with writing if rank == next(iter(group), None) else nullcontext():
+            with_retries(
+                lambda: convert_rank(
+                    session.workspace, session.plan, rank, session.budget, advance, group=group, lanes=session.lanes
+                ),
+                progress.note,
+            )
         with_retries(
             lambda: check_rank(session.workspace, session.plan, rank, session.request.verify, advance), progress.note
         )

@@ -32,6 +32,7 @@ _TRANSIENT_ERRNOS = frozenset(
         errno.ENETRESET,
         errno.ENETUNREACH,
         errno.EPIPE,
+        errno.EREMOTEIO,  # s3fs reports 500 InternalError as that
         errno.ESTALE,  # a network file system lost its handle
         errno.ETIMEDOUT,
     }

@@ -50,7 +50,10 @@ class ConversionReport(_Summary):
         missing_ranks: target ranks without a verified file yet.
         seconds: wall time of this run.
         written_bytes: bytes of all files written or copied in this run.
-        read_bytes: bytes read from the source in this run.
+        read_bytes: bytes read from the source in this run, to be written.
+        crc_bytes: bytes of source files that were read whole, in addition, to check their CRCs.
+        verified_bytes: bytes of target files that were read back, in addition, to be compared.
+        retried_requests: requests to remote storages that failed for the moment, and were made again.
         verified: how closely all was checked.
         dropped: parameters of the source's strategy that the target's lacks.
         excused: parameters of the target's strategy that were allowed to be missing.
@@ -70,6 +73,9 @@ class ConversionReport(_Summary):
     seconds: float
     written_bytes: int
     read_bytes: int
+    crc_bytes: int
+    verified_bytes: int
+    retried_requests: int
     verified: VerifyLevel
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
@@ -141,8 +147,9 @@ class PlanSummary(_Summary):
     ranks: tuple[PlannedRank, ...]
 
 
-def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]]) -> PlanSummary:
-    """What a plan would do with the buffers of `budget`, if `groups` of ranks are written side by side."""
+def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], lanes: int) -> PlanSummary:
+    """What a plan would do with `budget`, if `groups` of ranks are written side by side, with `lanes` for each."""
+    largest = max(map(len, groups), default=1)
     catalog = plan.inputs.catalog
     return PlanSummary(
         source=catalog.url,
@@ -154,7 +161,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         layout_classes=plan.layout_class_count,
         read_bytes=plan.read_bytes,
         written_bytes=plan.written_bytes,
-        buffer_bytes=budget.peak_bytes(max(map(len, groups), default=1)),
+        buffer_bytes=max(1, budget.workers // lanes) * budget.shares(largest, lanes).total_bytes,
         workers=budget.workers,
         dropped=plan.match.dropped,
         excused=plan.match.excused,

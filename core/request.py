@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from core.errors import InputError
-from core.secrets import ADVICE, carries_credentials
+from core.secrets import ADVICE, NAME_ADVICE, carries_credentials, is_name
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -82,6 +82,18 @@ class ConversionRequest(BaseModel):
         str,
         Field(title="Target strategy", description="How the target is to be cut, likewise. Empty: whole, one rank."),
     ] = ""
+    source_storage: Annotated[
+        str,
+        Field(
+            title="Source storage",
+            description="Where endpoint and keys of the source and its strategy are kept: env:NAME, file:PATH or "
+            "block:NAME, which hold fsspec's storage options as a JSON object. Empty: as the environment says.",
+        ),
+    ] = ""
+    target_storage: Annotated[
+        str,
+        Field(title="Target storage", description="Where those of the target and its strategy are kept, likewise."),
+    ] = ""
     format: Annotated[
         OutputFormat, Field(title="Format", description="Kind of the target's files; same: the source's.")
     ] = OutputFormat.SAME
@@ -127,6 +139,14 @@ class ConversionRequest(BaseModel):
             "none: nothing is checked.",
         ),
     ] = VerifyLevel.CHECKSUM
+    check_crc: Annotated[
+        bool,
+        Field(
+            title="Check CRC",
+            description="Of source files that carry a CRC: read them whole once, and check it, before anything is "
+            "written.",
+        ),
+    ] = True
     unmatched: Annotated[
         UnmatchedPolicy,
         Field(
@@ -155,6 +175,13 @@ class ConversionRequest(BaseModel):
     def _check_url(cls, value: str) -> str:
         if carries_credentials(value):
             raise ValueError(ADVICE)
+        return value
+
+    @field_validator("source_storage", "target_storage")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if value and not is_name(value):
+            raise ValueError(NAME_ADVICE)
         return value
 
     @field_validator("prefix")
@@ -230,8 +257,9 @@ def describe_validation(error: ValidationError) -> str:
     for detail in error.errors():
         name = str(detail["loc"][0])
         option = name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
-        # the input of what is missing is all the rest, and a secret is not repeated
-        hidden = detail["type"] == "missing" or carries_credentials(str(detail["input"]))
+        # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
+        secret = name.endswith("_storage") or carries_credentials(str(detail["input"]))
+        hidden = detail["type"] == "missing" or secret
         given = "" if hidden else f" {detail['input']!r}"
         lines.append(f"{option}{given}: {detail['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)

@@ -6,14 +6,17 @@ the same bytes only if each has all of them, or if the values are all the same a
 a checkpoint saved in slices the first one, or nearly the first, differs at once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
+from core.checkpoint.heads import piece_heads, unlike_error
 from core.checkpoint.model import TensorEntry
-from core.checkpoint.records import CheckpointCatalog
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import LayoutError
 from core.layout import Cut
 from core.storage.files import open_source, read_bytes
+from core.storage.requests import at_once
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
 
@@ -27,7 +30,8 @@ def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
     """Whether ranks that should hold different slices hold the same, and it is not all one value.
 
     Raises:
-        StorageError: a file cannot be read.
+        CatalogError: a file is not laid out as it was assumed to be.
+        StorageError: one cannot be read.
     """
     telling = False
     for stage in source.stages:
@@ -35,7 +39,7 @@ def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
         for entry, cut in _sampled(catalog, stage, first_rank):
             ranks = [first_rank + holders[0] for holders in list(cut.holders.values())[:_SAMPLED_CELLS]]
             for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
-                contents = {_beginning(catalog, rank, entry.name, length) for rank in ranks}
+                contents = set(_beginnings(catalog, ranks, entry.name, length))
                 if len(contents) > 1:
                     return False
             telling = telling or not _is_one_value(contents.pop(), entry.dtype.itemsize)
@@ -64,16 +68,28 @@ def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, first_rank: int) 
     return iter(found[:_SAMPLED_OF_EACH] + small[:_SAMPLED_OF_EACH])
 
 
-def _beginning(catalog: CheckpointCatalog, rank: int, name: str, length: int) -> bytes:
-    record = catalog.records[rank]
+def _beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
+    """The first bytes of a parameter on each rank; of remote files all are asked for at once."""
+    records = [catalog.records[rank] for rank in ranks]
+    read = partial(_beginning, name=name, length=length)
+    # threads are worth more than they cost where each waits for a server
+    return map(read, records) if parse_url(records[0].location).is_local else at_once(read, records)
+
+
+def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
     entry = record.index.entries.get(name)
     if entry is None or not entry.extents:
         return b""
+    extent = entry.extents[0]
+    offset, head = piece_heads(entry)[0] if record.assumed else (extent.offset, b"")
     file = open_source(parse_url(record.location))
     try:
-        return read_bytes(file, entry.extents[0].offset, min(length, entry.extents[0].length))
+        found = read_bytes(file, offset, len(head) + min(length, extent.length))
     finally:
         file.close()
+    if not found.startswith(head):
+        raise unlike_error(record.rank, record.location, name, offset)
+    return found[len(head) :]
 
 
 def _is_one_value(content: bytes, itemsize: int) -> bool:

@@ -16,17 +16,19 @@ from functools import cached_property
 
 from core import __version__
 from core.blocks import expected_entries
-from core.budget import Budget, open_files_limit, share_out
-from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
+from core.budget import MOST_LANES, Budget, open_files_limit, share_out, upload_part_bytes
+from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError, VerificationError
 from core.manifest import Manifest, RankSummary, ShardRecord
 from core.plan import ConversionPlan
 from core.progress import current_progress
 from core.report import ConversionReport, Outcome, RankReport, plan_notes
 from core.request import ConversionRequest, VerifyLevel
-from core.retry import with_retries
+from core.retry import retries_counted, with_retries
 from core.sharing import group_ranks
+from core.sources import are_remote
 from core.storage.files import copy_file
 from core.storage.publishing import check_room
+from core.storage.uploads import abort_uploads, takes_parts
 from core.storage.urls import parse_url
 from core.target import Target, Workspace, read_records, record_digest
 from core.transform import transform_ranks
@@ -35,15 +37,41 @@ from core.verify import RankVerification, verify_rank
 _HEADER_BYTES = 4096
 """Room asked for beyond the shards, for each rank's headers."""
 
-_MOST_LANES = 8
-"""Beyond these a file's writer, which digests and writes some 3 GB/s, cannot follow."""
+_REMOTE_WORKERS = 8
+"""They wait for answers most of the time, whatever the number of cores."""
 
 
-def rank_budget(request: ConversionRequest, rank_count: int) -> Budget:
+def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: int) -> Budget:
     """What the workers of a conversion of so many ranks have."""
-    workers = min(request.worker_count, rank_count * _MOST_LANES)
-    uploads = not parse_url(request.target).is_local
-    return share_out(request.memory_limit_bytes, open_files_limit(), workers, uploads=uploads)
+    remote_source, remote_target = are_remote(plan), not parse_url(request.target).is_local
+    default = max(_REMOTE_WORKERS, request.worker_count) if remote_source or remote_target else request.worker_count
+    workers = min(request.workers or default, rank_count * MOST_LANES)
+    limit_bytes = request.memory_limit_bytes
+    largest_bytes = max((totals.shard_bytes for totals in plan.totals), default=0)
+    return share_out(
+        limit_bytes,
+        open_files_limit(),
+        workers,
+        part_bytes=upload_part_bytes(limit_bytes, largest_bytes) if remote_target else 0,
+        remote_source=remote_source,
+    )
+
+
+def planned_groups(plan: ConversionPlan, ranks: Sequence[int], budget: Budget) -> tuple[tuple[int, ...], ...]:
+    """Target ranks in the groups in which they are written side by side; mostly groups of one.
+
+    From local files each worker has a group. From a remote storage workers rather read ahead for one group together:
+    what its ranks share comes over the network once.
+    """
+    fewest = 1 if budget.remote_source else budget.workers
+    return group_ranks(plan, ranks, fewest=fewest, most_ranks=budget.most_blocks, remote_source=budget.remote_source)
+
+
+def lanes_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
+    """How many workers gather for one group: several where there are fewer groups than workers, or shared reads."""
+    if budget.remote_source and any(len(group) > 1 for group in groups):
+        return budget.most_lanes
+    return max(1, min(budget.most_lanes, budget.workers // max(1, len(groups))))
 
 
 @dataclass(frozen=True)
@@ -88,12 +116,17 @@ class Session:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The others, in groups that are written side by side because they share reads; mostly groups of one."""
         written = sorted(set(self.pending) - set(self.copies))
-        return group_ranks(self.plan, written, fewest=self.budget.workers, most_ranks=self.budget.most_blocks)
+        return planned_groups(self.plan, written, self.budget)
+
+    @cached_property
+    def lanes(self) -> int:
+        """How many workers gather for one group."""
+        return lanes_of(self.groups, self.budget)
 
     @property
-    def lanes(self) -> int:
-        """How many workers gather for one group: more than one where there are fewer groups than workers."""
-        return max(1, min(_MOST_LANES, self.budget.workers // max(1, len(self.groups))))
+    def groups_at_once(self) -> int:
+        """How many groups are written at once."""
+        return max(1, self.budget.workers // self.lanes)
 
     def copy_of_failed(self, rank: int, failures: Container[int]) -> ConversionError | None:
         """Why a rank cannot be made as a copy; None if the rank that it is a copy of is not among `failures`."""
@@ -140,6 +173,9 @@ class Session:
             seconds=round(seconds, 3),
             written_bytes=sum(report.size_bytes for report in written),
             read_bytes=sum(report.read_bytes for report in written),
+            crc_bytes=_crc_bytes(plan) if self.request.check_crc else 0,
+            verified_bytes=sum(r.size_bytes for r in written) if level is VerifyLevel.CHECKSUM else 0,
+            retried_requests=retries_counted(),
             verified=level,
             dropped=plan.match.dropped,
             excused=plan.match.excused,
@@ -158,7 +194,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
         StorageError: it cannot be read or written, or has no room.
     """
     ranks = request.chosen_ranks(plan.target_ranks)
-    budget = rank_budget(request, len(ranks))
+    budget = rank_budget(request, plan, len(ranks))
     target = Target(parse_url(request.target), plan, request.overwrite)
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
@@ -179,6 +215,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
         if done:
             current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
+        _give_up_abandoned_uploads(workspace, plan, session.pending)
         pending = [plan.totals[rank - plan.target_ranks.start] for rank in session.pending]
         check_room(workspace.directory, sum(totals.shard_bytes + _HEADER_BYTES for totals in pending))
         passes = 2 if request.verify is VerifyLevel.CHECKSUM else 1
@@ -256,6 +293,21 @@ def check_rank(
     if record.verified is not level:
         workspace.write_record(record.model_copy(update={"verified": level}))
     return found
+
+
+def _give_up_abandoned_uploads(workspace: Workspace, plan: ConversionPlan, ranks: Sequence[int]) -> None:
+    """Gives up what runs that were killed had begun to send: object stores keep it, unseen, and charge for it."""
+    directory = workspace.directory
+    if directory.is_local or not takes_parts(directory):
+        return
+    try:
+        count = abort_uploads(directory, [directory.child(plan.file_name(rank)) for rank in ranks])
+    except StorageError as error:
+        # what is to be done can be done all the same
+        current_progress().note(f"uploads that a killed run may have left are left there: {error}")
+        return
+    if count:
+        current_progress().note(f"{count} unfinished uploads of an earlier run were given up")
 
 
 def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> None:
@@ -355,6 +407,11 @@ def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
         notes=plan_notes(plan),
         ranks=tuple(results[rank].summary for rank in plan.target_ranks),
     )
+
+
+def _crc_bytes(plan: ConversionPlan) -> int:
+    """Bytes of the source's files that carry a CRC."""
+    return sum(record.size_bytes for record in plan.inputs.catalog.records.values() if record.index.has_crc)
 
 
 def _rank_summary(record: ShardRecord) -> RankSummary:

@@ -1,37 +1,42 @@
-"""Which target ranks are worth writing side by side, because alone each would read past what the others need.
+"""Which target ranks are worth writing side by side, because alone each would read what others need as well.
 
 A rank that gets some columns of a source shard reads them row by row, through the gaps between them; its neighbors in
-the target's grid read the same rows for what is in the gaps. Ranks that get whole rows share nothing.
+the target's grid read the same rows for what is in the gaps. From a remote storage whatever two ranks hold alike is
+worth reading once, too. Ranks that get rows of their own share nothing.
 """
 
 from collections.abc import Iterator, Sequence
 
-from core.gather import gap_cost_bytes
+from core.gather import GAP_WORTH_READING_BYTES, REMOTE_GAP_WORTH_READING_BYTES
 from core.plan import ConversionPlan, LayoutClass, TargetStage
 from core.slices import Shape
+from core.spans import gap_cost_bytes
 
 _GAPS_WORTH_SHARING = 0.25
 """Part of a rank's bytes that reading through gaps must cost on top, for its ranks to be grouped.
 
 Ranks of a group end together: the larger it is, the more is done again after a crash.
 """
+_REMOTE_READS_WORTH_SHARING = 0.03
+"""Part of a rank's bytes that are read for others as well, or in vain, for its ranks to be grouped."""
 _MOST_PARAMETERS_TOGETHER = 2**15
 """Of all ranks of a group; what is known of each takes about a kilobyte while its rank is being written."""
 
 
 def group_ranks(
-    plan: ConversionPlan, ranks: Sequence[int], *, fewest: int, most_ranks: int
+    plan: ConversionPlan, ranks: Sequence[int], *, fewest: int, most_ranks: int, remote_source: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """The ranks in groups, each to be written side by side by one worker.
+    """The ranks in groups, each to be written side by side.
 
-    There are at least `fewest` groups, as far as there are ranks, so that no worker is idle, and at most `most_ranks`
-    in a group. Where sharing gains little, each rank is a group of its own.
+    There are at least `fewest` groups, as far as there are ranks, and at most `most_ranks` in a group. Where sharing
+    gains little, each rank is a group of its own.
     """
     size = max(1, min(most_ranks, len(ranks) // fewest))
+    costly = _classes_read_again if remote_source else _classes_with_gaps
     groups: list[tuple[int, ...]] = []
     for stage in plan.stages:
         here = [rank for rank in ranks if rank in stage.ranks]
-        classes = _classes_with_gaps(plan, stage, here[0]) if here and size > 1 else []
+        classes = costly(plan, stage, here) if here and size > 1 else []
         if classes:
             here = _neighbors_together(here, stage, classes)
         parameters = sum(len(layout_class.parameters) for layout_class in stage.classes)
@@ -40,7 +45,7 @@ def group_ranks(
     return tuple(groups)
 
 
-def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, rank: int) -> list[LayoutClass]:
+def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
     """The layout classes that are read through gaps, the costliest first; none if that costs little. Told by one rank.
 
     Ranks of a stage differ in where they read, not in how much: cuts are even, or nearly so.
@@ -49,12 +54,32 @@ def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, rank: int) -> l
     costs: list[tuple[int, LayoutClass]] = []
     for layout_class in stage.classes:
         cost = 0
-        for parameter in layout_class.plans(rank - stage.ranks.start):
+        for parameter in layout_class.plans(ranks[0] - stage.ranks.start):
             needed += parameter.size_bytes
-            cost += gap_cost_bytes(plan, parameter)
+            cost += gap_cost_bytes(plan, parameter, GAP_WORTH_READING_BYTES)
         costs.append((cost, layout_class))
-    if sum(cost for cost, _ in costs) < _GAPS_WORTH_SHARING * needed:
-        return []
+    return _costliest(costs) if sum(cost for cost, _ in costs) >= _GAPS_WORTH_SHARING * needed else []
+
+
+def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
+    """The layout classes of which ranks read what others read or need, the costliest first; none if that is little.
+
+    Told by one rank, likewise.
+    """
+    needed = 0
+    costs: list[tuple[int, LayoutClass]] = []
+    for layout_class in stage.classes:
+        cells = {layout_class.pair.target.cell_of(rank - stage.ranks.start) for rank in ranks}
+        cost = 0
+        for parameter in layout_class.plans(ranks[0] - stage.ranks.start):
+            needed += parameter.size_bytes
+            cost += gap_cost_bytes(plan, parameter, REMOTE_GAP_WORTH_READING_BYTES)
+            cost += parameter.size_bytes * (len(ranks) - len(cells)) // len(ranks)
+        costs.append((cost, layout_class))
+    return _costliest(costs) if sum(cost for cost, _ in costs) > _REMOTE_READS_WORTH_SHARING * needed else []
+
+
+def _costliest(costs: Sequence[tuple[int, LayoutClass]]) -> list[LayoutClass]:
     return [layout_class for cost, layout_class in sorted(costs, key=lambda item: -item[0]) if cost]
 
 

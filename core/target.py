@@ -17,7 +17,7 @@ from functools import cached_property
 
 import xxhash
 
-from core.errors import CheckpointError, StorageError, TargetError
+from core.errors import CheckpointError, StorageError, TargetError, is_transient
 from core.manifest import (
     PLAN_NAME,
     RECORDS_DIRECTORY,
@@ -30,7 +30,7 @@ from core.manifest import (
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
-from core.storage.files import exists, read_small_file, write_bytes
+from core.storage.files import exists, is_missing, read_small_file, remove_file, write_bytes
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
     MANIFEST_NAME,
@@ -41,12 +41,12 @@ from core.storage.publishing import (
     list_names,
     other_files,
     publish,
-    remove_file,
     remove_others,
     remove_tree,
     temporary_files,
     working_location,
 )
+from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
 
 _IDENTITY_NAME = "identity"
@@ -298,9 +298,13 @@ def read_manifest(directory: Location) -> Manifest | None:
         StorageError: it cannot be read.
     """
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    if not exists(location):
-        return None
-    return parse_manifest(read_small_file(location, _LARGEST_RECORD_BYTES), str(location))
+    try:
+        content = read_small_file(location, _LARGEST_RECORD_BYTES)
+    except StorageError as error:
+        if is_missing(error):
+            return None
+        raise
+    return parse_manifest(content, str(location))
 
 
 def record_digest(record: ShardRecord) -> str:
@@ -315,7 +319,7 @@ def check_apart(source: Location, final: Location) -> None:
     Raises:
         TargetError: they are.
     """
-    if type(source.fs) is not type(final.fs):
+    if type(source.fs) is not type(final.fs) or source.fs.storage_options != final.fs.storage_options:
         return
     if (final.path + "/").startswith(source.path + "/"):
         what = "is the source itself" if final.path == source.path else f"lies inside the source {source}"
@@ -346,18 +350,29 @@ def _check_place(final: Location) -> None:
 
 def _read_identity(state: Location) -> str | None:
     location = state.child(_IDENTITY_NAME)
-    if not exists(location):
-        return None
     try:
         return read_small_file(location, 1024).decode("ascii", "replace")
-    except (CheckpointError, StorageError):
+    except CheckpointError:
+        return ""
+    except StorageError as error:
+        if is_missing(error):
+            return None
+        if is_transient(error):
+            raise
         return ""
 
 
 def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRecord]:
     """The readable records of some ranks, one after another; a damaged one counts as none: its rank is done again."""
-    for rank in sorted(workspace.recorded_ranks() & set(ranks)):
+
+    def read(rank: int) -> ShardRecord | None:
         try:
-            yield workspace.read_record(rank)
+            return workspace.read_record(rank)
         except TargetError:
             workspace.remove_record(rank)
+            return None
+
+    recorded = sorted(workspace.recorded_ranks() & set(ranks))
+    # local ones are read faster than they could be handed to threads
+    found = map(read, recorded) if workspace.directory.is_local else at_once(read, recorded)
+    return filter(None, found)

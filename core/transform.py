@@ -3,7 +3,7 @@
 Block by block a file is gathered from the source files, digested and written, so memory does not depend on the size of
 any tensor. Ranks that need parts of the same rows are worked on side by side, so that what they share is read once.
 Where there are fewer files to write than workers, several *lanes* gather for one: while a block is written, the next
-ones are filled.
+ones are filled. Lanes are also what is read ahead from a remote storage.
 """
 
 import time
@@ -17,10 +17,11 @@ import numpy as np
 import xxhash
 
 from core.blocks import Block, expected_entries, file_blocks, planned_file
-from core.budget import Budget
-from core.gather import Gatherer, RankBlock
+from core.budget import Budget, Shares, UploadBuffers
+from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
 from core.manifest import ParameterRecord, ShardRecord
 from core.plan import ConversionPlan
+from core.sources import LocalFiles, RemoteFiles, are_remote
 from core.storage.files import write_file
 from core.storage.urls import Location
 
@@ -49,19 +50,43 @@ def transform_ranks(
     """
     started = time.monotonic()
     with ExitStack() as files:
-        writers = [_RankWriter(plan, rank, directory, files) for rank in ranks]
-        all_lanes = [files.enter_context(closing(_Lane(plan, writers, budget))) for _ in range(lanes)]
-        steps = zip_longest(*(writer.blocks(budget.block_bytes(len(ranks))) for writer in writers))
+        shares = budget.shares(len(ranks), lanes)
+        writers = [_RankWriter(plan, rank, directory, files, shares.upload) for rank in ranks]
+        sources = _open_sources(plan, writers, shares, lanes)
+        for opened in sources:
+            files.callback(opened.close)
+        gatherers = [_gatherer(plan, writers, opened, shares) for opened in sources]
+        all_lanes = [_Lane(gatherer, writers, shares.block_bytes) for gatherer in gatherers]
+        steps = zip_longest(*(writer.blocks(shares.block_bytes) for writer in writers))
         with closing(_filled(steps, all_lanes)) as filled_steps:
             for filled in filled_steps:
                 for writer, block in filled:
                     writer.write(block)
                     advance(sum(part.size_bytes for part in block.parts))
-        for lane in all_lanes:
-            lane.gatherer.check_unchanged()
+        for opened in set(sources):
+            opened.check_unchanged()
     seconds = (time.monotonic() - started) / len(ranks)
-    shares = _even_shares(sum(lane.gatherer.read_bytes for lane in all_lanes), len(ranks))
-    return tuple(writer.record(identity, share, seconds) for writer, share in zip(writers, shares, strict=True))
+    read_bytes = _even_shares(sum(gatherer.read_bytes for gatherer in gatherers), len(ranks))
+    return tuple(writer.record(identity, read, seconds) for writer, read in zip(writers, read_bytes, strict=True))
+
+
+Sources = LocalFiles | RemoteFiles
+
+
+def _open_sources(
+    plan: ConversionPlan, writers: "Sequence[_RankWriter]", shares: Shares, lanes: int
+) -> Sequence[Sources]:
+    """The source files for each lane; remote ones are the same for all."""
+    if are_remote(plan):
+        return [RemoteFiles(plan, (rank for writer in writers for rank in writer.source_ranks))] * lanes
+    return [LocalFiles(plan, shares.sources_open) for _ in range(lanes)]
+
+
+def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares) -> Gatherer:
+    ranks = [writer.parameters for writer in writers]
+    if isinstance(sources, RemoteFiles):
+        return RemoteGatherer(plan, ranks, sources)
+    return LocalGatherer(plan, ranks, sources, shares.scratch_bytes)
 
 
 _Step = Sequence[Block | None]
@@ -87,11 +112,10 @@ def _filled(steps: Iterable[_Step], lanes: "Sequence[_Lane]") -> Generator[_Fill
 class _Lane:
     """What a thread fills blocks with: a buffer for each rank's, and a gatherer."""
 
-    def __init__(self, plan: ConversionPlan, writers: "Sequence[_RankWriter]", budget: Budget) -> None:
-        ranks = [writer.parameters for writer in writers]
-        self.gatherer = Gatherer(plan, ranks, budget.scratch_bytes, budget.sources_open(len(writers)))
+    def __init__(self, gatherer: Gatherer, writers: "Sequence[_RankWriter]", block_bytes: int) -> None:
+        self.gatherer = gatherer
         self._writers = writers
-        self._buffers = [np.empty(budget.block_bytes(len(writers)), dtype=np.uint8) for _ in writers]
+        self._buffers = [np.empty(block_bytes, dtype=np.uint8) for _ in writers]
 
     def fill(self, step: _Step) -> _FilledStep:
         """Puts literal bytes and contents into the blocks of one step."""
@@ -104,15 +128,13 @@ class _Lane:
         self.gatherer.fill([block for _, block in filled])
         return filled
 
-    def close(self) -> None:
-        """Closes the source files."""
-        self.gatherer.close()
-
 
 class _RankWriter:
     """One target rank's file, being written block by block."""
 
-    def __init__(self, plan: ConversionPlan, rank: int, directory: Location, files: ExitStack) -> None:
+    def __init__(
+        self, plan: ConversionPlan, rank: int, directory: Location, files: ExitStack, upload: UploadBuffers | None
+    ) -> None:
         self._rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
         self._entries = expected_entries(plan, self._rank_plan)
@@ -121,7 +143,12 @@ class _RankWriter:
         self._digesting: str | None = None
         self._digest = xxhash.xxh3_128()
         self._path = plan.file_name(rank)
-        self._file = files.enter_context(write_file(directory.child(self._path)))
+        self._file = files.enter_context(write_file(directory.child(self._path), upload))
+
+    @property
+    def source_ranks(self) -> tuple[int, ...]:
+        """The ranks that it is read from."""
+        return self._rank_plan.source_ranks
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         """The file's blocks."""

@@ -5,17 +5,20 @@ every content back and compares it with the digest taken while it was written. B
 see a wrong plan.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
 
-from core.checkpoint.digests import content_digest
+from core.checkpoint.digests import content_digests
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import FileIndex, OutputEntry
-from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
-from core.manifest import ShardRecord
+from core.errors import CheckpointError, ConversionError, InputError, StorageError, TargetError, is_transient
+from core.manifest import RankSummary, ShardRecord
 from core.progress import Progress, SilentProgress
 from core.report import VerificationReport
 from core.request import VerifyLevel
@@ -25,6 +28,7 @@ from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
 
 _READ_BYTES = 2**20
+_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,23 @@ def verify_rank(
     return RankVerification(record.rank, level, read_bytes, told)
 
 
+def _verify_published(
+    workspace: Workspace, summary: RankSummary, level: VerifyLevel, advance: Callable[[int], None]
+) -> tuple[list[str], int]:
+    """What is wrong with one rank of a finished conversion, and how many bytes of contents were read."""
+    try:
+        record = workspace.read_record(summary.rank)
+    except (StorageError, TargetError) as error:
+        if is_transient(error):
+            raise
+        return [f"rank_{summary.rank}: {error}"], 0
+    found = verify_rank(workspace.directory, record, level, advance=advance)
+    if record_digest(record) == summary.record_digest:
+        return list(found.problems), found.read_bytes
+    stale = f"rank_{summary.rank}: its record is not the one that the manifest was written for"
+    return [stale, *found.problems], found.read_bytes
+
+
 def _check_file(
     file: SourceFile,
     record: ShardRecord,
@@ -94,17 +115,14 @@ def _check_file(
     if problems or level is not VerifyLevel.CHECKSUM:
         return problems, 0
     buffer = np.empty(_READ_BYTES, np.uint8).data
-    read_bytes = 0
-    for parameter in record.parameters:
-        entry = index.entries[parameter.name]
-        found = content_digest(file, entry, buffer, advance)
-        read_bytes += entry.size_bytes
+    entries = [index.entries[parameter.name] for parameter in record.parameters]
+    for parameter, found in zip(record.parameters, content_digests(file, entries, buffer, advance), strict=True):
         if found != parameter.digest:
             problems.append(
                 f"parameter {parameter.name!r}: its bytes are not those that were written "
                 f"(digest {found}, written {parameter.digest})"
             )
-    return problems, read_bytes
+    return problems, sum(entry.size_bytes for entry in entries)
 
 
 def _differences(index: FileIndex, wanted: Mapping[str, tuple[str, tuple[int, ...]]], who: str) -> list[str]:
@@ -135,21 +153,27 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         )
     progress.begin(sum(rank.size_bytes for rank in manifest.ranks))
     workspace = Workspace(location, manifest.identity)
-    problems: list[str] = []
-    read_bytes = 0
-    for summary in manifest.ranks:
+
+    stop = threading.Event()
+
+    def advance(count_bytes: int) -> None:
+        if stop.is_set():
+            raise ConversionError("stopped")
+        progress.advance(count_bytes)
+
+    def verify(summary: RankSummary) -> tuple[list[str], int]:
+        return _verify_published(workspace, summary, level, advance)
+
+    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="reshard") as pool:
+        futures = [pool.submit(copy_context().run, verify, summary) for summary in manifest.ranks]
         try:
-            record = workspace.read_record(summary.rank)
-        except (StorageError, TargetError) as error:
-            if is_transient(error):
-                raise
-            problems.append(f"rank_{summary.rank}: {error}")
-            continue
-        if record_digest(record) != summary.record_digest:
-            problems.append(f"rank_{summary.rank}: its record is not the one that the manifest was written for")
-        found = verify_rank(location, record, level, advance=progress.advance)
-        problems.extend(found.problems)
-        read_bytes += found.read_bytes
+            found = [future.result() for future in futures]
+        except BaseException:
+            stop.set()  # leaving the pool waits for what is under way
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    problems = [problem for told, _ in found for problem in told]
+    read_bytes = sum(count for _, count in found)
     problems += [
         f"{other}: does not belong to this checkpoint, but MindSpore may take it for a rank's newest file"
         for other in other_files(location, [summary.file for summary in manifest.ranks])

@@ -11,7 +11,9 @@ from core.garbage import rare_collections
 from core.progress import current_progress, reporting_to
 from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
+from core.retry import counting_retries
 from core.session import open_session, raise_failures
+from core.storage.named_options import storages_of
 from flows.ranks import run_ranks
 from tasks.artifacts import publish_failure, publish_plan, publish_report
 from tasks.catalog import catalog_source
@@ -19,6 +21,7 @@ from tasks.conversion import commit_target
 from tasks.planning import plan_conversion
 from tasks.policies import untouched
 from tasks.progress import RunProgress
+from tasks.storages import RESOLVERS
 from tasks.strategies import merge_strategy
 
 
@@ -44,9 +47,10 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
         ConversionError: it failed all the same.
     """
     progress = RunProgress(current_progress())
-    with reporting_to(progress), rare_collections():
+    with reporting_to(progress), counting_retries(), rare_collections():
         try:
-            return _convert(request, progress)
+            with storages_of(request, RESOLVERS):
+                return _convert(request, progress)
         except ReshardError as error:
             publish_failure(title_of(request), error)
             # the run's message is the error's, as it is; whoever called the flow gets the error raised
@@ -60,7 +64,7 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
     catalog = untouched(catalog_source(request, source, target))
     plan = plan_conversion(request, catalog, source, target)
     with open_session(request, plan) as session:
-        publish_plan(summarize_plan(plan, session.budget, session.groups))
+        publish_plan(summarize_plan(plan, session.budget, session.groups, session.lanes))
         raise_failures(run_ranks(session, progress), session)
         report = commit_target(untouched(session), time.monotonic() - started)
     publish_report(report)

@@ -57,6 +57,11 @@ class _Turn:
     rank: int
     group: tuple[int, ...]
 
+    @property
+    def writes_group(self) -> bool:
+        """Whether on this turn a whole group's files are written."""
+        return self.rank == next(iter(self.group), None)
+
 
 def _run_turns(session: Session, runner: ThreadPoolTaskRunner[int], turns: Iterable[_Turn]) -> Failures:
     failures: Failures = {}
@@ -70,8 +75,12 @@ def _run_turns(session: Session, runner: ThreadPoolTaskRunner[int], turns: Itera
         under_way[future] = (turn, task)
         future.add_done_callback(finished.put)  # type: ignore[arg-type]
 
+    def may_start(turn: _Turn) -> bool:
+        writing = sum(other.writes_group and task is transform_rank for other, task in under_way.values())
+        return not turn.writes_group or writing < session.groups_at_once
+
     def start_waiting() -> None:
-        while waiting and len(under_way) < session.budget.workers:
+        while waiting and len(under_way) < session.budget.workers and may_start(waiting[0]):
             turn = waiting.popleft()
             start(transform_rank, turn, budget=session.budget, group=turn.group, lanes=session.lanes)
 
@@ -84,7 +93,7 @@ def _run_turns(session: Session, runner: ThreadPoolTaskRunner[int], turns: Itera
             failures[turn.rank] = failure
         elif task is transform_rank:
             start(verify_rank, turn, level=session.request.verify)
-        if task is transform_rank and turn.rank == next(iter(turn.group), None):
+        if task is transform_rank and turn.writes_group:
             # its files are there now: the others' turns are short, and verify what may still be in memory
             waiting.extendleft(_Turn(rank, turn.group) for rank in reversed(turn.group[1:]))
         start_waiting()

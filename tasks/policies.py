@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.utilities.annotations import quote
 
 from core.errors import is_transient
-from core.retry import ATTEMPTS, FIRST_PAUSE_SECONDS
+from core.retry import WORK
 
 Value = TypeVar("Value")
 
@@ -27,8 +27,8 @@ UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 """Options of tasks that touch no storage."""
 
 RETRIED: dict[str, Any] = UNCACHED | {
-    "retries": ATTEMPTS - 1,
-    "retry_delay_seconds": [FIRST_PAUSE_SECONDS * 2**attempt for attempt in range(ATTEMPTS - 1)],
+    "retries": WORK.attempts - 1,
+    "retry_delay_seconds": [WORK.first_pause_seconds * 2**attempt for attempt in range(WORK.attempts - 1)],
     # ranks that failed together should not come back together
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": retry_transient,

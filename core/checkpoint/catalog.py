@@ -4,20 +4,22 @@ The survey lists, the selection chooses by name, and only then are files opened,
 with the ranks or with the files is one error.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, Semaphore
 
 import numpy as np
 
-from core.checkpoint.digests import content_digest
+from core.checkpoint.digests import UnlikeError, content_digests
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import read_index
+from core.checkpoint.indexing import Indexed, Workers, read_indexes
 from core.checkpoint.model import FileIndex, TensorEntry
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names, select_files
-from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
-from core.errors import CatalogError, CheckpointError, InputError, ReshardError
+from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from core.errors import CatalogError, CheckpointError, InputError
 from core.storage.files import SourceFile, open_source
 from core.storage.urls import Location
 
@@ -25,6 +27,8 @@ __all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog"]
 
 _BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
 _MAX_FILE_ERRORS = 20
+_REMOTE_FILES_AT_ONCE = 16  # each waits for its requests most of the time
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 32 MiB under way
 
 WantsDigest = Callable[[int, TensorEntry], bool]
 
@@ -37,6 +41,7 @@ def build_catalog(
     source_prefix: str | None = None,
     digest: WantsDigest,
     check_crc: bool = True,
+    assume_alike: bool = True,
     workers: int = 8,
     allow_extra_ranks: bool = False,
     found: CheckpointSurvey | None = None,
@@ -51,7 +56,9 @@ def build_catalog(
         source_prefix: the prefix of the files to take, where there are several.
         digest: says of which parameters of which rank a digest of the contents is taken.
         check_crc: whether files that carry a CRC are read whole to check it.
-        workers: files read at a time.
+        assume_alike: whether of remote files with the same size that agree in samples only one's headers are read; the
+            records of the others say so.
+        workers: files read at a time; more if they are remote.
         allow_extra_ranks: whether there may be ranks besides `ranks`, which are then ignored.
         found: the survey of `url`, if it was made already.
 
@@ -75,7 +82,7 @@ def build_catalog(
         rank: next(file.location for file in found.files[rank] if file.name == name)
         for rank, name in selection.names.items()
     }
-    records = _read_records(found.url, locations, _RecordReader(digest, check_crc), workers)
+    records = _read_records(found.url, locations, _RecordReader(digest, check_crc, assume_alike), workers)
     chosen_step = None if selection.step is None else str(selection.step)
     return CheckpointCatalog(found.url, selection.format, chosen_step, records, (*selection.notes, *notes))
 
@@ -122,14 +129,13 @@ def _read_records(
     origin: str, locations: Mapping[int, Location], reader: "_RecordReader", workers: int
 ) -> dict[int, CatalogRecord]:
     """The records of all files; an error tells of all that cannot be used, not only of the first."""
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(reader.read_or_refuse, rank, locations[rank]) for rank in sorted(locations)]
-        try:
-            outcomes = [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    errors = [outcome for outcome in outcomes if isinstance(outcome, ReshardError)]
+    if any(location.is_local for location in locations.values()):
+        with ThreadPoolExecutor(workers) as pool:
+            outcomes = Workers(pool).outcomes(reader.read_local, sorted(locations.items()))
+    else:
+        with ThreadPoolExecutor(max(workers, _REMOTE_FILES_AT_ONCE)) as pool:
+            outcomes = reader.read_remote(dict(sorted(locations.items())), Workers(pool))
+    errors = [outcome for outcome in outcomes if isinstance(outcome, InputError)]
     if errors:
         raise _joined(origin, errors, len(outcomes))
     return {outcome.rank: outcome for outcome in outcomes if isinstance(outcome, CatalogRecord)}
@@ -150,40 +156,71 @@ class _RecordReader:
     4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage are laid out alike.
     """
 
-    def __init__(self, digest: WantsDigest, check_crc: bool) -> None:
+    def __init__(self, digest: WantsDigest, check_crc: bool, assume_alike: bool) -> None:
         self._wants_digest = digest
         self._checks_crc = check_crc
+        self._assumes_alike = assume_alike
         self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
         self._lock = Lock()
+        self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
 
-    def read_or_refuse(self, rank: int, location: Location) -> CatalogRecord | InputError:
-        """The record, or why the file cannot be used.
+    def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
+        """The record of a rank's file.
 
         Raises:
-            StorageError: a transient failure: the others need not be tried.
+            InputError: it cannot be used.
+            StorageError: it cannot be read.
         """
-        try:
-            with refused_as_input():
-                return self._read(rank, location)
-        except InputError as error:
-            return error
-
-    def _read(self, rank: int, location: Location) -> CatalogRecord:
+        rank, location = item
         file = open_source(location)
         try:
-            index = read_index(file)
-            if index.redundancy_removed:
-                raise CheckpointError(
-                    f"{location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
-                    "rank's file only. Such checkpoints cannot be read; save it without"
-                )
-            if self._checks_crc:
-                check_file_crc(file, index)
-            wanted = (entry for entry in index.entries.values() if self._wants_digest(rank, entry))
-            digests = _digests(file, wanted)
-            return CatalogRecord(rank, str(location), file.size_bytes, file.version, self._interned(index), digests)
+            return self._record(rank, file, Indexed(read_index(file)))
         finally:
             file.close()
+
+    def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
+        """The records of all ranks' files, or why they cannot be used.
+
+        Raises:
+            StorageError: a transient failure of the storage.
+        """
+        opened = dict(zip(locations, threads.outcomes(open_source, locations.values()), strict=True))
+        files = {rank: file for rank, file in opened.items() if not isinstance(file, InputError)}
+        try:
+            indexes = read_indexes(files, threads, assume_alike=self._assumes_alike)
+            indexed = [(rank, files[rank], found) for rank, found in indexes.items() if isinstance(found, Indexed)]
+            records = threads.outcomes(lambda item: self._record(*item), indexed)
+        finally:
+            for file in files.values():
+                file.close()
+        read = dict(zip((rank for rank, _, _ in indexed), records, strict=True))
+        refused = {rank: why for rank, why in (*opened.items(), *indexes.items()) if isinstance(why, InputError)}
+        outcomes = {**read, **refused}
+        return [outcomes[rank] for rank in locations]
+
+    def _record(self, rank: int, file: SourceFile, indexed: Indexed) -> CatalogRecord:
+        index = indexed.index
+        if index.redundancy_removed:
+            raise CheckpointError(
+                f"{file.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
+                "rank's file only. Such checkpoints cannot be read; save it without"
+            )
+        wanted = [entry for entry in index.entries.values() if self._wants_digest(rank, entry)]
+        checks_crc = self._checks_crc and index.has_crc
+        read_bytes = index.size_bytes if checks_crc else sum(entry.size_bytes for entry in wanted)
+        try:
+            with self._room_for(file, read_bytes):
+                if checks_crc:
+                    check_file_crc(file, index)
+                digests = _digests(file, wanted, indexed.assumed)
+        except UnlikeError:
+            return self._record(rank, file, Indexed(read_index(file)))
+        return CatalogRecord(
+            rank, str(file.location), file.size_bytes, file.version, self._interned(index), digests, indexed.assumed
+        )
+
+    def _room_for(self, file: SourceFile, read_bytes: int) -> AbstractContextManager[object]:
+        return nullcontext() if file.location.is_local or read_bytes <= _BLOCK_BYTES else self._long_reads
 
     def _interned(self, index: FileIndex) -> FileIndex:
         # what a text says may differ on every rank: without it in the key, each would be compared with all others
@@ -198,7 +235,8 @@ class _RecordReader:
             return index
 
 
-def _digests(file: SourceFile, entries: Iterable[TensorEntry]) -> dict[str, str]:
+def _digests(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> dict[str, str]:
     # not zeroed: pages that no content reaches cost nothing
     buffer = np.empty(_BLOCK_BYTES, np.uint8).data
-    return {entry.name: content_digest(file, entry, buffer) for entry in entries}
+    digests = content_digests(file, entries, buffer, assumed=assumed)
+    return {entry.name: digest for entry, digest in zip(entries, digests, strict=True)}

@@ -1,7 +1,8 @@
 """A catalog as JSON, for the plan file: compact lists, and each distinct index once, referred to by its number.
 
 `entries` are [name, dtype, shape, [offset, length, …]] and, for a text entry, its text; `records` are
-[rank, location, size_bytes, version, number of the index, digests].
+[rank, location, size_bytes, version, number of the index, digests]. `assumed` are the ranks of assumed records, apart
+from them: how much of the headers was read does not change what a conversion writes.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
         "notes": list(catalog.notes),
         "indexes": indexes,
         "records": [_record_to_json(record, numbers[id(record.index)]) for record in catalog.records.values()],
+        "assumed": [record.rank for record in catalog.records.values() if record.assumed],
     }
 
 
@@ -40,7 +42,8 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
     """
     try:
         indexes = [_index_from_json(index) for index in data["indexes"]]
-        records = [_record_from_json(record, indexes) for record in data["records"]]
+        assumed = frozenset(data["assumed"])
+        records = [_record_from_json(record, indexes, assumed) for record in data["records"]]
         return CheckpointCatalog(
             url=data["url"],
             format=CheckpointFormat(data["format"]),
@@ -90,6 +93,6 @@ def _record_to_json(record: CatalogRecord, index_number: int) -> list[Any]:
     return [record.rank, record.location, record.size_bytes, record.version, index_number, dict(record.digests)]
 
 
-def _record_from_json(record: list[Any], indexes: list[FileIndex]) -> CatalogRecord:
+def _record_from_json(record: list[Any], indexes: list[FileIndex], assumed: frozenset[int]) -> CatalogRecord:
     rank, location, size_bytes, version, index_number, digests = record
-    return CatalogRecord(rank, location, size_bytes, version, indexes[index_number], digests)
+    return CatalogRecord(rank, location, size_bytes, version, indexes[index_number], digests, rank in assumed)

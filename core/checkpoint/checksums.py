@@ -5,9 +5,10 @@ two parts in a row follows from the two checksums and the second part's length, 
 """
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
+from core.checkpoint.reading import read_ahead
 from core.storage.files import SourceFile
 
 BLOCK_BYTES = 4 << 20
@@ -18,30 +19,37 @@ _X8 = 1 << 23
 _ALL_ONES = 0xFFFFFFFF
 
 
-def crc32_of_parts(file: SourceFile, offset: int, lengths: Iterable[int]) -> Iterator[int]:
+def crc32_of_parts(file: SourceFile, offset: int, lengths: Sequence[int]) -> Iterator[int]:
     """The CRC-32 of each of the parts that lie one after another from `offset` on, `lengths` in bytes.
 
-    The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; a part's
-    checksum comes when it has been read.
+    The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; of a remote
+    one several are under way. A part's checksum comes when it has been read.
 
     Raises:
         CheckpointError: the file ends before the parts do.
         StorageError: it cannot be read.
     """
-    buffer = memoryview(bytearray(BLOCK_BYTES))
-    block = buffer[:0]
+    blocks = _blocks(file, offset, sum(lengths))
+    block = memoryview(b"")
     for length in lengths:
         crc = 0
         while length:
-            if not block:
-                # never less than the part still needs: where the file has shrunk the read says so
-                block = buffer[: min(BLOCK_BYTES, max(length, file.size_bytes - offset))]
-                file.read_into(offset, block)
-                offset += len(block)
+            block = block or next(blocks)
             piece, block = block[:length], block[length:]
             crc = zlib.crc32(piece, crc)
             length -= len(piece)
         yield crc
+
+
+def _blocks(file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
+    if not file.location.is_local:
+        yield from (memoryview(piece) for _, piece in read_ahead(file, [(offset, length)]))
+        return
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    for start in range(0, length, BLOCK_BYTES):
+        block = buffer[: min(BLOCK_BYTES, length - start)]
+        file.read_into(offset + start, block)
+        yield block
 
 
 def crc32_joined(left: int, right: int, right_bytes: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from core.checkpoint.checksums import crc32_of_parts
+from core.checkpoint.lookahead import Lookahead
 from core.checkpoint.model import (
     MAX_TEXT_BYTES,
     CheckpointFormat,
@@ -38,8 +39,8 @@ _VALUE_TAG, _VALUE_TENSOR, _VALUE_MAP_TENSOR = bytes_key(1), bytes_key(2), bytes
 _TENSOR_DIM, _TENSOR_PACKED_DIMS = varint_key(1), bytes_key(1)
 _TENSOR_TYPE, _TENSOR_CONTENT = bytes_key(2), bytes_key(3)
 
-_CRC_MARK = b"crc_num"
-_CRC_TRAILER_BYTES = len(_CRC_MARK) + 10
+CRC_MARK = b"crc_num"
+CRC_TRAILER_BYTES = len(CRC_MARK) + 10
 
 _NAME_START = 2
 """A short name has one byte for its key and one for its length before it."""
@@ -80,18 +81,20 @@ def read_index(file: SourceFile) -> FileIndex:
         CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the byte offset.
         StorageError: it cannot be read.
     """
-    if file.size_bytes == 0:
-        raise CheckpointError(f"{file.location}: the file is empty")
-    has_crc = _has_crc(file)
-    stop = file.size_bytes - _CRC_TRAILER_BYTES if has_crc else file.size_bytes
-    reader = WireReader(file, stop)
-    entries = {
-        name: _joined(file, reader, list(pieces))
-        for name, pieces in groupby(_pieces(reader, stop), key=lambda piece: piece.name)
-    }
-    if not entries:
-        raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
-    return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+    return _read(file)
+
+
+def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, bytes]]]:
+    """What a file holds, and what stands before each piece's contents: where it begins, and its bytes.
+
+    The bytes are cut short, or none, where they are too many or are not encoded as `planned_pieces` would.
+
+    Raises:
+        CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the byte offset.
+        StorageError: it cannot be read.
+    """
+    heads: list[tuple[int, bytes]] = []
+    return _read(file, heads), heads
 
 
 def check_crc(file: SourceFile, index: FileIndex) -> None:
@@ -103,8 +106,8 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
     """
     if not index.has_crc:
         return
-    stop = file.size_bytes - _CRC_TRAILER_BYTES
-    stored = int.from_bytes(read_bytes(file, stop, _CRC_TRAILER_BYTES)[len(_CRC_MARK) :])
+    stop = file.size_bytes - CRC_TRAILER_BYTES
+    stored = int.from_bytes(read_bytes(file, stop, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
     (actual,) = crc32_of_parts(file, 0, [stop])
     if actual != stored:
         raise CheckpointError(
@@ -125,7 +128,7 @@ def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
     segments: list[bytes | Content] = []
     literal = bytearray()
     for entry in entries:
-        for head, content in _planned_pieces(entry):
+        for head, content in planned_pieces(entry):
             literal += head
             if content.stop > content.start:
                 segments += [bytes(literal), content]
@@ -136,13 +139,59 @@ def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
     return FilePlan(tuple(segments), size_bytes)
 
 
+def planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
+    """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
+    name = entry.name
+    tag = name.encode()
+    tag = build_head(_VALUE_TAG, len(tag)) + tag
+    if entry.text is not None:
+        encoded = (entry.text or "\0").encode(_TEXT_CODE, "surrogatepass")
+        head = _tensor_head(tag, _tensor_fields(TEXT, (0,)), len(encoded))
+        yield head + encoded, Content(name, 0, 0)
+        return
+    fields = _tensor_fields(entry.dtype, entry.shape)
+    for start, stop in _piece_ranges(entry):
+        if entry.dtype is MAP_TENSOR:
+            inner = tag + build_head(_VALUE_MAP_TENSOR, stop - start)
+            head = build_head(_VALUE, len(inner) + stop - start) + inner
+        else:
+            head = _tensor_head(tag, fields, stop - start)
+        yield head, Content(name, start, stop)
+
+
+def first_name(start: bytes) -> bytes:
+    """The first parameter's name, as it stands in a file's first bytes; nothing if they are none of such a file."""
+    after_head = next((place + 1 for place in range(1, len(start)) if start[place] < 0x80), 0)
+    value = start[after_head:]
+    return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([_VALUE]) else b""
+
+
+def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
+    if file.size_bytes == 0:
+        raise CheckpointError(f"{file.location}: the file is empty")
+    has_crc = _has_crc(file)
+    stop = file.size_bytes - CRC_TRAILER_BYTES if has_crc else file.size_bytes
+    lookahead = None if file.location.is_local else Lookahead(file, stop)
+    reader = WireReader(file, stop, lookahead)
+    entries = {
+        name: _joined(reader, list(pieces))
+        for name, pieces in groupby(_pieces(reader, stop, lookahead, heads), key=lambda piece: piece.name)
+    }
+    if not entries:
+        raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
+    return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+
+
 def _has_crc(file: SourceFile) -> bool:
-    offset = file.size_bytes - _CRC_TRAILER_BYTES
-    return offset >= 0 and read_bytes(file, offset, len(_CRC_MARK)) == _CRC_MARK
+    offset = file.size_bytes - CRC_TRAILER_BYTES
+    return offset >= 0 and read_bytes(file, offset, len(CRC_MARK)) == CRC_MARK
 
 
-def _pieces(reader: WireReader, stop: int) -> Iterator[_Piece]:
+def _pieces(
+    reader: WireReader, stop: int, lookahead: Lookahead | None, heads: list[tuple[int, bytes]] | None
+) -> Iterator[_Piece]:
     known = _KnownHeads()
+    end = 0  # of the entry before
     for key, length in reader.fields(stop):
         if key == _VALUE:
             start, data = reader.offset, reader.peek(_HEAD_BYTES)
@@ -150,7 +199,19 @@ def _pieces(reader: WireReader, stop: int) -> Iterator[_Piece]:
             if piece is None:
                 piece = _read_value(reader, length)
                 known.learn(piece, length, data)
+            if heads is not None:
+                heads.append((end, _bytes_before(piece, end, length, data)))
+            end = start + length
+            if lookahead is not None:
+                lookahead.passed(piece.extent.length, end)
             yield piece
+
+
+def _bytes_before(piece: _Piece, end: int, length: int, data: bytes) -> bytes:
+    """What stands between byte `end` and the contents of a Value of `length` bytes, if it is nothing but its head."""
+    head = build_head(_VALUE, length)
+    # only so many bytes, and only these, can say it that briefly
+    return head + data[: piece.extent.offset - piece.offset] if len(head) == piece.offset - end else b""
 
 
 class _KnownHeads:
@@ -276,7 +337,7 @@ def _tensor_piece(reader: WireReader, start: int, name: str, tensor: _TensorFiel
     return _Piece(start, name, dtype, tuple(tensor.dims), tensor.content)
 
 
-def _joined(file: SourceFile, reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
+def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
     first = pieces[0]
     name, dtype, dims = first.name, first.dtype, first.dims
     for piece in pieces:
@@ -289,7 +350,7 @@ def _joined(file: SourceFile, reader: WireReader, pieces: list[_Piece]) -> Tenso
     extents = tuple(piece.extent for piece in pieces)
     length = sum(extent.length for extent in extents)
     if dtype is TEXT:
-        return text_entry(name, _read_text(file, reader, name, extents))
+        return text_entry(name, _read_text(reader, name, extents))
     if dtype is MAP_TENSOR:
         return TensorEntry(name, dtype, (length,), extents)
     shape = () if dims == (0,) and length == dtype.itemsize else dims
@@ -302,35 +363,15 @@ def _joined(file: SourceFile, reader: WireReader, pieces: list[_Piece]) -> Tenso
     return entry
 
 
-def _read_text(file: SourceFile, reader: WireReader, name: str, extents: Sequence[Extent]) -> str:
+def _read_text(reader: WireReader, name: str, extents: Sequence[Extent]) -> str:
     offset, length = extents[0].offset, sum(extent.length for extent in extents)
     if length > MAX_TEXT_BYTES:
         raise reader.error(offset, f"text entry {name!r} has {length} bytes, more than {MAX_TEXT_BYTES} (1 MiB)")
-    encoded = b"".join(read_bytes(file, extent.offset, extent.length) for extent in extents)
+    encoded = b"".join(reader.contents(extent.offset, extent.length) for extent in extents)
     try:
         return encoded.decode(_TEXT_CODE, "surrogatepass").rstrip("\0")
     except UnicodeDecodeError:
         raise reader.error(offset, f"text entry {name!r} is not UTF-32: damaged") from None
-
-
-def _planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
-    """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
-    name = entry.name
-    tag = name.encode()
-    tag = build_head(_VALUE_TAG, len(tag)) + tag
-    if entry.text is not None:
-        encoded = (entry.text or "\0").encode(_TEXT_CODE, "surrogatepass")
-        head = _tensor_head(tag, _tensor_fields(TEXT, (0,)), len(encoded))
-        yield head + encoded, Content(name, 0, 0)
-        return
-    fields = _tensor_fields(entry.dtype, entry.shape)
-    for start, stop in _piece_ranges(entry):
-        if entry.dtype is MAP_TENSOR:
-            inner = tag + build_head(_VALUE_MAP_TENSOR, stop - start)
-            head = build_head(_VALUE, len(inner) + stop - start) + inner
-        else:
-            head = _tensor_head(tag, fields, stop - start)
-        yield head, Content(name, start, stop)
 
 
 def _piece_ranges(entry: OutputEntry) -> Iterator[tuple[int, int]]:

@@ -10,9 +10,12 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from core.checkpoint import ckpt, safetensors
+from core.checkpoint.heads import Template, template_of
 from core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry
+from core.checkpoint.reading import WithEnds
 from core.errors import CheckpointError
 from core.storage.files import SourceFile, read_bytes
+from core.storage.urls import Location
 
 _START_BYTES = 9
 
@@ -50,12 +53,37 @@ def read_index(file: SourceFile) -> FileIndex:
         CheckpointError: it is of another kind, damaged, or holds an unknown dtype; names the file and where in it.
         StorageError: it cannot be read.
     """
-    extension = PurePosixPath(file.location.name).suffix.removeprefix(".")
-    if extension not in [*CheckpointFormat]:
-        raise CheckpointError(f"{file.location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")
-    format = CheckpointFormat(extension)
+    format = format_of(file.location)
+    file = file if file.location.is_local else WithEnds(file)
     _check_kind(file, format)
     return _MODULES[format].read_index(file)
+
+
+def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
+    """What a remote checkpoint file holds, and a template that other files may follow, if it can be one.
+
+    Raises:
+        CheckpointError: it is of another kind, damaged, or holds an unknown dtype; names the file and where in it.
+        StorageError: it cannot be read.
+    """
+    if format_of(file.location) is not CheckpointFormat.CKPT:
+        return read_index(file), None
+    file = WithEnds(file)
+    _check_kind(file, CheckpointFormat.CKPT)
+    index, heads = ckpt.read_index_and_heads(file)
+    return index, template_of(index, heads)
+
+
+def format_of(location: Location) -> CheckpointFormat:
+    """The format that a file's name says it has.
+
+    Raises:
+        CheckpointError: it says none.
+    """
+    extension = PurePosixPath(location.name).suffix.removeprefix(".")
+    if extension not in [*CheckpointFormat]:
+        raise CheckpointError(f"{location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")
+    return CheckpointFormat(extension)
 
 
 def check_crc(file: SourceFile, index: FileIndex) -> None:

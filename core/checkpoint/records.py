@@ -17,6 +17,8 @@ class CatalogRecord:
         version: changes whenever the file's content does (modification time, etag).
         index: what the file holds; ranks whose files are laid out alike share one object.
         digests: parameter -> XXH3-128 of its bytes in hex, for those that were asked for.
+        assumed: the index is another rank's, whose file is as large and agrees in samples; what stands before
+            contents has to be compared with `heads.piece_heads` when they are read.
     """
 
     rank: int
@@ -25,6 +27,7 @@ class CatalogRecord:
     version: str
     index: FileIndex
     digests: Mapping[str, str] = field(default_factory=dict)
+    assumed: bool = False
 
 
 @dataclass(frozen=True)

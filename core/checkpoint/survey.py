@@ -16,7 +16,7 @@ from functools import cached_property
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
 from core.errors import CatalogError, StorageError
-from core.storage.files import mapped_errors
+from core.storage.failures import mapped_errors
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.urls import Location, parse_url
 

@@ -6,6 +6,7 @@ A *key* is a field's number and wire type as they stand before each field.
 
 from collections.abc import Iterator
 
+from core.checkpoint.lookahead import Lookahead
 from core.errors import CheckpointError
 from core.storage.files import SourceFile, read_bytes
 
@@ -18,9 +19,8 @@ _MAX_KEY = (1 << 32) - 1
 _ONE_BYTE = [bytes([value]) for value in range(256)]
 
 _SMALL_READ_BYTES = 4 << 10
-# About what is read in the time that another call or request takes.
-_LOCAL_READ_AHEAD_BYTES = 64 << 10
-_REMOTE_READ_AHEAD_BYTES = 1 << 20
+# About what is read in the time that another call takes.
+_READ_AHEAD_BYTES = 64 << 10
 
 
 def varint_key(number: int) -> int:
@@ -48,15 +48,16 @@ def build_head(key: int, length: int) -> bytes:
 class WireReader:
     """A forward walk over the fields of a file's bytes from 0 to `stop`; `offset` is where it stands.
 
-    Reads ahead a little where fields are close together, and jumps over contents that nobody asks for. Nothing is
-    allocated on a length's word alone: every length is held against the bytes that are left first.
+    Reads ahead a little where fields are close together, and jumps over contents that nobody asks for. With `lookahead`
+    that one reads. Nothing is allocated on a length's word alone: every length is held against the bytes that are left
+    first.
     """
 
-    def __init__(self, file: SourceFile, stop: int) -> None:
+    def __init__(self, file: SourceFile, stop: int, lookahead: Lookahead | None = None) -> None:
         self.offset = 0
         self._file = file
         self._stop = stop
-        self._read_ahead = _LOCAL_READ_AHEAD_BYTES if file.location.is_local else _REMOTE_READ_AHEAD_BYTES
+        self._lookahead = lookahead
         self._window = b""
         self._window_offset = 0
 
@@ -124,6 +125,12 @@ class WireReader:
         self.offset += length
         return self._window[position : position + length]
 
+    def contents(self, offset: int, length: int) -> bytes:
+        """Bytes of a field that was passed; `offset` stays."""
+        if self._lookahead is not None:
+            return self._lookahead.contents(offset, length)
+        return read_bytes(self._file, offset, length)
+
     def _long_varint(self, position: int) -> int:
         if position + _MAX_VARINT_BYTES > len(self._window):
             position = self._load(_MAX_VARINT_BYTES)
@@ -139,9 +146,12 @@ class WireReader:
         raise self.error(self.offset, f"a number of more than {_MAX_VARINT_BYTES} bytes: not a checkpoint, or damaged")
 
     def _load(self, length: int) -> int:
+        if self._lookahead is not None:
+            self._window_offset, self._window = self._lookahead.window(self.offset, length)
+            return self.offset - self._window_offset
         # a head far behind the last window means large contents, between which reading ahead finds nothing
-        near = self.offset - self._window_offset - len(self._window) < self._read_ahead // 4
-        length = min(max(length, self._read_ahead if near else _SMALL_READ_BYTES), self._stop - self.offset)
+        near = self.offset - self._window_offset - len(self._window) < _READ_AHEAD_BYTES // 4
+        length = min(max(length, _READ_AHEAD_BYTES if near else _SMALL_READ_BYTES), self._stop - self.offset)
         self._window = read_bytes(self._file, self.offset, length) if length else b""
         self._window_offset = self.offset
         return 0

@@ -5,29 +5,21 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from fsspec.spec import AbstractBufferedFile
 
-from core.errors import CheckpointError, StorageError, is_transient
+from core.budget import UploadBuffers
+from core.errors import CheckpointError, StorageError
+from core.progress import current_progress
+from core.storage.failures import mapped_errors
+from core.storage.requests import at_once, requested
+from core.storage.uploads import Buffer, Upload, takes_parts
 from core.storage.urls import Location
 
-Buffer = bytes | bytearray | memoryview
-
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-
-# base classes, by name because the packages need not be installed; botocore's are no OSErrors
-_CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp")
-_TRANSIENT_CLIENT_ERRORS = {
-    "ConnectionError",
-    "HTTPClientError",
-    "IncompleteReadError",
-    "FlexibleChecksumError",
-    "ClientConnectionError",
-    "ClientPayloadError",
-}
 
 
 class SourceFile(Protocol):
@@ -46,38 +38,22 @@ class SourceFile(Protocol):
             StorageError: it cannot be read.
         """
 
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range, given by its offset and its length; of a remote file all are asked for at once.
+
+        Raises:
+            CheckpointError: the file ends before one of them does.
+            StorageError: it cannot be read.
+        """
+
     def close(self) -> None:
         """Gives the file back."""
 
 
 def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
     """`length` bytes of a file from `offset` on; for small reads, since it allocates them."""
-    buffer = bytearray(length)
-    file.read_into(offset, memoryview(buffer))
-    return bytes(buffer)
-
-
-@contextmanager
-def mapped_errors(location: Location, action: str) -> Iterator[None]:
-    """Turns what a storage raises into a StorageError that names the URL and what was being done to it.
-
-    `action` completes the sentence "cannot …".
-    """
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise StorageError(f"{location}: cannot {action}: no such file or directory") from error
-    except PermissionError as error:
-        raise StorageError(f"{location}: cannot {action}: permission denied") from error
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise StorageError(f"{location}: cannot {action}: {reason}", transient=is_transient(error)) from error
-    except Exception as error:
-        if type(error).__module__.split(".")[0] not in _CLIENT_PACKAGES:
-            raise
-        # missing credentials and wrong settings are no better the next time
-        transient = any(base.__name__ in _TRANSIENT_CLIENT_ERRORS for base in type(error).__mro__)
-        raise StorageError(f"{location}: cannot {action}: {error}", transient=transient) from error
+    [data] = file.read_many([(offset, length)])
+    return data
 
 
 def open_source(location: Location) -> SourceFile:
@@ -111,6 +87,14 @@ class _LocalSource:
                 buffer = buffer[count:]
                 position += count
 
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self._read(offset, length) for offset, length in ranges]
+
+    def _read(self, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
     def close(self) -> None:
         self._file.close()
 
@@ -118,21 +102,33 @@ class _LocalSource:
 class _RemoteSource:
     def __init__(self, location: Location) -> None:
         self.location = location
-        info = location.fs.info(location.path)
+        info = file_info(location, "read it")
         if info["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self.size_bytes = int(info["size"])
         self.version = _remote_version(info)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        length = len(buffer)
+        buffer[:] = self._read((offset, len(buffer)))
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        # one of them in this thread: it may be one of those that make requests for others
+        return [self._read(ranges[0])] if len(ranges) == 1 else list(at_once(self._read, ranges))
+
+    def _read(self, range_: tuple[int, int]) -> bytes:
+        offset, length = range_
+        if offset + length > self.size_bytes:
+            raise _ended_early(self.location, self.size_bytes)
         if not length:  # HTTP has no empty range
-            return
-        with mapped_errors(self.location, f"read {length} bytes at {offset}"):
-            data = self.location.fs.cat_file(self.location.path, start=offset, end=offset + length)
-        if len(data) != length:
-            raise _ended_early(self.location, offset + len(data))
-        buffer[:] = data
+            return b""
+
+        def ask() -> bytes:
+            data = bytes(self.location.fs.cat_file(self.location.path, start=offset, end=offset + length))
+            if len(data) != length:
+                raise ConnectionError(f"{len(data)} bytes came")
+            return data
+
+        return requested(self.location, f"read {length} bytes at {offset}", ask)
 
     def close(self) -> None:
         pass
@@ -165,22 +161,54 @@ class OutputFile(Protocol):
 
 
 @contextmanager
-def write_file(location: Location) -> Iterator[OutputFile]:
+def write_file(location: Location, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
     """Writes a file that appears under its name only when the block ends well; else nothing is left of it.
 
     Storages that write in place (no object store does) show the name at once, and lose it again if the block fails.
     Directories on the way are made. Local files are flushed to the disk before they get their name, so that a name
-    stands for content even after the machine went down.
+    stands for content even after the machine went down. `upload` says how files are sent to an object store.
 
     Raises:
         StorageError: it cannot be written.
     """
-    writer = _LocalOutput(location) if location.is_local else _RemoteOutput(location)
+    writer = _new_output(location, upload or UploadBuffers())
     try:
         yield writer
         writer.finish()
     except BaseException:
-        writer.discard()
+        try:
+            writer.discard()
+        except StorageError as error:
+            # what failed first is raised; this is what else the user has to know
+            current_progress().note(f"what was written of {location} is left there, unseen: {error}")
+        raise
+
+
+def file_info(location: Location, action: str = "look for it") -> dict[str, Any]:
+    """What a storage says of a file or directory: `type`, `size` in bytes and more.
+
+    Raises:
+        StorageError: it does not exist, or cannot be looked for.
+    """
+
+    def look() -> dict[str, Any]:
+        location.fs.invalidate_cache()
+        return dict(location.fs.info(location.path))
+
+    return requested(location, action, look)
+
+
+def kind_of(location: Location) -> str | None:
+    """What is there: `file`, `directory`, something else; None if nothing.
+
+    Raises:
+        StorageError: it cannot be told. (fsspec's own `exists` takes any failure for a no.)
+    """
+    try:
+        return str(file_info(location)["type"])
+    except StorageError as error:
+        if is_missing(error):
+            return None
         raise
 
 
@@ -188,22 +216,48 @@ def exists(location: Location) -> bool:
     """Whether there is a file or directory.
 
     Raises:
-        StorageError: it cannot be told. (fsspec's own `exists` takes any failure for a no.)
+        StorageError: it cannot be told.
     """
-    with mapped_errors(location, "look for it"):
-        location.fs.invalidate_cache()
-        try:
-            location.fs.info(location.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-    return True
+    return kind_of(location) is not None
+
+
+def list_folder(location: Location, action: str = "list it") -> list[dict[str, Any]]:
+    """What a storage says of each file and directory in a directory: `name` (a path), `type`, `size` and more.
+
+    Raises:
+        StorageError: it does not exist, or cannot be listed.
+    """
+
+    def look() -> list[dict[str, Any]]:
+        location.fs.invalidate_cache(location.path)
+        return list(location.fs.ls(location.path, detail=True))
+
+    return requested(location, action, look)
+
+
+def find_files(location: Location) -> list[Location]:
+    """All files below a directory; none if it does not exist.
+
+    Raises:
+        StorageError: they cannot be listed.
+    """
+
+    def look() -> list[str]:
+        location.fs.invalidate_cache(location.path)
+        return list(location.fs.find(location.path))
+
+    return [Location(location.fs, path) for path in requested(location, "list the files in it", look)]
+
+
+def is_missing(error: StorageError) -> bool:
+    """Whether something failed because a file or directory is not there."""
+    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
 def write_bytes(location: Location, data: bytes) -> None:
     """Writes a small file whole; see `write_file`."""
-    if not location.is_local:
-        with mapped_errors(location, f"write {len(data)} bytes"):
-            location.fs.pipe_file(location.path, data)
+    if not location.is_local and not takes_parts(location):
+        requested(location, f"write {len(data)} bytes", lambda: location.fs.pipe_file(location.path, data))
         return
     with write_file(location) as file:
         file.write(data)
@@ -250,6 +304,8 @@ class _LocalOutput:
 
 
 class _RemoteOutput:
+    """A file on a storage that is neither local nor of the S3 kind."""
+
     def __init__(self, location: Location) -> None:
         self._location = location
         with mapped_errors(location, "create it"):
@@ -264,8 +320,7 @@ class _RemoteOutput:
             self._file.close()
 
     def discard(self) -> None:
-        # what failed first is what the user has to know, not that cleaning up failed as well
-        with suppress(Exception):
+        with mapped_errors(self._location, "give it up"):
             if isinstance(self._file, AbstractBufferedFile):
                 # closing would complete the object: drop what is pending instead
                 self._file.closed = True
@@ -275,24 +330,47 @@ class _RemoteOutput:
                 self._location.fs.rm_file(self._location.path)
 
 
+def _new_output(location: Location, upload: UploadBuffers) -> _LocalOutput | Upload | _RemoteOutput:
+    if location.is_local:
+        return _LocalOutput(location)
+    return Upload(location, upload) if takes_parts(location) else _RemoteOutput(location)
+
+
+def remove_file(location: Location) -> None:
+    """Removes a file, if it exists."""
+
+    def remove() -> None:
+        with suppress(FileNotFoundError):
+            location.fs.rm_file(location.path)
+
+    requested(location, "remove it", remove)
+
+
+def remove_files(locations: Iterable[Location]) -> None:
+    """Removes files, those that exist; many at once."""
+    for _ in at_once(remove_file, locations):
+        pass
+
+
 def copy_file(source: Location, target: Location) -> None:
     """Copies a file within one storage, by the storage itself; the copy appears only when it is whole.
 
     Raises:
         StorageError: it cannot be copied.
     """
-    with mapped_errors(target, f"copy {source} to it"):
-        if target.is_local:
-            temporary = _temporary_path(target)
-            try:
-                shutil.copyfile(source.path, _made(temporary))
-                _flush(temporary)
-                os.replace(temporary, target.path)
-            except BaseException:
-                _unlink_if_there(temporary)
-                raise
-        else:
-            target.fs.cp_file(source.path, target.path)
+    action = f"copy {source} to it"
+    if not target.is_local:
+        requested(target, action, lambda: target.fs.cp_file(source.path, target.path))
+        return
+    with mapped_errors(target, action):
+        temporary = _temporary_path(target)
+        try:
+            shutil.copyfile(source.path, _made(temporary))
+            _flush(temporary)
+            os.replace(temporary, target.path)
+        except BaseException:
+            _unlink_if_there(temporary)
+            raise
 
 
 def is_temporary(name: str) -> bool:

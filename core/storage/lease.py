@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from core.errors import StorageError, TargetError
-from core.storage.files import exists, mapped_errors, read_small_file, write_bytes
+from core.storage.failures import mapped_errors
+from core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
 from core.storage.urls import Location
 
 RENEWAL_SECONDS = 5.0
@@ -153,7 +154,7 @@ def _remote_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
         stop.set()
         if renewal.ident is not None:
             renewal.join()
-        _remove_lease(location)
+        remove_file(location)
 
 
 def _renew(location: Location, holder: LeaseHolder, stop: threading.Event) -> None:
@@ -182,28 +183,19 @@ def _still_living(directory: Location, leases: Sequence[tuple[LeaseHolder, bytes
         if renewed:
             return renewed
     for run in watched:
-        _remove_lease(directory.child(f"{run}.json"))
+        remove_file(directory.child(f"{run}.json"))
     return []
 
 
-def _remove_lease(location: Location) -> None:
-    with mapped_errors(location, "remove the lease"), suppress(FileNotFoundError):
-        location.fs.rm_file(location.path)
-
-
 def _read_leases(directory: Location) -> list[tuple[LeaseHolder, bytes]]:
-    with mapped_errors(directory, "list the leases"):
-        directory.fs.invalidate_cache(directory.path)
-        if not exists(directory):
-            return []
-        paths = [path for path in directory.fs.ls(directory.path, detail=False) if str(path).endswith(".json")]
     leases = []
-    for path in paths:
-        location = Location(directory.fs, str(path))
+    for location in find_files(directory):
+        if not location.name.endswith(".json"):
+            continue
         try:
             text = read_small_file(location, _LARGEST_LEASE_BYTES)
         except StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if is_missing(error):
                 continue  # given back in the meantime
             raise
         leases.append((_parse_holder(text, str(location)), text))

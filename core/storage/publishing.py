@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from core.errors import StorageError, TargetError
-from core.storage.files import exists, is_temporary, mapped_errors
+from core.storage.failures import mapped_errors
+from core.storage.files import find_files, is_missing, is_temporary, list_folder, remove_files
 from core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
@@ -40,14 +41,16 @@ def list_names(location: Location) -> list[str]:
         TargetError: it is a file.
         StorageError: it cannot be listed.
     """
-    with mapped_errors(location, "list it"):
-        if not exists(location):
+    try:
+        entries = list_folder(location)
+    except StorageError as error:
+        if is_missing(error):
             return []
-        if location.fs.isfile(location.path):
-            raise TargetError(f"{location}: is a file, the target must be a directory")
-        paths = location.fs.ls(location.path, detail=False)
-    # some object stores list the directory itself as well
-    return sorted({posixpath.basename(path) for path in (path.rstrip("/") for path in paths) if path != location.path})
+        raise
+    paths = {entry["name"].rstrip("/"): entry["type"] for entry in entries}
+    if paths.pop(location.path, "directory") == "file":
+        raise TargetError(f"{location}: is a file, the target must be a directory")
+    return sorted(posixpath.basename(path) for path in paths)
 
 
 def foreign_names(location: Location) -> list[str]:
@@ -57,42 +60,33 @@ def foreign_names(location: Location) -> list[str]:
 
 def remove_tree(location: Location) -> None:
     """Removes a directory and all in it, if it exists."""
+    if not location.is_local:
+        # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
+        remove_files(find_files(location))
+        return
     with mapped_errors(location, "remove it"):
-        if location.is_local:
-            while os.path.isdir(location.path):
-                # runs of one target that end together remove what they leave together
-                with suppress(FileNotFoundError):
-                    shutil.rmtree(location.path)
-        elif exists(location):
-            # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
-            for path in location.fs.find(location.path):
-                location.fs.rm_file(path)
-
-
-def remove_file(location: Location) -> None:
-    """Removes a file, if it exists."""
-    with mapped_errors(location, "remove it"), suppress(FileNotFoundError):
-        if exists(location):
-            location.fs.rm_file(location.path)
+        while os.path.isdir(location.path):
+            # runs of one target that end together remove what they leave together
+            with suppress(FileNotFoundError):
+                shutil.rmtree(location.path)
 
 
 def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
     """Files in rank folders that are not among `known` (paths below the directory); what is being written is none."""
     known_paths = {directory.child(path).path for path in known}
-    with mapped_errors(directory, "list its rank folders"):
-        folders = [directory.child(name) for name in list_names(directory) if _RANK_FOLDER.fullmatch(name)]
-        paths = [str(path) for folder in folders for path in directory.fs.find(folder.path)]
+    start = len(directory.path.rstrip("/")) + 1
     return [
-        Location(directory.fs, path)
-        for path in paths
-        if path not in known_paths and not (directory.is_local and is_temporary(posixpath.basename(path)))
+        file
+        for file in find_files(directory)
+        if _RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0])
+        and file.path not in known_paths
+        and not (directory.is_local and is_temporary(file.name))
     ]
 
 
 def remove_others(working: Location, kept: Iterable[str]) -> None:
     """Removes the files of rank folders that are not among `kept` (paths below the directory), and empty folders."""
-    for location in other_files(working, kept):
-        remove_file(location)
+    remove_files(other_files(working, kept))
     if working.is_local:
         with mapped_errors(working, "remove empty folders in it"):
             for name in list_names(working):

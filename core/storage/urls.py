@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from core.errors import InputError
-from core.secrets import ADVICE, carries_credentials
+from core.storage.filesystems import open_filesystem, url_of
+from core.storage.named_options import options_for
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,30 @@ class Location:
         return Location(self.fs, posixpath.join(self.path, *parts))
 
     def __str__(self) -> str:
-        """The URL, as a user would write it: local ones are plain paths."""
-        return self.path if self.is_local else str(self.fs.unstrip_protocol(self.path))
+        """The URL, as a user would write it and `parse_url` reads it: local ones are plain paths."""
+        return self.path if self.is_local else url_of(self.fs, self.path)
 
 
 def parse_url(url: str) -> Location:
     """The place that a URL or a local path names.
 
     Raises:
-        InputError: it is empty, carries credentials, or its protocol is unknown or needs a package.
+        InputError: it is empty, carries credentials, or its protocol is unknown or needs a package, or what is known of
+            the storage does not open it.
     """
     if not url.strip():
         raise InputError("an empty path or URL was given")
-    if carries_credentials(url):
-        raise InputError(ADVICE)
-    try:
-        # fsspec would take "::" in a plain path for a chain of storages
-        fs, path = fsspec.url_to_fs(url) if "://" in url else (fsspec.filesystem("file"), os.path.expanduser(url))
-        if isinstance(fs, LocalFileSystem):
-            path = os.path.realpath(path)
-    except Exception as error:  # the packages behind fsspec raise what they like about a URL that they cannot use
-        raise InputError(f"{url!r}: cannot be opened: {error}") from error
+    if "://" in url:
+        fs, path = open_filesystem(url, options_for(url))
+    else:
+        fs, path = LocalFileSystem(), os.path.expanduser(url)
+    if isinstance(fs, LocalFileSystem):
+        path = _real(path)
     return Location(fs, path.rstrip("/") or "/")
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path!r}: cannot be opened: {error}") from error

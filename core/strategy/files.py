@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from core.errors import CheckpointError, StorageError, StrategyError
-from core.storage.files import mapped_errors, open_source, read_bytes, write_bytes
+from core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
 from core.storage.urls import Location, parse_url
 from core.strategy.json_file import build_json, parse_json
 from core.strategy.kinds import START_BYTES, with_guess
@@ -68,8 +68,7 @@ def _parse(data: bytes, location: Location) -> Strategy:
 
 def _is_directory(location: Location) -> bool:
     """Whether it is a directory; if not, it is a file. Links are followed."""
-    with mapped_errors(location, "read the strategy"):
-        kind = location.fs.info(location.path)["type"]
+    kind = file_info(location, "read the strategy")["type"]
     # opening a pipe would wait for a writer, and a device may never end
     if kind not in ("file", "directory"):
         raise StrategyError(f"{location}: is neither a file nor a directory")
@@ -106,10 +105,8 @@ def _read_directory(directory: Location) -> Strategy:
 
 
 def _list_files(directory: Location) -> list[Location]:
-    with mapped_errors(directory, "list the strategy files"):
-        entries = directory.fs.ls(directory.path, detail=True)
     files = []
-    for entry in entries:
+    for entry in list_folder(directory, "list the strategy files"):
         location = Location(directory.fs, str(entry["name"]).rstrip("/"))
         # an object store may list the directory's own marker, an object of no bytes
         if location.name.startswith(".") or location.path == directory.path:

@@ -22,6 +22,7 @@ from core.layout import ParameterLayout, whole_layout
 from core.manifest import ShardRecord
 from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
+from core.retry import WORK, RetryPolicy
 from core.session import Session, open_session
 from core.storage.publishing import publish
 from core.storage.urls import Location, parse_url
@@ -86,7 +87,7 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
 
 
 def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
     failures = iter([StorageError("busy", transient=True), StorageError("busy", transient=True)])
 
     def flaky(*args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:

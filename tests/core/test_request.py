@@ -37,6 +37,8 @@ def test_two_fields_are_enough() -> None:
     assert asked.model_dump(exclude={"source", "target"}) == {
         "source_strategy": "",
         "target_strategy": "",
+        "source_storage": "",
+        "target_storage": "",
         "format": OutputFormat.SAME,
         "prefix": "checkpoint_",
         "step": "",
@@ -45,6 +47,7 @@ def test_two_fields_are_enough() -> None:
         "workers": 0,
         "memory_limit": "2GiB",
         "verify": VerifyLevel.CHECKSUM,
+        "check_crc": True,
         "unmatched": UnmatchedPolicy.DROP,
         "allow_missing": [],
         "overwrite": False,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import CheckpointError, StorageError
-from core.retry import ATTEMPTS, with_retries
+from core.retry import WORK, with_retries
 
 BUSY = StorageError("s3://bucket/x: busy", transient=True)
 
@@ -68,11 +68,11 @@ def test_what_stays_is_raised_at_once(pauses: list[float], error: BaseException)
 
 
 def test_it_is_given_up_with_the_last_error(pauses: list[float]) -> None:
-    errors = [StorageError(f"busy {number}", transient=True) for number in range(ATTEMPTS + 1)]
+    errors = [StorageError(f"busy {number}", transient=True) for number in range(WORK.attempts + 1)]
     work = Flaky(*errors)
-    with pytest.raises(StorageError, match=f"busy {ATTEMPTS - 1}"):
+    with pytest.raises(StorageError, match=f"busy {WORK.attempts - 1}"):
         with_retries(work, silent)
-    assert (work.calls, len(pauses)) == (ATTEMPTS, ATTEMPTS - 1)
+    assert (work.calls, len(pauses)) == (WORK.attempts, WORK.attempts - 1)
 
 
 def test_a_permanent_error_after_a_transient_one(pauses: list[float]) -> None:
@@ -85,8 +85,8 @@ def test_each_repetition_is_told(pauses: list[float]) -> None:
     told: list[str] = []
     with_retries(Flaky(BUSY, BUSY), told.append)
     assert told == [
-        f"s3://bucket/x: busy; trying again in {pauses[0]:.1f} s (attempt 2 of {ATTEMPTS})",
-        f"s3://bucket/x: busy; trying again in {pauses[1]:.1f} s (attempt 3 of {ATTEMPTS})",
+        f"s3://bucket/x: busy; trying again in {pauses[0]:.1f} s (attempt 2 of {WORK.attempts})",
+        f"s3://bucket/x: busy; trying again in {pauses[1]:.1f} s (attempt 3 of {WORK.attempts})",
     ]
 
 

@@ -17,7 +17,7 @@ from core.manifest import ShardRecord
 from core.plan import ConversionPlan
 from core.progress import SilentProgress
 from core.request import build_request
-from core.retry import ATTEMPTS
+from core.retry import WORK, RetryPolicy
 from core.session import open_session
 from core.sharing import group_ranks
 from core.strategy.files import write_strategy
@@ -138,7 +138,7 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
     case: ColumnCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What may pass is tried again, but not for ever, and not by the others."""
-    monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
     tried: list[Sequence[int]] = []
 
     def flaky(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
@@ -151,7 +151,7 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
     with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: busy"):
         convert(case.request(workers=1))
     alone = [(rank,) for rank in range(COLUMN_RANKS)]
-    assert tried == [tuple(range(COLUMN_RANKS)), *alone[:5], *[(5,)] * ATTEMPTS, *alone[6:]]
+    assert tried == [tuple(range(COLUMN_RANKS)), *alone[:5], *[(5,)] * WORK.attempts, *alone[6:]]
 
 
 def test_ranks_with_very_many_parameters_are_not_together() -> None:

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from cli.main import run
+from core import retry
 from core.convert import convert
 from core.errors import ReshardError
 from core.layout import whole_layout
@@ -50,7 +51,8 @@ def filled() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _fresh(filled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("core.retry.FIRST_PAUSE_SECONDS", 0.0005)
+    monkeypatch.setattr("core.retry.WORK", retry.RetryPolicy(retry.WORK.attempts, 0.0005))
+    monkeypatch.setattr("core.retry.REQUESTS", retry.RetryPolicy(retry.REQUESTS.attempts, 0.0001))
     # a run that could not give back its lease must not be waited for for long
     monkeypatch.setattr("core.storage.lease.RENEWAL_SECONDS", 0.02)
     monkeypatch.setattr("core.storage.lease._DEAD_AFTER_SECONDS", 0.08)
@@ -146,9 +148,11 @@ def test_transient_faults_of_ranks_are_retried(filled: dict[str, Any], strategy:
     # a rank is tried four times: even three faults of one rank are not too many
     faults = Faults(seed, probability=0.2, most=3, applies=applies)
     begin_anew(filled, faults)
-    assert convert(request(**options), armed).committed, seed
+    report = convert(request(**options), armed)
+    assert report.committed, seed
     assert len(faults.struck) == 3, f"seed {seed}: too few faults for a test: {faults.struck}"
-    assert len([note for note in armed.notes if "trying again" in note]) == 3, armed.notes
+    again = [note for note in armed.notes if "trying again" in note or "one by one" in note]
+    assert report.retried_requests + len(again) == 3, armed.notes
     check_outcome(None, (wanted,), f"seed {seed}")
 
 

@@ -1,6 +1,6 @@
 """Checkpoint files made and read by independent means: protobuf's own classes, wire bytes by hand, memory files."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from core.checkpoint.model import Content, Extent, FilePlan
 from core.errors import CheckpointError
@@ -82,6 +82,14 @@ class MemoryFile:
         if not 0 <= offset <= offset + len(buffer) <= self.size_bytes:
             raise CheckpointError(f"read of {len(buffer)} bytes at {offset} beyond {self.size_bytes}")
         buffer[:] = self.data[offset : offset + len(buffer)].ljust(len(buffer), b"\0")
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        found = []
+        for offset, length in ranges:
+            buffer = bytearray(length)
+            self.read_into(offset, memoryview(buffer))
+            found.append(bytes(buffer))
+        return found
 
     def close(self) -> None:
         pass

@@ -16,7 +16,7 @@ def report_of(tmp_path) -> ConversionReport:
 
 def test_the_plan_tells_what_will_be_done(tmp_path) -> None:
     plan = make_plan(FOUR_TO_THREE.request(tmp_path / "out"))
-    page = plan_page(summarize_plan(plan, Budget(2, 2**21, 64), [(0,)]))
+    page = plan_page(summarize_plan(plan, Budget(2, 2**21, 64), [(0,)], 1))
     assert page.startswith("# Plan: 4 → 3 ranks\n\n")
     assert f"| To write | {format_bytes(plan.written_bytes)} |" in page
     assert "| Workers | 2, with 4.0 MiB of buffers |" in page

@@ -1,6 +1,7 @@
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import xxhash
 
 from core.checkpoint.catalog import build_catalog
-from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry, TensorEntry
 from core.checkpoint.records import CheckpointCatalog
+from core.dtypes import dtype_from_name
 from core.errors import CatalogError, CheckpointError, InputError, StorageError
 from core.storage.files import open_source
+from tests.support.remote_file import sparse_file
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -294,6 +297,72 @@ def test_digest_of_a_text() -> None:
     texts = {entry.name: entry.text for entry in result.records[0].index.entries.values() if entry.text is not None}
     assert texts
     assert result.records[0].digests == {name: xxhash.xxh3_128_hexdigest(text.encode()) for name, text in texts.items()}
+
+
+@pytest.fixture
+def remote() -> Iterator[Source]:
+    yield Source("memory:///assumed/ck")
+    fsspec.filesystem("memory").rm("/assumed", recursive=True)
+
+
+def everything(rank: int, entry: TensorEntry) -> bool:
+    return True
+
+
+def rank_contents(rank: int, names: str) -> bytes:
+    """Parameters whose contents tell rank and name."""
+    return b"".join(ckpt(name, content=bytes([rank]) * 150 + name.encode()) for name in names)
+
+
+def test_remote_files_like_another_are_assumed_to_have_its_headers(remote: Source) -> None:
+    for rank in range(3):
+        remote.add(f"rank_{rank}/A.ckpt", data=rank_contents(rank, "abcdefgh"))
+    result = catalog(remote.url, 3, digest=everything)
+    assert [record.assumed for record in result.records.values()] == [False, True, True]
+    for rank, record in result.records.items():
+        digests = {name: xxhash.xxh3_128_hexdigest(bytes([rank]) * 150 + name.encode()) for name in "abcdefgh"}
+        assert record.digests == digests
+    plain = catalog(remote.url, 3, digest=everything, assume_alike=False)
+    assert not any(record.assumed for record in plain.records.values())
+    assert {rank: replace(record, assumed=False) for rank, record in result.records.items()} == plain.records
+
+
+def test_a_file_that_turns_out_to_be_unlike_when_digested_is_read_like_the_first(remote: Source) -> None:
+    names = ["abcdefghijklmnopqrst", "abcdefghijklmnopqrst", "acbdefghijklmnopqrst"]
+    for rank, order in enumerate(names):
+        remote.add(f"rank_{rank}/A.ckpt", data=rank_contents(rank, order))
+    blind = catalog(remote.url, 3).records[2]
+    assert (blind.assumed, list(blind.index.entries)) == (True, list(names[0]))
+    result = catalog(remote.url, 3, digest=everything)
+    assert [record.assumed for record in result.records.values()] == [False, True, False]
+    assert list(result.records[2].index.entries) == list(names[2])
+    assert result.records[2].digests["b"] == xxhash.xxh3_128_hexdigest(bytes([2]) * 150 + b"b")
+
+
+def test_local_files_are_read_each(tmp_path: Path) -> None:
+    source = Source(str(tmp_path.resolve() / "ck")).add_ranks(3)
+    assert not any(record.assumed for record in catalog(source.url, 3).records.values())
+
+
+def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """225 parameters of 16 KiB to 8 MiB, the small ones digested."""
+    remote.add_ranks(8)
+    sizes = (2**14, 2**14, 2**20, 2**20, 2**21, 2**22, 2**23, 2**23, 2**23)
+    entries = [
+        OutputEntry(f"layers.{layer}.{part}", dtype_from_name("Int8"), (size,))
+        for layer in range(25)
+        for part, size in enumerate(sizes)
+    ]
+    files = {f"{remote.url}/rank_{rank}/CKP-1_2.ckpt": sparse_file(entries) for rank in range(8)}
+    monkeypatch.setattr("core.checkpoint.catalog.open_source", lambda location: files[str(location)])
+    result = catalog(remote.url, 8, digest=lambda rank, entry: entry.size_bytes == 2**14)
+    assert [record.assumed for record in result.records.values()] == [False] + 7 * [True]
+    assert all(len(record.digests) == 50 for record in result.records.values())
+    assert len({tuple(record.digests.items()) for record in result.records.values()}) == 1
+    walked, *others = files.values()
+    assert walked.requests < 275 + 25
+    # samples, and the two small parameters of each layer by one request
+    assert all(file.requests <= 10 + 25 for file in others)
 
 
 def test_transient_failure_is_not_blamed_on_the_input(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

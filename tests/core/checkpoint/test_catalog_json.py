@@ -1,5 +1,6 @@
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def small_catalog() -> CheckpointCatalog:
     records = {
         0: CatalogRecord(0, "/ck/rank_0/a.ckpt", 12345, "12345-6", one, {"scalar": "00ff"}),
         1: CatalogRecord(1, "s3://bucket/rank_1/a.ckpt", 12345, "etag", other),
-        2: CatalogRecord(2, "/ck/rank_2/a.ckpt", 12345, "12345-8", one),
+        2: CatalogRecord(2, "/ck/rank_2/a.ckpt", 12345, "12345-8", one, assumed=True),
     }
     return CheckpointCatalog("/ck", CheckpointFormat.CKPT, "10_5", records, ("chosen: it", "ignored: that"))
 
@@ -53,6 +54,17 @@ def test_no_step_stays_none() -> None:
     assert through_json(catalog) == catalog
 
 
+def test_what_was_assumed_stands_apart_from_what_the_files_are() -> None:
+    """An identity of the files can leave it out."""
+    data = catalog_to_json(small_catalog())
+    assert data.pop("assumed") == [2]
+    read = small_catalog()
+    records = {rank: replace(record, assumed=False) for rank, record in read.records.items()}
+    other = catalog_to_json(replace(read, records=records))
+    assert other.pop("assumed") == []
+    assert other == data
+
+
 def test_shared_index_is_stored_once_and_shared_again() -> None:
     data = catalog_to_json(small_catalog())
     assert len(data["indexes"]) == 2
@@ -66,6 +78,7 @@ def test_shared_index_is_stored_once_and_shared_again() -> None:
         {"records": [[0]]},
         {"records": [[0, "a", 1, "v", 7, {}]]},
         {"records": 3},
+        {"assumed": 3},
         {"format": "pt"},
         {"indexes": [{}]},
         {"indexes": [5]},
@@ -80,7 +93,7 @@ def test_what_is_not_a_catalog(change: dict[str, Any]) -> None:
         catalog_from_json({**catalog_to_json(small_catalog()), **change})
 
 
-@pytest.mark.parametrize("key", ["url", "format", "step", "notes", "indexes", "records"])
+@pytest.mark.parametrize("key", ["url", "format", "step", "notes", "indexes", "records", "assumed"])
 def test_missing_field(key: str) -> None:
     data = catalog_to_json(small_catalog())
     del data[key]

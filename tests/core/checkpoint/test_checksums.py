@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from core.checkpoint import checksums
 from core.errors import CheckpointError
 from tests.support.ckpt_writer import MemoryFile
+from tests.support.remote_file import RemoteFile
 
 
 @given(st.binary(), st.binary())
@@ -30,13 +31,24 @@ def test_parts(parts: list[bytes], block_bytes: int, offset: int) -> None:
     file = MemoryFile(bytes(offset) + b"".join(parts) + b"rest")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checksums, "BLOCK_BYTES", block_bytes)
-        crcs = list(checksums.crc32_of_parts(file, offset, map(len, parts)))
+        crcs = list(checksums.crc32_of_parts(file, offset, [len(part) for part in parts]))
     assert crcs == [zlib.crc32(part) for part in parts]
     assert all(length <= block_bytes for _, length in file.reads)
     # front to back, nothing twice
     assert [start for start, _ in file.reads] == sorted({start for start, _ in file.reads})
 
 
+def test_parts_of_a_remote_file() -> None:
+    file = RemoteFile([], 20 << 20)
+    lengths = [5, 0, 9 << 20, 100, 1 << 20]
+    crcs = list(checksums.crc32_of_parts(file, 1000, lengths))
+    data = RemoteFile([], 20 << 20).read_many([(1000, sum(lengths))])[0]
+    assert crcs == [zlib.crc32(data[sum(lengths[:n]) :][:length]) for n, length in enumerate(lengths)]
+    assert [length for [(_, length)] in file.rounds] == [4 << 20, 4 << 20, (2 << 20) + 105]
+
+
 def test_a_file_that_ends_before_its_parts() -> None:
     with pytest.raises(CheckpointError):
         list(checksums.crc32_of_parts(MemoryFile(bytes(5)), 0, [6]))
+    with pytest.raises(CheckpointError):
+        list(checksums.crc32_of_parts(RemoteFile([], 5), 0, [6]))

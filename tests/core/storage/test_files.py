@@ -1,4 +1,4 @@
-"""Files: read at offsets by many threads, written whole or not at all, and what failures are called."""
+"""Files: read at offsets by many threads, written whole or not at all."""
 
 import errno
 import os
@@ -6,19 +6,15 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import botocore.exceptions  # type: ignore[import-untyped]
 import fsspec
 import pytest
-from fsspec.exceptions import FSTimeoutError
 from fsspec.spec import AbstractBufferedFile
 
 from core.errors import CheckpointError, StorageError
 from core.storage.files import (
     copy_file,
-    mapped_errors,
     open_source,
     read_bytes,
     read_small_file,
@@ -355,49 +351,3 @@ def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(StorageError, match="b: cannot copy .*a to it: Input/output error"):
         copy_file(parse_url(str(tmp_path / "a")), parse_url(str(tmp_path / "b")))
     assert os.listdir(tmp_path) == ["a"]
-
-
-# ---- failures ----
-
-
-LOWER_ERRORS: list[tuple[Any, str, bool]] = [
-    (FileNotFoundError(errno.ENOENT, "whatever"), "no such file or directory", False),
-    (PermissionError(errno.EACCES, "whatever"), "permission denied", False),
-    (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", False),
-    (OSError(errno.EROFS, "Read-only file system"), "Read-only file system", False),
-    (OSError(errno.ENAMETOOLONG, "File name too long"), "File name too long", False),
-    (OSError("said without a number"), "said without a number", False),
-    (OSError(), "OSError", False),
-    (OSError(errno.EBUSY, "Please reduce your request rate"), "Please reduce your request rate", True),
-    (OSError(errno.EIO, "Input/output error"), "Input/output error", True),
-    (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle", True),
-    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "Connection reset by peer", True),
-    (ConnectionError("closed"), "closed", True),
-    (TimeoutError(), "TimeoutError", True),
-    (FSTimeoutError(), "FSTimeoutError", True),
-    (botocore.exceptions.EndpointConnectionError(endpoint_url="http://s"), "Could not connect to the endpoint", True),
-    (botocore.exceptions.ConnectionClosedError(endpoint_url="http://s"), "Connection was closed", True),
-    (botocore.exceptions.IncompleteReadError(actual_bytes=1, expected_bytes=2), "1 read, but total bytes", True),
-    (botocore.exceptions.NoCredentialsError(), "Unable to locate credentials", False),
-    (botocore.exceptions.InvalidRegionError(region_name="?"), "region", False),
-    (aiohttp.ServerDisconnectedError(), "Server disconnected", True),
-    (aiohttp.ClientPayloadError("cut short"), "cut short", True),
-    (aiohttp.InvalidURL("http:/"), "http:/", False),
-]
-
-
-@pytest.mark.parametrize(("error", "reason", "transient"), LOWER_ERRORS, ids=lambda value: type(value).__name__)
-def test_what_a_storage_raises_is_named_and_judged(error: Exception, reason: str, transient: bool) -> None:
-    with pytest.raises(StorageError) as caught, mapped_errors(parse_url("s3://bucket/file"), "read 5 bytes at 7"):
-        raise error
-    assert str(caught.value).startswith("s3://bucket/file: cannot read 5 bytes at 7: ")
-    assert reason in str(caught.value)
-    assert caught.value.transient is transient
-    assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize("error", [ValueError("bug"), CheckpointError("x"), StorageError("x"), KeyboardInterrupt()])
-def test_what_no_storage_raises_passes(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, mapped_errors(parse_url("/f"), "read it"):
-        raise error
-    assert caught.value is error

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from core.errors import StorageError, TargetError
+from core.storage.files import remove_file
 from core.storage.publishing import (
     check_room,
     foreign_names,
     list_names,
     publish,
-    remove_file,
     remove_others,
     remove_tree,
     working_location,

@@ -47,7 +47,10 @@ def test_memory_is_not_local() -> None:
     assert location.name == "run"
 
 
-@pytest.mark.parametrize("url", ["/data/run", "memory://bucket/run", "s3://bucket/run", "s3://bucket"])
+@pytest.mark.parametrize(
+    "url",
+    ["/data/run", "memory://bucket/run", "s3://bucket/run", "s3://bucket", "webhdfs://me@namenode:9870/user/me/run"],
+)
 def test_told_and_parsed_again_it_is_the_same_place(url: str) -> None:
     location = parse_url(url)
     again = parse_url(str(location))
@@ -56,7 +59,7 @@ def test_told_and_parsed_again_it_is_the_same_place(url: str) -> None:
 
 
 def test_child_and_parent() -> None:
-    for url in ("/data/run", "memory://data/run", "s3://data/run"):
+    for url in ("/data/run", "memory://data/run", "s3://data/run", "webhdfs://namenode/data/run"):
         location = parse_url(url)
         child = location.child("rank_0", "a.ckpt")
         assert str(child) == f"{location}/rank_0/a.ckpt"
@@ -85,6 +88,8 @@ def test_nothing(url: str) -> None:
         "https://user:12pa55word@host:9000/x",
         "nothing://user:pa55word@host",
         "simplecache::s3://user:pa55word@bucket/x",
+        "https://host/x?a=b&X-Amz-Signature=pa55word",
+        "https://account.host/x?sig=pa55word",
     ],
 )
 def test_credentials_are_refused_and_not_repeated(url: str) -> None:
@@ -101,7 +106,9 @@ def test_what_only_resembles_credentials_is_fine(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("xyz://bucket/x", "Protocol not known: xyz"),
+        ("xyz://bucket/x", "no storage is known as xyz://"),
+        ("simplecache::s3://bucket/x", "chains of URLs"),
+        ("s3a::b://bucket/x", "chains of URLs"),
         ("gcs://bucket/x", "gcsfs"),
         ("hdfs://host/x", "pyarrow"),
         ("github://org/repository", "org"),  # TypeError

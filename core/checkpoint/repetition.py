@@ -1,0 +1,78 @@
+"""Guesses at how long a file's next entries are, from those before them. Pure.
+
+Layers have the same parameters, and an optimizer's moments the shapes of all weights: what followed the last time that
+contents of these lengths came one after another is likely to follow again.
+"""
+
+from collections.abc import Iterator
+from itertools import cycle, islice
+
+_CONTEXTS = (32, 16, 8, 4, 2, 1)
+"""Of how many contents in a row the lengths are compared, most first."""
+_ALIKE = 2
+"""Entries of a new length may come in threes: query, key and value."""
+
+
+class Repetition:
+    """The entries of a file so far: how long their contents are, and how long they are with their heads."""
+
+    def __init__(self) -> None:
+        self._contents: list[int] = []
+        self._entries: list[int] = []
+        self._first: dict[int, int] = {}
+        self._last: dict[tuple[int, ...], int] = {}  # lengths in a row -> the place of the last of them
+        self._learned = 0  # entries that are in these two
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def add(self, content_bytes: int, entry_bytes: int) -> None:
+        """Takes note of the next entry."""
+        self._contents.append(content_bytes)
+        self._entries.append(entry_bytes)
+
+    def mean_bytes(self, count: int) -> float:
+        """The mean length of the last `count` entries; infinite while there are fewer."""
+        return sum(self._entries[-count:]) / count if len(self) >= count else float("inf")
+
+    def guesses(self, count: int, *, alternatives: bool) -> Iterator[list[int]]:
+        """The lengths of up to `count` entries to come; with `alternatives` several guesses at them, the best first."""
+        if not self._contents:
+            return
+        self._learn_all_but_newest()
+        newest = len(self) - 1
+        first = self._first.get(self._contents[newest])
+        if first is None:
+            yield [self._entries[newest]] * min(count, _ALIKE)
+            return
+        last = self._last_like_newest()
+        yield self._what_followed(last, count)
+        if alternatives and first != last:
+            # the first of several alike, as a layer's projections are, begins the next layer's row of them
+            yield self._what_followed(first, count)
+
+    def _learn_all_but_newest(self) -> None:
+        for place in range(self._learned, len(self) - 1):
+            self._first.setdefault(self._contents[place], place)
+            for context in self._contexts(place):
+                self._last[context] = place
+        self._learned = len(self) - 1
+
+    def _last_like_newest(self) -> int:
+        """The last place before which, itself included, the most lengths are those before the newest entry.
+
+        Raises:
+            LookupError: no other entry is as long as the newest.
+        """
+        return next(self._last[context] for context in self._contexts(len(self) - 1) if context in self._last)
+
+    def _contexts(self, place: int) -> Iterator[tuple[int, ...]]:
+        """The lengths of the contents up to a place, of many of them first."""
+        return (tuple(self._contents[place + 1 - count : place + 1]) for count in _CONTEXTS if count <= place + 1)
+
+    def _what_followed(self, earlier: int, count: int) -> list[int]:
+        """The lengths of the entries after an earlier one up to the newest, and then the same over again."""
+        newest = len(self) - 1
+        longer = self._entries[newest] - self._entries[earlier]  # by its name, and theirs are as a rule
+        period = [length + longer for length in self._entries[earlier + 1 : newest]] + [self._entries[newest]]
+        return list(islice(cycle(period), count))

@@ -1,0 +1,65 @@
+"""What storages raise, told in our words: which URL, what was being done to it, and whether trying again may help."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.errors import ReshardError, StorageError, is_transient
+from core.secrets import scrubbed
+from core.storage.s3_answers import Reason, reason_of
+from core.storage.urls import Location
+
+# by name, because the packages need not be installed; the errors of some are no OSErrors
+_CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "requests", "paramiko", "gcsfs", "azure")
+_TRANSIENT_CLIENT_ERRORS = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "ServiceRequestError"}
+"""Names of classes that may also be bases."""
+
+
+@contextmanager
+def mapped_errors(location: Location, action: str) -> Iterator[None]:
+    """Turns what a storage raises into a StorageError that names the URL and what was being done to it.
+
+    `action` completes the sentence "cannot …".
+    """
+    try:
+        yield
+    except ReshardError:
+        raise
+    except Exception as error:
+        reason = _reason(error, location)
+        if reason is None:
+            raise
+        raise StorageError(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from error
+
+
+def _reason(error: Exception, location: Location) -> Reason | None:
+    """Why something failed; None if the error is none of a storage."""
+    package = type(error).__module__.partition(".")[0]
+    if not isinstance(error, OSError) and package not in _CLIENT_PACKAGES and not _wraps_wrong_name(error):
+        return None
+    answered = None if location.is_local else _reason_of_s3(error, location)
+    if answered is not None:
+        return answered
+    if isinstance(error, FileNotFoundError):
+        return Reason("no such file or directory")
+    if isinstance(error, PermissionError):
+        return Reason("permission denied")
+    status = getattr(error, "status", None) or getattr(error, "status_code", None)
+    transient = (
+        is_transient(error)
+        or any(base.__name__ in _TRANSIENT_CLIENT_ERRORS for base in type(error).__mro__)
+        or (isinstance(status, int) and (status >= 500 or status == 429))
+    )
+    if isinstance(error, TimeoutError) and not str(error):
+        return Reason("no answer in time", transient)
+    told = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return Reason(scrubbed(told), transient)
+
+
+def _wraps_wrong_name(error: Exception) -> bool:
+    """Whether it is how s3fs tells of a bucket's or an object's name that cannot be one."""
+    return isinstance(error, ValueError) and type(error.__context__).__name__ == "ParamValidationError"
+
+
+def _reason_of_s3(error: Exception, location: Location) -> Reason | None:
+    protocol, _, path = str(location).partition("://")
+    return reason_of(error, protocol, path.partition("/")[0])

@@ -1,0 +1,163 @@
+"""Which fsspec file system a URL names, opened as reshard wants it, and how its paths are told as URLs again.
+
+fsspec keeps one instance of a file system for a process and a set of options, with connections that all threads share,
+and makes another after a fork. (Those whose client is bound to a thread it keeps for each thread.)
+"""
+
+import inspect
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+import fsspec
+from fsspec.config import apply_config
+from fsspec.implementations.local import LocalFileSystem
+
+from core.errors import InputError
+from core.secrets import ADVICE, carries_credentials, scrubbed
+
+Options = Mapping[str, Any]
+"""What fsspec calls storage options: the keyword arguments that a file system is made with."""
+
+_S3_DEFAULTS: dict[str, Any] = {
+    # s3fs would answer from an old listing, and not see that an object was replaced
+    "use_listings_cache": False,
+    "config_kwargs": {
+        "connect_timeout": 10,
+        "read_timeout": 60,
+        # requests are repeated in core.storage.requests alone: retries of several layers multiply
+        "retries": {"mode": "standard", "total_max_attempts": 1},
+        # twice the requests that a process makes at once
+        "max_pool_connections": 64,
+        # the newer checksums: not every server knows them, and some send wrong ones with parts of objects
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+    },
+}
+_KEYS = ("key", "secret", "token")
+
+_PACKAGES = {
+    "s3": "'reshard[s3]'",
+    "s3a": "'reshard[s3]'",
+    "obs": "'reshard[obs]'",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+    "hdfs": "pyarrow",
+}
+"""What pip installs for a protocol; fsspec has advice for others."""
+_USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
+
+
+def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
+    """The file system that a URL names, and the path in it. `options` win over the user's configuration of fsspec.
+
+    Raises:
+        InputError: it carries credentials, its protocol is unknown or needs a package, or what is known of the storage
+            does not open it.
+    """
+    if carries_credentials(url):
+        raise InputError(ADVICE)
+    protocol, _, rest = url.partition("://")
+    if "::" in protocol or ("::" in rest and "://" in rest):
+        raise InputError(f"{url!r}: chains of URLs cannot be used")
+    try:
+        kind = _class_of(url, protocol)
+        path, told = _read(kind, url)
+        if issubclass(kind, LocalFileSystem):
+            return kind(), path
+        settings = _settings(kind, options)
+        fs = kind(**settings | told)
+    except InputError:
+        raise
+    except ImportError as error:
+        package = _PACKAGES.get(protocol)
+        advice = f"pip install {package}" if package else error
+        raise InputError(f"{url!r}: {protocol}:// needs a package that is not installed: {advice}") from error
+    except Exception as error:  # the packages behind fsspec raise what they like about a URL that they cannot use
+        raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
+    if _speaks_s3(kind):
+        fs.retries = 1
+    written = url_of(fs, path)
+    path_again, told_again = _read(kind, written)
+    if path_again != path or settings | told_again != settings | told:
+        raise InputError(
+            f"{url!r}: cannot be used, since records would name it {written}, which is another place. "
+            "Say in storage options what the URL says of its storage"
+        )
+    return fs, path
+
+
+def url_of(fs: Any, path: str) -> str:
+    """The URL of a path, by which the same place is found again."""
+    url = str(fs.unstrip_protocol(path))
+    options = fs.storage_options
+    if not options.get("host"):
+        return url
+    protocol, _, path = url.partition("://")
+    user, port = options.get("username") or options.get("user"), options.get("port")
+    authority = (f"{user}@" if user else "") + options["host"] + (f":{port}" if port else "")
+    return f"{protocol}://{authority}/{path.removeprefix('/')}"
+
+
+def _class_of(url: str, protocol: str) -> Any:
+    if protocol == "obs":
+        # not by fsspec's registry: another package may have put its own there, with other options
+        from core.storage.obs import OBSFileSystem
+
+        return OBSFileSystem
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ValueError as error:
+        near = get_close_matches(protocol.lower(), [*fsspec.available_protocols(), "obs"], 3) or _USUAL
+        told = ", ".join(f"{name}://" for name in dict.fromkeys(near))
+        raise InputError(f"{url!r}: no storage is known as {protocol}://; there are {told} and others") from error
+
+
+def _read(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
+    """The path in a URL, and the options that it tells."""
+    return str(kind._strip_protocol(url)), kind._get_kwargs_from_urls(url)  # noqa: SLF001 (fsspec's own interface)
+
+
+def _settings(kind: Any, options: Options) -> dict[str, Any]:
+    """What a file system is made with: our defaults, the user's configuration of fsspec, and then `options`."""
+    if not _speaks_s3(kind):
+        return dict(options)
+    settings: dict[str, Any] = dict(_S3_DEFAULTS)
+    for given in (apply_config(kind, {}), options):
+        if any(name in given for name in _KEYS):
+            settings |= dict.fromkeys(_KEYS)  # keys come from one place together
+        settings |= {**given, "config_kwargs": settings["config_kwargs"] | (given.get("config_kwargs") or {})}
+    _check_s3_settings(settings)
+    if "obs" in kind.protocol:
+        from core.storage.obs import completed
+
+        # as the class does; but what it takes from the environment has to tell instances apart
+        settings = completed(settings)
+    return settings
+
+
+def _speaks_s3(kind: Any) -> bool:
+    # s3fs and what builds on it; it need not be installed
+    return any(base.__name__ == "S3FileSystem" for base in kind.__mro__)
+
+
+def _check_s3_settings(settings: Options) -> None:
+    """s3fs would only say at the first request, and in riddles, that it has no such option."""
+    from aiobotocore.config import AioConfig
+
+    unknown = sorted(settings.keys() - _s3_option_names())
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: no such storage option; there are endpoint_url, key, secret, token, …")
+    AioConfig(**settings["config_kwargs"])
+
+
+@cache
+def _s3_option_names() -> frozenset[str]:
+    from aiobotocore.session import AioSession
+    from s3fs import S3FileSystem
+
+    own = [name for kind in (S3FileSystem, AioSession) for name in inspect.signature(kind.__init__).parameters]
+    return frozenset(own) | {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"}

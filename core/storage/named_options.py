@@ -1,0 +1,173 @@
+"""Storage options by name: a request says `env:NAME`, and what stands there opens its URLs; it is written nowhere.
+
+    env:NAME    a variable of the environment       }
+    file:PATH   a file                              }  a JSON object of fsspec's storage options:
+    block:NAME  what the caller's resolver knows    }  {"endpoint_url": "…", "key": "…", "secret": "…"}
+
+Names are resolved once, where their block is entered. Which URLs they are for, and the options, are carried by the
+context, and so reach work in other threads. URLs are told apart by how they begin.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import combinations, product
+from typing import Any
+
+from core.errors import InputError
+from core.request import ConversionRequest
+from core.secrets import NAME_ADVICE, is_name
+from core.storage.filesystems import Options, open_filesystem, url_of
+
+_SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
+
+Resolver = Callable[[str], Any]
+"""Gives the value of a name, without its kind in front: a mapping, or JSON text of one.
+
+It raises an InputError, whose message need not repeat the name, if there is none.
+"""
+
+
+@dataclass(frozen=True)
+class _Storage:
+    starts: tuple[str, ...]
+    """How URLs on it begin: as the user wrote it, and as it is told."""
+    name: str
+    options: Options = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Storages:
+    asked: tuple[tuple[str, str], ...] = ()
+    found: tuple[_Storage, ...] = ()
+
+
+_current: ContextVar[_Storages] = ContextVar("reshard_storages", default=_Storages())  # noqa: B039
+
+
+def options_for(url: str) -> Options:
+    """The options that were named for a URL; none, if none were."""
+    matches = [
+        (len(start), storage.options)
+        for storage in _current.get().found
+        for start in storage.starts
+        if f"{url}/".startswith(f"{start}/")
+    ]
+    return max(matches, key=lambda match: match[0])[1] if matches else {}
+
+
+@contextmanager
+def storages_of(request: ConversionRequest, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+    """Opens what a request names with the storage options that it names; see `named_storages`."""
+    source, target = request.source_storage, request.target_storage
+    pairs = (
+        (request.source, source),
+        (request.source_strategy, source),
+        (request.target, target),
+        (request.target_strategy, target),
+    )
+    with named_storages(pairs, resolvers):
+        yield
+
+
+@contextmanager
+def named_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+    """Inside the block everything at and below these URLs is opened with the options of these names.
+
+    A pair is a URL and a name; an empty name stands for no options. Where the same pairs are in force already, nothing
+    is resolved anew.
+
+    Raises:
+        InputError: a name cannot be resolved, or two storages cannot be told apart by their URLs.
+    """
+    asked = tuple((url, name) for url, name in pairs if "://" in url)
+    if _current.get().asked == asked:
+        yield
+        return
+    options = {name: _resolved(name, resolvers or {}) for name in dict.fromkeys(name for _, name in pairs) if name}
+    found = [
+        _Storage(_starts(url, options.get(name, {})), name, options.get(name, {})) for url, name in asked if options
+    ]
+    _check_apart(found)
+    token = _current.set(_Storages(asked, tuple(found)))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _starts(url: str, options: Options) -> tuple[str, ...]:
+    before, field, _ = url.partition("{")  # of a pattern, the directory that all ranks are below
+    start = before[: before.rfind("/") + 1] if field else url
+    return _without_slash(start), _without_slash(url_of(*open_filesystem(start, options)))
+
+
+def _without_slash(url: str) -> str:
+    return _SLASHES_AT_END.sub("", url)
+
+
+def _check_apart(storages: Sequence[_Storage]) -> None:
+    for one, other in combinations(storages, 2):
+        if one.name != other.name and _overlap(one.starts, other.starts):
+            told = " and ".join(f"{each.starts[0]} ({each.name or 'no storage named'})" for each in (one, other))
+            raise InputError(
+                f"{told}: one is inside the other, so that it cannot be told which storage a URL is on. "
+                "Name the same storage for both, or put one of them elsewhere"
+            )
+
+
+def _overlap(starts: Sequence[str], others: Sequence[str]) -> bool:
+    return any(
+        f"{inner}/".startswith(f"{outer}/")
+        for pair in product(starts, others)
+        for inner, outer in (pair, reversed(pair))
+    )
+
+
+def _resolved(name: str, resolvers: Mapping[str, Resolver]) -> Options:
+    """The options that have a name. No error repeats what is there, nor is one caused by an error that does."""
+    if not is_name(name):
+        raise InputError(f"the name of storage options {NAME_ADVICE}")
+    kind, _, rest = name.partition(":")
+    resolver = {**resolvers, **_RESOLVERS}.get(kind)
+    if resolver is None:
+        raise InputError(f"{name}: blocks are Prefect's, and known only to what runs with Prefect; name env: or file:")
+    try:
+        value = resolver(rest)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    if isinstance(value, str):
+        value = _parsed(value)
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f'{name}: is no JSON object of storage options, such as {{"endpoint_url": "…", "key": "…", "secret": "…"}}'
+        )
+    return dict(value)
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _of_environment(name: str) -> str:
+    if name not in os.environ:
+        raise InputError("there is no such variable in the environment")
+    return os.environ[name]
+
+
+def _of_file(path: str) -> str:
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}") from error
+
+
+_RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}

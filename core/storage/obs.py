@@ -1,0 +1,103 @@
+"""Huawei's Object Storage Service, `obs://`: it speaks the protocol of S3, but is told where and who otherwise.
+
+Endpoint and keys are, the first that is there:
+
+1. storage options: `endpoint_url`, `key`, `secret`, `token`, as those of s3fs, and all its others;
+2. fsspec's own configuration (`~/.config/fsspec/*.json`, `FSSPEC_OBS_KEY` …), which fsspec makes options of;
+3. the variables of Huawei's tools: OBS_ENDPOINT, OBS_ACCESS_KEY_ID, OBS_SECRET_ACCESS_KEY, OBS_SECURITY_TOKEN.
+
+Keys come from one of these places together. AWS's variables and profiles are never asked: its keys are nothing to be
+sent to somebody else.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from s3fs import S3FileSystem
+
+_REGIONAL_HOST = re.compile(r"obs[a-z0-9-]*\.([a-z0-9-]+)\.myhuaweicloud\..+")
+_ANY_REGION = "us-east-1"
+"""Goes into signatures; servers that have no regions take this one."""
+_NO_PROFILE = {"profile": (None, None, None, None), "config_file": (None, None, os.devnull, None)}
+"""Settings of botocore: option of the configuration file, variable of the environment, default, conversion."""
+
+
+class OBSFileSystem(S3FileSystem):  # type: ignore[misc]
+    """`obs://bucket/key`; takes the options of s3fs."""
+
+    protocol = ("obs",)
+
+    def __init__(self, **options: Any) -> None:
+        """Nothing is connected to.
+
+        Raises:
+            ValueError: the endpoint or the keys are missing.
+        """
+        super().__init__(**completed(options))
+
+
+def completed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Storage options with all that they leave to the environment, and to the endpoint's name.
+
+    Raises:
+        ValueError: the endpoint or the keys are missing.
+    """
+    client, config = dict(options.get("client_kwargs") or {}), dict(options.get("config_kwargs") or {})
+    given = options.get("endpoint_url") or client.pop("endpoint_url", None) or os.environ.get("OBS_ENDPOINT", "")
+    endpoint, host = _parsed_endpoint(given)
+    return {
+        "session_vars": _NO_PROFILE,
+        **options,
+        **_keys(options),
+        "endpoint_url": endpoint,
+        "client_kwargs": {"region_name": region_of(host)} | client,
+        "config_kwargs": config | {"s3": {"addressing_style": addressing_of(host)} | config.get("s3", {})},
+    }
+
+
+def region_of(host: str) -> str:
+    """The region in an endpoint's name, which signatures have to name as well."""
+    match = _REGIONAL_HOST.fullmatch(host)
+    return match[1] if match else _ANY_REGION
+
+
+def addressing_of(host: str) -> str:
+    """Where the bucket is said: OBS wants it in the host's name, which neither an address nor a bare name can take."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return "virtual" if "." in host else "path"
+    return "path"
+
+
+def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    if options.get("anon"):
+        return {}
+    keys = {name: options.get(name) for name in ("key", "secret", "token")}
+    if not any(keys.values()):
+        names = ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY", "OBS_SECURITY_TOKEN")
+        keys = dict(zip(keys, map(os.environ.get, names), strict=True))
+    if not (keys["key"] and keys["secret"]):
+        raise ValueError(
+            "no OBS credentials: set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY (and OBS_SECURITY_TOKEN with "
+            "temporary ones), or name storage options that have key and secret. AWS's credentials are not used"
+        )
+    return keys
+
+
+def _parsed_endpoint(text: str) -> tuple[str, str]:
+    """An endpoint with a scheme, https if there is none, and its host."""
+    if not text.strip():
+        raise ValueError(
+            "no OBS endpoint: set OBS_ENDPOINT, to obs.cn-north-4.myhuaweicloud.com, say, "
+            "or name storage options that have endpoint_url"
+        )
+    endpoint = text.strip() if "://" in text else f"https://{text.strip()}"
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{text!r} is no endpoint; one is obs.cn-north-4.myhuaweicloud.com, say")
+    return endpoint, parts.hostname

@@ -1,0 +1,197 @@
+"""What servers of the S3 protocol answer when they refuse, and what their client says when it gets no answer: in words.
+
+s3fs makes OSErrors of answers and drops most of what they say; it is found in the error behind. The client's own errors
+are known here by their names, because its package need not be installed. A secret may be in anything but an answer's
+code and message.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from core.secrets import scrubbed
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a request failed, and whether it may succeed when repeated."""
+
+    text: str
+    transient: bool = False
+
+
+_LONGEST_ANSWER_CHARACTERS = 300
+
+_NO_FILE = Reason("no such file or directory")
+_NO_BUCKET = Reason("there is no bucket {bucket!r}")
+_NO_NAME = Reason("{bucket!r} cannot be a bucket's name")
+_WRONG = Reason("the credentials are wrong ({answer})")
+_EXPIRED = Reason("the credentials have expired ({answer}): renew them, then give the same command again")
+_DENIED = Reason("access denied: the credentials lack the permission {permission}")
+_ELSEWHERE = Reason("the bucket {bucket!r} is in another region or at another endpoint{elsewhere} ({answer})")
+_CHANGED = Reason("it was made or changed by somebody else meanwhile ({answer})")
+_TOO_SHORT = Reason("it ends before what was asked for ({answer})")
+_UNKNOWN = Reason("the server does not know such requests ({answer})")
+_GARBLED = Reason("what was sent did not arrive whole ({answer})", transient=True)
+_BUSY = Reason("the server is busy, or failed ({answer})", transient=True)
+
+_REASONS = {
+    "NoSuchBucket": _NO_BUCKET,
+    "InvalidBucketName": _NO_NAME,
+    "NoSuchKey": _NO_FILE,
+    "404": _NO_FILE,
+    "AccessDenied": _DENIED,
+    # an answer to HEAD has no code but HTTP's, which may stand for several
+    "403": Reason("access denied: the credentials are wrong, or lack the permission {permission}"),
+    "400": Reason("a bad request, is all that the server says: expired credentials, perhaps, or a wrong region"),
+    "InvalidAccessKeyId": _WRONG,
+    "InvalidToken": _WRONG,
+    "InvalidSecurity": _WRONG,
+    "SignatureDoesNotMatch": _WRONG,
+    "ExpiredToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "RequestTimeTooSkewed": Reason("this machine's clock is too far from the server's ({answer})"),
+    "AuthorizationHeaderMalformed": _ELSEWHERE,
+    "IllegalLocationConstraintException": _ELSEWHERE,
+    "PermanentRedirect": _ELSEWHERE,
+    "TemporaryRedirect": _ELSEWHERE,
+    "Redirect": _ELSEWHERE,
+    "301": _ELSEWHERE,
+    "307": _ELSEWHERE,
+    "VirtualHostDomainRequired": Reason(
+        "the server wants the bucket in the host's name ({answer}): use obs://, or addressing_style virtual"
+    ),
+    "InvalidObjectState": Reason("it is archived: have the storage restore it first ({answer})"),
+    "PreconditionFailed": _CHANGED,
+    "412": _CHANGED,
+    "InvalidRange": _TOO_SHORT,
+    "416": _TOO_SHORT,
+    "NotImplemented": _UNKNOWN,
+    "501": _UNKNOWN,
+    "OperationAborted": Reason("another request is at the same thing ({answer})", transient=True),
+    "409": Reason("another request is at the same thing ({answer})", transient=True),
+    "RequestTimeout": _GARBLED,
+    "IncompleteBody": _GARBLED,
+    "BadDigest": _GARBLED,
+    "XAmzContentSHA256Mismatch": _GARBLED,
+    "InternalError": _BUSY,
+    "ServiceUnavailable": _BUSY,
+    "SlowDown": _BUSY,
+}
+"""Code of an answer -> what it means; other codes are told as they are."""
+
+_PERMISSIONS = {
+    "HeadObject": "GetObject",
+    "HeadBucket": "ListBucket",
+    "ListObjects": "ListBucket",
+    "ListObjectsV2": "ListBucket",
+    "CreateMultipartUpload": "PutObject",
+    "UploadPart": "PutObject",
+    "CompleteMultipartUpload": "PutObject",
+    "ListMultipartUploads": "ListBucketMultipartUploads",
+    "ListParts": "ListMultipartUploadParts",
+    "DeleteObjects": "DeleteObject",
+    "CopyObject": "PutObject, or GetObject on the copied one",
+    "UploadPartCopy": "PutObject, or GetObject on the copied one",
+}
+"""Operation -> the permission that it needs, where it is called otherwise."""
+
+
+_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+_TRANSIENT_CLIENT_ERRORS = {
+    "ConnectionError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "FlexibleChecksumError",
+    "MetadataRetrievalError",
+    "ResponseParserError",
+}
+"""Names of classes that may also be bases; the rest are wrong settings, no better the next time."""
+
+
+def reason_of(error: BaseException, protocol: str, bucket: str) -> Reason | None:
+    """Why a request failed, if `error` comes from the S3 client, or from what it was answered; None if it does not."""
+    for each in _chain(error):
+        if isinstance(getattr(each, "response", None), dict) and "Error" in each.response:
+            return _reason_of_answer(each.response, getattr(each, "operation_name", ""), protocol, bucket)
+        if type(each).__module__.partition(".")[0] in ("botocore", "aiobotocore"):
+            return _reason_of_client(each, protocol, bucket)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[Any]:
+    """An error, and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, bucket: str) -> Reason:
+    error, metadata = response["Error"], response.get("ResponseMetadata", {})
+    code = str(error.get("Code", "an unknown error"))
+    status = int(metadata.get("HTTPStatusCode", 0)) or (int(code) if code.isdigit() else 0)
+    region = error.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    where = region or error.get("Endpoint")
+    reason = _REASONS.get(code)
+    if reason is _NO_FILE and "Bucket" in operation:
+        reason = _NO_BUCKET
+    if code == "AuthorizationHeaderMalformed" and not where:
+        reason = None  # malformed in another way
+    if reason is None:
+        reason = _BUSY if status >= 500 or status == 429 else Reason("{answer}")
+    words = {
+        "answer": code if code.isdigit() else _one_line(f"{code}: {error.get('Message', '')}"),
+        "bucket": bucket,
+        "permission": _permission(operation, protocol),
+        "elsewhere": f", {where}" if where else "",
+    }
+    return Reason(reason.text.format(**words), reason.transient)
+
+
+def _permission(operation: str, protocol: str) -> str:
+    """The permission that an operation needs, as those who grant it call it."""
+
+    def called(name: str) -> str:
+        if protocol != "obs":
+            return f"s3:{name}"
+        return f"obs:{'bucket' if 'Bucket' in name else 'object'}:{name}"
+
+    name = _PERMISSIONS.get(operation, operation)
+    if name == "GetObject":
+        # without it, what does not exist is denied as well
+        return f"{called(name)} (or {called('ListBucket')}, if it does not exist)"
+    return called(name)
+
+
+def _reason_of_client(error: Any, protocol: str, bucket: str) -> Reason:
+    names = {base.__name__ for base in type(error).__mro__}
+    parts = urlsplit(str(getattr(error, "kwargs", {}).get("endpoint_url", "")))
+    server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    told = _one_line(str(error))
+    if "ParamValidationError" in names and "bucket name" in told:
+        return Reason(_NO_NAME.text.format(bucket=bucket))
+    if "NoCredentialsError" in names:
+        return Reason(_no_credentials(protocol))
+    if "PartialCredentialsError" in names or "CredentialRetrievalError" in names:
+        return Reason(f"the credentials cannot be used: {told}")
+    if "EndpointConnectionError" in names:
+        return Reason(f"{server} cannot be reached: the endpoint is wrong, or it is down", transient=True)
+    if names & {"ConnectTimeoutError", "ReadTimeoutError"}:
+        return Reason(f"{server} did not answer in time", transient=True)
+    if "ConnectionClosedError" in names:
+        return Reason(f"{server} closed the connection", transient=True)
+    return Reason(told, bool(names & _TRANSIENT_CLIENT_ERRORS) and _CERTIFICATE not in told)
+
+
+def _no_credentials(protocol: str) -> str:
+    if protocol == "obs":
+        return "no credentials were found: set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or name storage options"
+    return (
+        "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+        "or name storage options that have key and secret"
+    )
+
+
+def _one_line(text: str) -> str:
+    return scrubbed(" ".join(text.split()))[:_LONGEST_ANSWER_CHARACTERS].rstrip(": ")

@@ -1,0 +1,182 @@
+"""Sends a file to an object store of the S3 kind while it is being written, in parts, several of them at once.
+
+The object appears when the upload is completed, whole, or never. What is there of an upload that failed is given back:
+the storage would keep it, unseen, and charge for it. fsspec's own files send a part and wait for it; and they take
+memory for parts of 50 MiB.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from io import BytesIO
+from typing import Any
+
+from core.budget import UploadBuffers
+from core.errors import StorageError
+from core.storage.requests import requested, submitted
+from core.storage.urls import Location
+
+Buffer = bytes | bytearray | memoryview
+
+_Part = dict[str, Any]
+
+
+def takes_parts(location: Location) -> bool:
+    """Whether a storage speaks the S3 protocol."""
+    # s3fs and what builds on it; it need not be installed
+    return any(base.__name__ == "S3FileSystem" for base in type(location.fs).__mro__)
+
+
+class Upload:
+    """A file being sent, front to back."""
+
+    def __init__(self, location: Location, buffers: UploadBuffers) -> None:
+        self._location = location
+        self._bucket, self._key, _ = location.fs.split_path(location.path)
+        self._part_bytes = buffers.part_bytes
+        self._upload_id: str | None = None
+        self._creations = 0
+        # what the client sends without holding up other requests; large bytes it would
+        self._buffer = BytesIO()
+        self._ahead = buffers.ahead
+        self._under_way: deque[tuple[Future[_Part], BytesIO]] = deque()
+        self._parts: list[_Part] = []
+
+    def write(self, buffer: Buffer) -> None:
+        """Appends all of `buffer`; it may be used for something else afterwards.
+
+        Raises:
+            StorageError: a part could not be sent.
+        """
+        view = memoryview(buffer).cast("B")
+        while view:
+            if self._buffer.tell() == self._part_bytes:
+                self._send()
+            count = self._buffer.write(view[: self._part_bytes - self._buffer.tell()])
+            view = view[count:]
+
+    def finish(self) -> None:
+        """Sends the rest, and makes the object appear.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        if self._upload_id is None:
+            self._request_with_body("write it", "put_object", self._buffer)
+            return
+        self._send(last=True)
+        while self._under_way:
+            self._await_part()
+        try:
+            self._request(
+                "complete it",
+                "complete_multipart_upload",
+                UploadId=self._upload_id,
+                MultipartUpload={"Parts": self._parts},
+            )
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                # completed by a request whose answer was lost, or given up by somebody else: that cannot be told apart
+                raise StorageError(f"{self._location}: its upload is gone: {error}", transient=True) from error
+            raise
+        self._upload_id = None
+        self._give_up_lost()
+
+    def discard(self) -> None:
+        """Gives up what was sent.
+
+        Raises:
+            StorageError: it could not be; it is still there.
+        """
+        wait([future for future, _ in self._under_way])  # a part that comes later would be kept
+        if self._upload_id is not None:
+            _abort(self._location, self._bucket, self._key, self._upload_id)
+        self._give_up_lost()
+
+    def _send(self, *, last: bool = False) -> None:
+        if self._upload_id is None:
+            self._upload_id = self._create()
+        self._buffer.truncate()
+        number = len(self._parts) + len(self._under_way) + 1
+        self._under_way.append((submitted(self._send_part, (number, self._buffer)), self._buffer))
+        if last:
+            return
+        self._buffer = self._await_part() if len(self._under_way) > self._ahead else BytesIO()
+        self._buffer.seek(0)
+
+    def _await_part(self) -> BytesIO:
+        """Waits for the oldest part under way; returns its buffer, which is free then."""
+        future, buffer = self._under_way.popleft()
+        self._parts.append(future.result())
+        return buffer
+
+    def _send_part(self, numbered: tuple[int, BytesIO]) -> _Part:
+        number, body = numbered
+        answer = self._request_with_body(
+            f"write part {number}", "upload_part", body, UploadId=self._upload_id, PartNumber=number
+        )
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+    def _create(self) -> str:
+        def create() -> str:
+            self._creations += 1
+            answer = self._location.fs.call_s3("create_multipart_upload", Bucket=self._bucket, Key=self._key)
+            return str(answer["UploadId"])
+
+        return requested(self._location, "begin to write it", create)
+
+    def _request(self, action: str, method: str, **arguments: object) -> Any:
+        call = self._location.fs.call_s3
+        return requested(self._location, action, lambda: call(method, Bucket=self._bucket, Key=self._key, **arguments))
+
+    def _request_with_body(self, action: str, method: str, body: BytesIO, **arguments: object) -> Any:
+        def send() -> Any:
+            body.seek(0)
+            return self._location.fs.call_s3(method, Bucket=self._bucket, Key=self._key, Body=body, **arguments)
+
+        return requested(self._location, action, send)
+
+    def _give_up_lost(self) -> None:
+        """Gives up uploads that were begun by requests whose answers were lost."""
+        if self._creations > 1:
+            with suppress(StorageError):  # the object is whole, or its failure is being told already
+                abort_uploads(self._location, [self._location])
+
+
+def abort_uploads(directory: Location, files: Iterable[Location]) -> int:
+    """Gives up the uploads of files in a directory that nobody works on any more; returns how many there were.
+
+    Raises:
+        StorageError: they could not be listed, or given up.
+    """
+    bucket, prefix, _ = directory.fs.split_path(directory.path)
+    keys = {directory.fs.split_path(file.path)[1] for file in files}
+    found = [upload for upload in _uploads(directory, bucket, prefix) if upload["Key"] in keys]
+    for upload in found:
+        _abort(directory, bucket, upload["Key"], upload["UploadId"])
+    return len(found)
+
+
+def _uploads(directory: Location, bucket: str, prefix: str) -> Iterator[dict[str, str]]:
+    place: dict[str, str] | None = {}
+    while place is not None:
+        ask = partial(directory.fs.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **place)
+        try:
+            page = requested(directory, "list unfinished uploads of it", ask)
+        except StorageError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return  # some servers' way to say that there are none
+            raise
+        yield from page.get("Uploads", [])
+        more = page.get("IsTruncated")
+        place = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]} if more else None
+
+
+def _abort(location: Location, bucket: str, key: str, upload_id: str) -> None:
+    def abort() -> None:
+        with suppress(FileNotFoundError):  # gone already
+            location.fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload_id)
+
+    requested(location, "give up its upload", abort)

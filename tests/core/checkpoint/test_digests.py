@@ -1,0 +1,81 @@
+from collections.abc import Sequence
+
+import pytest
+import xxhash
+
+from core.checkpoint import ckpt
+from core.checkpoint.digests import UnlikeError, content_digest, content_digests
+from core.checkpoint.model import OutputEntry, TensorEntry, text_entry
+from core.dtypes import MAP_TENSOR, dtype_from_name
+from core.errors import CheckpointError
+from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
+
+MIB = 2**20
+REMOTE, LOCAL = "memory:///somewhere/model.ckpt", "/somewhere/model.ckpt"
+ENTRIES = [
+    OutputEntry("a", dtype_from_name("Int8"), (100,)),
+    OutputEntry("large", dtype_from_name("Int8"), (9, MIB)),
+    OutputEntry("empty", dtype_from_name("Int8"), (0, 3)),
+    OutputEntry("b", dtype_from_name("Int8"), (7,)),
+    OutputEntry("c", dtype_from_name("Int8"), (70_000,)),
+    OutputEntry("map", MAP_TENSOR, (12,), None, (5, 0, 7)),
+    OutputEntry("last", dtype_from_name("Float64"), ()),
+]
+
+
+def held() -> list[TensorEntry]:
+    return list(ckpt.read_index(sparse_file(ENTRIES)).entries.values())
+
+
+def contents(entry: TensorEntry) -> bytes:
+    return b"".join(sparse_file(ENTRIES).read_many([(extent.offset, extent.length) for extent in entry.extents]))
+
+
+def digests(file: RemoteFile, entries: Sequence[TensorEntry], *, assumed: bool = False) -> list[str]:
+    return list(content_digests(file, entries, memoryview(bytearray(1000)), assumed=assumed))
+
+
+@pytest.mark.parametrize(("url", "assumed"), [(LOCAL, False), (REMOTE, False), (REMOTE, True)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_each_in_its_turn(url: str, assumed: bool, backwards: bool) -> None:
+    file = sparse_file(ENTRIES, url)
+    entries = held()[:: -1 if backwards else 1]
+    entries.insert(3, text_entry("note", "naïve"))
+    wanted = [xxhash.xxh3_128_hexdigest(contents(entry) or (entry.text or "").encode()) for entry in entries]
+    assert digests(file, entries, assumed=assumed) == wanted
+
+
+def test_small_ones_of_a_remote_file_share_requests() -> None:
+    file = sparse_file(ENTRIES)
+    digests(file, held())
+    assert file.requests == 4  # a, two of 4 MiB, and the rest
+    assert max(length for ranges in file.rounds for _, length in ranges) <= 4 * MIB
+
+
+def test_bytes_are_told_as_they_are_read() -> None:
+    for url in (LOCAL, REMOTE):
+        file = sparse_file(ENTRIES, url)
+        told: list[int] = []
+        for entry in held():
+            content_digest(file, entry, memoryview(bytearray(MIB)), told.append)
+        assert sum(told) == sum(entry.size_bytes for entry in ENTRIES)
+
+
+@pytest.mark.parametrize("place", range(len(ENTRIES)))
+def test_another_head_before_contents_whose_headers_are_assumed(place: int) -> None:
+    entries = held()
+    parts, size_bytes = planned_parts(ENTRIES)
+    offset = entries[place].extents[-1].offset - 2
+    file = RemoteFile([*parts, (offset, b"\xee")], size_bytes)
+    assert digests(file, entries) == digests(sparse_file(ENTRIES), entries)
+    with pytest.raises(UnlikeError):
+        digests(file, entries, assumed=True)
+    others = [entry for number, entry in enumerate(entries) if number != place]
+    assert digests(file, others, assumed=True) == digests(sparse_file(ENTRIES), others)
+
+
+def test_a_file_that_ends_too_early() -> None:
+    for url in (LOCAL, REMOTE):
+        file = RemoteFile([], 1000, url)
+        with pytest.raises(CheckpointError, match="beyond"):
+            digests(file, held()[1:2])

@@ -1,0 +1,45 @@
+"""A plain S3 client that makes one request for each call and tries nothing again."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import botocore.session  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
+
+
+def s3_client(url: str, *, secret_key: str = SECRET_KEY, **settings: object) -> Any:
+    """A client of the endpoint; `settings` are botocore's."""
+    plain: dict[str, object] = {
+        "signature_version": "s3v4",
+        "retries": {"total_max_attempts": 1},
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "max_pool_connections": 32,
+    }
+    return _session().create_client(
+        "s3",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=secret_key,
+        config=Config(**(plain | settings)),
+    )
+
+
+@cache
+def _session() -> Any:
+    # it reads megabytes of descriptions, once
+    return botocore.session.get_session()
+
+
+def code_of(request: Callable[[], object]) -> str:
+    """The code of the error that a request is answered with; the status, if the answer has no body."""
+    try:
+        request()
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return "none"
