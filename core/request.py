@@ -125,7 +125,8 @@ class ConversionRequest(BaseModel):
             title="Workers",
             ge=0,
             le=1024,
-            description="Threads, for as many ranks at once, or several for one; 0: one for each core.",
+            description="Threads, for as many ranks at once, or several for one; 0: one for each core, and at least 8 "
+            "if a side is on a remote storage, for whose answers they mostly wait.",
         ),
     ] = 0
     memory_limit: Annotated[

@@ -85,9 +85,10 @@ def read_index(file: SourceFile) -> FileIndex:
 
 
 def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, bytes]]]:
-    """What a file holds, and what stands before each piece's contents: where it begins, and its bytes.
+    """What a file holds, and of each piece where the one before ends, and the bytes that lead to its contents.
 
-    The bytes are cut short, or none, where they are too many or are not encoded as `planned_pieces` would.
+    They are cut short where they are many, and the entry's own length is as brief as can be: where it is not, or
+    something else stands before it, these bytes would not reach from there to the contents.
 
     Raises:
         CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the byte offset.
@@ -200,18 +201,12 @@ def _pieces(
                 piece = _read_value(reader, length)
                 known.learn(piece, length, data)
             if heads is not None:
-                heads.append((end, _bytes_before(piece, end, length, data)))
+                head = build_head(_VALUE, length) + data[: piece.extent.offset - start]
+                heads.append((end, head))
             end = start + length
             if lookahead is not None:
                 lookahead.passed(piece.extent.length, end)
             yield piece
-
-
-def _bytes_before(piece: _Piece, end: int, length: int, data: bytes) -> bytes:
-    """What stands between byte `end` and the contents of a Value of `length` bytes, if it is nothing but its head."""
-    head = build_head(_VALUE, length)
-    # only so many bytes, and only these, can say it that briefly
-    return head + data[: piece.extent.offset - piece.offset] if len(head) == piece.offset - end else b""
 
 
 class _KnownHeads:

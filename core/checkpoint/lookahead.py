@@ -38,7 +38,7 @@ class Lookahead:
         self._file = file
         self._stop = stop
         self._entries = Repetition()
-        self._start = self._next = 0  # where the last entry that was passed begins and ends
+        self._next = 0  # where the last entry that was passed ends
         self._windows: list[tuple[int, bytes]] = []
         self._ahead = _FEWEST_AHEAD
         self._asked_at = 0  # entries that had been passed when heads were last asked for
@@ -47,7 +47,7 @@ class Lookahead:
     def passed(self, content_bytes: int, stop: int) -> None:
         """Takes note of an entry that ends at `stop`, where the next one begins."""
         self._entries.add(content_bytes, stop - self._next)
-        self._start, self._next = self._next, stop
+        self._next = stop
 
     def window(self, offset: int, length: int) -> tuple[int, bytes]:
         """A window that holds the `length` bytes at `offset`, as far as there are so many: where it begins, its bytes.
@@ -84,7 +84,7 @@ class Lookahead:
     def _fetched(self, offset: int, length: int) -> tuple[int, bytes]:
         ranges = self._ranges(self._wanted(offset, length))
         fetched = [(start, window) for (start, _), window in zip(ranges, read_long(self._file, ranges), strict=True)]
-        kept = [(start, window) for start, window in self._windows if start + len(window) > self._start]
+        kept = [(start, window) for start, window in self._windows if start + len(window) >= self._next]
         self._windows = sorted(kept + fetched, key=lambda window: window[0])
         return fetched[0]
 
@@ -101,11 +101,9 @@ class Lookahead:
         return ranges
 
     def _wanted(self, offset: int, length: int) -> list[Extent]:
-        """What to ask for: first the bytes at `offset`, then, if a head is there, what may be needed after it."""
+        """What to ask for: first the bytes at `offset`, then what may be needed after them."""
         if not self._entries:
             return [self._range(offset, offset + max(length, START_BYTES))]
-        if offset != self._next:
-            return [self._range(offset, offset + max(length, _MISSED_BYTES))]
         if self._entries.mean_bytes(_SMALL_ENTRIES) <= _SMALL_ENTRY_BYTES:
             self._chunk_bytes = min(2 * self._chunk_bytes, _MOST_BYTES)
             return [self._range(offset, offset + max(length, self._chunk_bytes))]
@@ -125,8 +123,7 @@ class Lookahead:
                 slack += _SLACK_BYTES
                 if head >= self._stop:
                     break
-                if self._held(head, min(_HEAD_BYTES, self._stop - head)) is None:
-                    yield self._range(head - slack, head + slack + _HEAD_BYTES)
+                yield self._range(head - slack, head + slack + _HEAD_BYTES)
 
     def _range(self, start: int, stop: int) -> Extent:
         start, stop = max(start, self._next), min(stop, self._stop)

@@ -7,6 +7,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 from fsspec.spec import AbstractBufferedFile
@@ -270,13 +271,34 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
         StorageError: it cannot be read.
         CheckpointError: it is larger than `limit_bytes`.
     """
+    if takes_parts(location):
+        return _read_small_object(location, limit_bytes)
     file = open_source(location)
     try:
         if file.size_bytes > limit_bytes:
-            raise CheckpointError(f"{location}: has {file.size_bytes} bytes, more than such a file may have")
+            raise _too_large(location, limit_bytes)
         return read_bytes(file, 0, file.size_bytes)
     finally:
         file.close()
+
+
+def _read_small_object(location: Location, limit_bytes: int) -> bytes:
+    """One request; others need one for the size as well. HTTP tells if less came than was sent."""
+    read = partial(location.fs.cat_file, location.path, start=0, end=limit_bytes + 1)
+    try:
+        data = bytes(requested(location, "read it", read))
+    except StorageError as error:
+        # there is no range in an empty object
+        if getattr(error.__cause__, "errno", None) == errno.EINVAL and file_info(location)["size"] == 0:
+            return b""
+        raise
+    if len(data) > limit_bytes:
+        raise _too_large(location, limit_bytes)
+    return data
+
+
+def _too_large(location: Location, limit_bytes: int) -> CheckpointError:
+    return CheckpointError(f"{location}: has more than {limit_bytes} bytes, more than such a file may have")
 
 
 class _LocalOutput:

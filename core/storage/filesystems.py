@@ -78,7 +78,7 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
         raise InputError(f"{url!r}: {protocol}:// needs a package that is not installed: {advice}") from error
     except Exception as error:  # the packages behind fsspec raise what they like about a URL that they cannot use
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
-    if _speaks_s3(kind):
+    if speaks_s3(kind):
         fs.retries = 1
     written = url_of(fs, path)
     path_again, told_again = _read(kind, written)
@@ -123,7 +123,7 @@ def _read(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
 
 def _settings(kind: Any, options: Options) -> dict[str, Any]:
     """What a file system is made with: our defaults, the user's configuration of fsspec, and then `options`."""
-    if not _speaks_s3(kind):
+    if not speaks_s3(kind):
         return dict(options)
     settings: dict[str, Any] = dict(_S3_DEFAULTS)
     for given in (apply_config(kind, {}), options):
@@ -139,8 +139,8 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
     return settings
 
 
-def _speaks_s3(kind: Any) -> bool:
-    # s3fs and what builds on it; it need not be installed
+def speaks_s3(kind: type) -> bool:
+    """Whether a class of file systems is s3fs's, or builds on it; it need not be installed."""
     return any(base.__name__ == "S3FileSystem" for base in kind.__mro__)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from core.budget import UploadBuffers
 from core.errors import StorageError
+from core.storage.filesystems import speaks_s3
 from core.storage.requests import requested, submitted
 from core.storage.urls import Location
 
@@ -25,8 +26,7 @@ _Part = dict[str, Any]
 
 def takes_parts(location: Location) -> bool:
     """Whether a storage speaks the S3 protocol."""
-    # s3fs and what builds on it; it need not be installed
-    return any(base.__name__ == "S3FileSystem" for base in type(location.fs).__mro__)
+    return speaks_s3(type(location.fs))
 
 
 class Upload:

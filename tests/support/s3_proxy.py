@@ -39,6 +39,7 @@ class S3Proxy:
         self._exchanges: list[Exchange] = []
         self._numbers: Counter[object] = Counter()
         self._wires: set[Wire] = set()
+        self._stopped = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
@@ -119,13 +120,17 @@ class S3Proxy:
 
     def stop(self) -> None:
         """Takes no more connections."""
+        self._stopped = True
         self._listener.shutdown(socket.SHUT_RDWR)
 
     def _accepted(self) -> Wire | None:
         try:
-            return Wire(self._listener.accept()[0])
+            connection, _ = self._listener.accept()
         except OSError:
-            return None  # the listener was shut down
+            if self._stopped:
+                return None
+            raise
+        return Wire(connection)
 
 
 class _Connection:

@@ -1,8 +1,10 @@
 import json
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import fsspec
@@ -10,6 +12,7 @@ import pytest
 import xxhash
 
 from core.checkpoint.catalog import build_catalog
+from core.checkpoint.digests import content_digests
 from core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry, TensorEntry
 from core.checkpoint.records import CheckpointCatalog
 from core.dtypes import dtype_from_name
@@ -363,6 +366,24 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
     assert walked.requests < 275 + 25
     # samples, and the two small parameters of each layer by one request
     assert all(file.requests <= 10 + 25 for file in others)
+
+
+def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds what it has read ahead."""
+    monkeypatch.setattr("core.checkpoint.catalog._LONG_READS_AT_ONCE", 1)
+    monkeypatch.setattr("core.checkpoint.catalog._BLOCK_BYTES", 100)
+    alone = Lock()
+
+    def watched(*arguments: Any, **options: Any) -> list[str]:
+        assert alone.acquire(blocking=False)
+        time.sleep(0.02)  # for the others to come
+        alone.release()
+        return list(content_digests(*arguments, **options))
+
+    monkeypatch.setattr("core.checkpoint.catalog.content_digests", watched)
+    for rank in range(3):
+        remote.add(f"rank_{rank}/A.ckpt", data=rank_contents(rank, "ab"))
+    assert len(catalog(remote.url, 3, digest=everything).records) == 3
 
 
 def test_transient_failure_is_not_blamed_on_the_input(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,17 @@ def walked(entries: Sequence[OutputEntry]) -> RemoteFile:
         pytest.param(transformer(32, *LLAMA), 15, 300, 0.001, id="32 layers"),
         pytest.param(transformer(32, *LLAMA, moments=True), 30, 1150, 0.002, id="moments"),
         pytest.param(transformer(100, *[600 * KIB] * 3, 512 * KIB), 12, 460, 0.01, id="entries over 512 KiB"),
+        pytest.param(
+            [
+                weight(f"{s}.{n // 3}.{n}", size)
+                for s in ("en", "de")
+                for n, size in enumerate([MIB, 3 * MIB, 8 * MIB] * 60)
+            ],
+            11,
+            400,
+            0.001,
+            id="two stacks",
+        ),
         pytest.param([weight(f"layers.{n}", 4 * MIB) for n in range(225)], 10, 235, 0.001, id="all alike"),
         pytest.param([weight(f"layers.{n}", 4 * KIB) for n in range(20_000)], 15, 30, 1.01, id="20,000 small ones"),
         pytest.param(
@@ -85,6 +96,14 @@ def test_texts_between_need_no_request_of_their_own() -> None:
     assert walked(mixed).requests < walked(plain).requests + len(texts)
 
 
+def test_a_text_that_a_window_holds_is_not_asked_for_again() -> None:
+    text = OutputEntry("note", TEXT, (4000,), "t" * 1000)
+    file = walked([weight("a", 5 * MIB), weight("b", 3 * MIB), text, weight("c", 5 * MIB), weight("d", MIB)])
+    places = [place for ranges in file.rounds for offset, length in ranges for place in (offset, offset + length)]
+    assert len(file.rounds) == 1 + 4
+    assert len(places) == len(set(places))
+
+
 def test_a_long_text_is_read_all_the_same() -> None:
     text = "text" * 50_000
     entries = [
@@ -93,6 +112,10 @@ def test_a_long_text_is_read_all_the_same() -> None:
         weight("after", 7 * MIB),
     ]
     assert read_index(sparse_file(entries)).entries["long"].text == text
+
+
+def test_an_end_is_not_asked_for_twice() -> None:
+    assert len(walked([weight("a", 5 * MIB), weight("b", 100)]).rounds) == 2
 
 
 def test_a_file_smaller_than_its_ends_is_one_request() -> None:

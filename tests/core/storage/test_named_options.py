@@ -42,7 +42,7 @@ def test_what_is_at_and_below_a_url_is_opened_with_its_options(named: Callable[.
     with named_storages([("memory://runs/1", a), ("memory://runs/1.new", b), ("memory://other", "")]):
         assert parse_url("memory://runs/1").fs.storage_options == {"mark": "a"}
         assert parse_url("memory://runs/1/rank_0/x.ckpt").fs.storage_options == {"mark": "a"}
-        assert parse_url("memory://runs/1.reshard-partial/x").fs.storage_options == {"mark": "a"}
+        assert parse_url("memory://runs/1.old/x").fs.storage_options == {}
         assert parse_url("memory://runs/1.new/x").fs.storage_options == {"mark": "b"}
         assert parse_url("memory://other/x").fs.storage_options == {}
         assert parse_url("memory://elsewhere").fs.storage_options == {}
