@@ -21,7 +21,7 @@ from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
-from core.errors import CatalogError, ConversionError, ReshardError
+from core.errors import CatalogError, ConversionError, ReshardError, is_transient
 from core.garbage import rare_collections
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
@@ -38,6 +38,8 @@ from core.strategy.model import Strategy
 from core.target import check_apart
 
 _SMALL_CONTENT_BYTES = 2**20
+_LOST_IN_A_ROW = 3
+"""Ranks of a group that fail, one after another and each after all its retries, as if the storage were down."""
 
 
 def convert(request: ConversionRequest, progress: Progress | None = None) -> ConversionReport:
@@ -180,13 +182,18 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
         )
 
     def work_in_turn(ranks: Sequence[int], group: Sequence[int]) -> None:
+        lost_in_a_row = 0
         for rank in ranks:
             if stop.is_set():
                 return
             try:
+                if lost_in_a_row >= _LOST_IN_A_ROW:
+                    raise ConversionError("not tried, because the storage failed for the ranks before it for so long")
                 work(rank, group)
+                lost_in_a_row = 0
             except ReshardError as error:
                 failures[rank] = error
+                lost_in_a_row += is_transient(error)
 
     groups = [(group, group) for group in session.groups]
     copies = [((rank,), ()) for rank in session.copies]
@@ -253,7 +260,8 @@ def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: Checkpoin
     extra = [rank for rank in found.ranks if rank not in source.ranks]
     held = set(next(iter(catalog.records.values())).index.entries) & source.parameters
     misfit = len(found.ranks) % source.devices_per_stage != 0
-    for rank in extra:
+    # the ranks of a stage hold the same names: its first one tells for all
+    for rank in {rank // source.devices_per_stage: rank for rank in reversed(extra)}.values():
         file = open_source(found.files[rank][0].location)
         try:
             misfit = misfit or held <= set(read_index(file).entries)

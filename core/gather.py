@@ -13,20 +13,18 @@ from typing import Protocol
 import numpy as np
 
 from core.blocks import Part
+from core.checkpoint.heads import unlike_error
 from core.checkpoint.model import Extent, TensorEntry
-from core.errors import CatalogError
 from core.plan import ConversionPlan, ParameterPlan
 from core.slices import Shape, TensorSlice
 from core.sources import LocalFiles, RemoteFiles, SourceFiles
 from core.spans import ReadLimits, Span, part_spans
-from core.storage.coalescing import coalesced
+from core.storage.coalescing import coalesced, stretch_of
+from core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from core.storage.requests import submitted
 
 GAP_WORTH_READING_BYTES = 64 * 2**10
 """Reading and dropping this much costs less than another read call (about 15 µs at 5 GB/s)."""
-REMOTE_GAP_WORTH_READING_BYTES = 256 * 2**10
-"""The same for a request: it costs about 1.2 ms of processor time, in which 1 GB/s brings four times as much; but what
-is read in vain may cost more elsewhere, where the server's network is shared."""
 LARGEST_REQUEST_BYTES = 8 * 2**20
 """Larger ones gain little: 1.1 GiB/s with 8 MiB, 0.9 with 4 MiB, 0.5 with 1 MiB, from a server on the same machine."""
 
@@ -120,7 +118,7 @@ class LocalGatherer:
         if len(group) == 1:
             self._read_alone(group[0])
             return
-        start, length = _stretch(group)
+        start, length = stretch_of(group)
         self._sources.open(source_rank).read_into(start, self._scratch[:length].data)
         self.read_bytes += length
         for fetch in group:
@@ -158,7 +156,7 @@ class RemoteGatherer:
             for source_rank, items in wanted.items()
             for group in coalesced(items, gap_bytes=REMOTE_GAP_WORTH_READING_BYTES, most_bytes=most_bytes)
         ]
-        self.read_bytes += sum(_stretch(group)[1] for _, group in requests) + sum(fetch.length for fetch in torn)
+        self.read_bytes += sum(stretch_of(group)[1] for _, group in requests) + sum(fetch.length for fetch in torn)
         futures = [submitted(self._read, request) for request in requests]
         try:
             for fetch in torn:
@@ -174,7 +172,7 @@ class RemoteGatherer:
 
     def _read(self, request: "tuple[int, Sequence[_Wanted]]") -> None:
         source_rank, group = request
-        start, length = _stretch(group)
+        start, length = stretch_of(group)
         [answer] = self._sources.open(source_rank).read_many([(start, length)])
         run = np.frombuffer(answer, np.uint8)
         for item in group:
@@ -222,11 +220,7 @@ class _HeadCheck:
             CatalogError: others stand there.
         """
         if run.tobytes() != self.head:
-            raise CatalogError(
-                f"rank_{self.source_rank}: {self.file}: parameter {self.name!r} does not begin at byte {self.offset}, "
-                "as it does in files of the same size and beginning. The file is damaged, or in another order: copy "
-                "the checkpoint to a local disk, where every file's headers are read, and convert it from there"
-            )
+            raise unlike_error(self.source_rank, self.file, self.name, self.offset)
 
 
 @dataclass(frozen=True)
@@ -321,12 +315,6 @@ class _Fetches:
 
     def _entry(self, rank: int, name: str) -> TensorEntry:
         return self._records[rank].index.entries[name]
-
-
-def _stretch(group: Sequence[_Wanted]) -> tuple[int, int]:
-    """Offset and length of the bytes from the first to the last of a group, which is in ascending order."""
-    start = group[0].offset
-    return start, max(item.offset + item.length for item in group) - start
 
 
 def _file_extents(entry: TensorEntry, offset: int, length: int) -> tuple[Extent, ...]:

@@ -36,7 +36,8 @@ def dump_plan(plan: ConversionPlan) -> bytes:
 def plan_identity(plan: ConversionPlan) -> str:
     """A digest of everything that decides what the target will contain."""
     document = _inputs_to_json(plan.inputs)
-    del document["catalog"]["notes"]
+    # what was said, and how closely was looked, does not change what is made
+    del document["catalog"]["notes"], document["catalog"]["assumed"]
     data = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
     return xxhash.xxh3_128_hexdigest(data)
 

@@ -122,30 +122,29 @@ class _Waves:
     def _left(self, groups: Sequence[_Group]) -> list[_Group]:
         """Compares the rest of each group with those of it whose headers were just read; what is unlike them."""
         left: list[_Group] = []
-        compared: list[tuple[_Group, int]] = []
-        for group in groups:
+        compared: list[tuple[int, int]] = []
+        for number, group in enumerate(groups):
             walked, others = group.ranks[: group.walks], group.ranks[group.walks :]
             if any(rank in self._templates for rank in walked):
-                compared += [(group, rank) for rank in others]
+                compared += [(number, rank) for rank in others]
             elif others:
                 # files that are no templates come together, damaged ones need not
                 all_damaged = all(isinstance(self._found[rank], InputError) for rank in walked)
                 left.append(replace(group, ranks=others, walks=2 * group.walks if all_damaged else len(others)))
+        outcomes = self._threads.outcomes(lambda pair: self._compare(groups[pair[0]], pair[1]), compared)
         unlike: dict[tuple[int, bytes], list[int]] = {}
-        for (group, rank), outcome in zip(compared, self._threads.outcomes(self._compare, compared), strict=True):
+        for (number, rank), outcome in zip(compared, outcomes, strict=True):
             if isinstance(outcome, bytes):
-                unlike.setdefault((id(group), outcome), []).append(rank)
+                unlike.setdefault((number, outcome), []).append(rank)
             else:
                 self._found[rank] = outcome
-        by_id = {id(group): group for group in groups}
         for (number, name), ranks in unlike.items():
-            group = by_id[number]
+            group = groups[number]
             left.append(_Group(ranks, name, walks=2 * group.walks if name == group.name else 1))
         return left
 
-    def _compare(self, item: tuple[_Group, int]) -> Indexed | bytes:
+    def _compare(self, group: _Group, rank: int) -> Indexed | bytes:
         """What a file holds if it is like one of its group whose headers were read, else its first parameter's name."""
-        group, rank = item
         file = self._files[rank]
         templates = [self._templates[other] for other in group.ranks[: group.walks] if other in self._templates]
         start = (0, min(_START_BYTES, file.size_bytes))

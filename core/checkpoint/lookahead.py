@@ -9,10 +9,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from core.checkpoint.model import Extent
-from core.checkpoint.reading import GAP_BYTES, START_BYTES, read_long, stretch_of
+from core.checkpoint.reading import START_BYTES, read_long
 from core.checkpoint.repetition import Repetition
-from core.storage.coalescing import coalesced
+from core.storage.coalescing import coalesced, stretch_of
 from core.storage.files import SourceFile, read_bytes
+from core.storage.requests import GAP_WORTH_READING_BYTES
 
 _HEAD_BYTES = 512
 """From a head's beginning on: more than what stands before contents takes, as a rule."""
@@ -86,13 +87,13 @@ class Lookahead:
         fetched = [(start, window) for (start, _), window in zip(ranges, read_long(self._file, ranges), strict=True)]
         kept = [(start, window) for start, window in self._windows if start + len(window) >= self._next]
         self._windows = sorted(kept + fetched, key=lambda window: window[0])
-        return fetched[0]
+        return fetched[0]  # which nothing that is wanted comes before
 
     def _ranges(self, wanted: list[Extent]) -> list[tuple[int, int]]:
-        """What is wanted, by few requests; only the first as long as there is room for no more."""
+        """What is wanted, by few requests, from the first on, as far as there is room."""
         ranges: list[tuple[int, int]] = []
         room = _MOST_BYTES
-        for group in coalesced(wanted, gap_bytes=GAP_BYTES, most_bytes=_MOST_BYTES):
+        for group in coalesced(wanted, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=_MOST_BYTES):
             start, length = stretch_of(group)
             room -= length
             if ranges and room < 0:
@@ -101,17 +102,17 @@ class Lookahead:
         return ranges
 
     def _wanted(self, offset: int, length: int) -> list[Extent]:
-        """What to ask for: first the bytes at `offset`, then what may be needed after them."""
+        """What to ask for: first the `length` bytes at `offset` and some more, then what may be needed after them."""
         if not self._entries:
-            return [self._range(offset, offset + max(length, START_BYTES))]
+            return [self._extent(offset, offset + max(length, START_BYTES))]
         if self._entries.mean_bytes(_SMALL_ENTRIES) <= _SMALL_ENTRY_BYTES:
             self._chunk_bytes = min(2 * self._chunk_bytes, _MOST_BYTES)
-            return [self._range(offset, offset + max(length, self._chunk_bytes))]
+            return [self._extent(offset, offset + max(length, self._chunk_bytes))]
         self._chunk_bytes = _CHUNK_BYTES
-        return [self._range(offset, offset + max(length, _MISSED_BYTES)), *self._foreseen()]
+        return [self._extent(offset, offset + max(length, _MISSED_BYTES)), *self._foreseen(offset)]
 
-    def _foreseen(self) -> Iterator[Extent]:
-        """Windows around the next heads, where guesses put them."""
+    def _foreseen(self, offset: int) -> Iterator[Extent]:
+        """Windows around the next heads, where guesses put them after `offset`."""
         passed = len(self._entries) - self._asked_at
         self._asked_at = len(self._entries)
         right = 2 * passed >= self._ahead
@@ -123,8 +124,8 @@ class Lookahead:
                 slack += _SLACK_BYTES
                 if head >= self._stop:
                     break
-                yield self._range(head - slack, head + slack + _HEAD_BYTES)
+                if head >= offset:
+                    yield self._extent(max(offset, head - slack), head + slack + _HEAD_BYTES)
 
-    def _range(self, start: int, stop: int) -> Extent:
-        start, stop = max(start, self._next), min(stop, self._stop)
-        return Extent(start, stop - start)
+    def _extent(self, start: int, stop: int) -> Extent:
+        return Extent(start, min(stop, self._stop) - start)

@@ -6,12 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from core.storage.coalescing import ByteRange, coalesced
+from core.storage.coalescing import coalesced, stretch_of
 from core.storage.files import SourceFile
-from core.storage.requests import submitted
+from core.storage.requests import GAP_WORTH_READING_BYTES, submitted
 
-GAP_BYTES = 256 << 10
-"""Reading and dropping this much costs less than another request."""
 REQUEST_BYTES = 4 << 20
 """Most that one request asks for: enough for a connection's full speed, few enough for several to be under way."""
 START_BYTES = 64 << 10
@@ -31,7 +29,7 @@ class _Range:
 def read_near(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes of each range, those that lie close together by one request; all requests are made at once."""
     items = [_Range(offset, length, number) for number, (offset, length) in enumerate(ranges)]
-    groups = list(coalesced(items, gap_bytes=GAP_BYTES, most_bytes=REQUEST_BYTES))
+    groups = list(coalesced(items, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=REQUEST_BYTES))
     stretches = [stretch_of(group) for group in groups]
     found = [b""] * len(ranges)
     for group, (start, _), data in zip(groups, stretches, read_long(file, stretches), strict=True):
@@ -45,12 +43,6 @@ def read_long(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes
     pieces = [list(_pieces(range_)) for range_ in ranges]
     answers = iter(file.read_many(list(chain.from_iterable(pieces))))
     return [b"".join(islice(answers, len(requests))) for requests in pieces]
-
-
-def stretch_of(ranges: Sequence[ByteRange]) -> tuple[int, int]:
-    """Offset and length of what reaches from the first of some ranges, in ascending order, to where the last ends."""
-    start = ranges[0].offset
-    return start, max(item.offset + item.length for item in ranges) - start
 
 
 def read_ahead(file: SourceFile, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
@@ -83,7 +75,7 @@ def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_Range]]:
         for offset, length in _pieces(range_):
             if group:
                 start, stop = group[0].offset, group[-1].offset + group[-1].length
-                if not (stop <= offset <= stop + GAP_BYTES and offset + length <= start + REQUEST_BYTES):
+                if not (stop <= offset <= stop + GAP_WORTH_READING_BYTES and offset + length <= start + REQUEST_BYTES):
                     yield group
                     group = []
             group.append(_Range(offset, length, number))

@@ -48,3 +48,9 @@ def coalesced(ranges: Sequence[Range], *, gap_bytes: int, most_bytes: int) -> It
         stop = max(stop, item_stop)
     if group:
         yield group
+
+
+def stretch_of(ranges: Sequence[ByteRange]) -> tuple[int, int]:
+    """Offset and length of what reaches from the first of some ranges, in ascending order, to where the last ends."""
+    start = ranges[0].offset
+    return start, max(item.offset + item.length for item in ranges) - start

@@ -154,6 +154,24 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
     assert tried == [tuple(range(COLUMN_RANKS)), *alone[:5], *[(5,)] * WORK.attempts, *alone[6:]]
 
 
+def test_when_the_storage_is_down_not_every_rank_waits_for_it(
+    case: ColumnCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
+    tried: list[tuple[int, ...]] = []
+
+    def failing(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        tried.append(tuple(ranks))
+        raise StorageError("busy", transient=True)
+
+    monkeypatch.setattr("core.session.transform_ranks", failing)
+    with pytest.raises(
+        ConversionError, match=r"8 of 8 target ranks failed(.|\n)*rank_3: not tried, because the storage"
+    ):
+        convert(case.request(workers=1))
+    assert {ranks for ranks in tried if len(ranks) == 1} == {(0,), (1,), (2,)}
+
+
 def test_ranks_with_very_many_parameters_are_not_together() -> None:
     columns = ((), (0,))
     few, many = (plan_from_one((8,), **{f"p{number}": columns for number in range(count)}) for count in (100, 10_000))

@@ -10,7 +10,7 @@ from core.checkpoint.formats import read_index
 from core.checkpoint.model import FileIndex, OutputEntry
 from core.dtypes import MAP_TENSOR, TEXT, dtype_from_name
 from core.errors import CheckpointError
-from tests.support.ckpt_writer import blob, number
+from tests.support.ckpt_writer import blob, number, varint
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 
 LOCAL = "/somewhere/model.ckpt"
@@ -158,12 +158,32 @@ def checkpoints(draw: st.DrawFn) -> list[OutputEntry]:
     return list({entry.name: entry for entry in found or [weight("w", 3)]}.values())
 
 
+def with_contents_first(
+    parts: list[tuple[int, bytes]], size_bytes: int, contents: list[int]
+) -> tuple[list[tuple[int, bytes]], int]:
+    """With further entries before all others and after them, in which dims and dtype follow the contents."""
+    found, start = [], 0
+    for place, length in enumerate([*contents, *contents]):
+        if place == len(contents):
+            found += [(start + offset, part) for offset, part in parts]
+            start += size_bytes
+        after = number(1, length) + blob(2, b"Int8")
+        content = varint(3 * 8 + 2) + varint(length)
+        tag = blob(1, f"first.{place}".encode())
+        tensor = varint(2 * 8 + 2) + varint(len(content) + length + len(after)) + content
+        head = varint(8 + 2) + varint(len(tag) + len(tensor) + length + len(after)) + tag + tensor
+        found += [(start, head), (start + len(head) + length, after)]
+        start += len(head) + length + len(after)
+    return (found, start) if contents else (parts, size_bytes)
+
+
 @given(checkpoints(), st.booleans(), st.data())
 def test_a_walk_with_lookahead_finds_what_a_plain_one_finds(
     entries: list[OutputEntry], has_crc: bool, drawn: st.DataObject
 ) -> None:
-    """The same index or the same refusal, whole, with unknown fields between entries, or damaged."""
+    """The same index or the same refusal: whole or damaged, with unknown fields, with fields in another order."""
     parts, size_bytes = planned_parts(entries)
+    parts, size_bytes = with_contents_first(parts, size_bytes, drawn.draw(st.lists(sizes, max_size=3)))
     if drawn.draw(st.booleans()):
         last = [(size_bytes, number(9, 5) + blob(7, b"unknown") + blob(1, b"\x0a\x01"))]
         parts, size_bytes = parts + last, size_bytes + len(last[0][1])

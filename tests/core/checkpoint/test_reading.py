@@ -1,5 +1,5 @@
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from core.checkpoint import reading
 from core.checkpoint.reading import WithEnds, read_ahead, read_long, read_near
 from core.errors import CheckpointError
+from core.storage.requests import submitted
 from tests.support.remote_file import RemoteFile
 
 KIB, MIB = 2**10, 2**20
@@ -47,7 +48,7 @@ def test_reading_ahead_gives_every_range_in_order(
     file = remote(600)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "REQUEST_BYTES", request_bytes)
-        patch.setattr(reading, "GAP_BYTES", gap_bytes)
+        patch.setattr(reading, "GAP_WORTH_READING_BYTES", gap_bytes)
         patch.setattr(reading, "_MOST_BYTES_UNDER_WAY", under_way_bytes)
         found = list(read_ahead(file, ranges))
     assert [number for number, _ in found] == sorted(number for number, _ in found)
@@ -57,33 +58,18 @@ def test_reading_ahead_gives_every_range_in_order(
     assert all(length <= request_bytes for [(_, length)] in file.rounds)
 
 
-class GatedFile(RemoteFile):
-    """Answers nothing before it is told to."""
+def test_so_much_is_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
 
-    def __init__(self, size_bytes: int) -> None:
-        super().__init__([], size_bytes)
-        self.answers = threading.Semaphore(0)
-        self.asked = threading.Semaphore(0)
+    def noted(function: Callable[[Any], Any], item: Any) -> Any:
+        asked.extend(item)
+        return submitted(function, item)
 
-    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        self.asked.release()
-        self.answers.acquire()
-        return super().read_many(ranges)
-
-
-def test_so_much_is_under_way_and_no_more() -> None:
-    file = GatedFile(40 * MIB)
-    pieces = read_ahead(file, [(0, 40 * MIB)])
-    first: list[tuple[int, bytes]] = []
-    reader = threading.Thread(target=lambda: first.append(next(pieces)))
-    reader.start()
-    for _ in range(8):
-        assert file.asked.acquire(timeout=10)
-    assert not file.asked.acquire(timeout=0.2)
-    file.answers.release(100)
-    reader.join()
-    assert first == [(0, remote(40 * MIB).read_many([(0, 4 * MIB)])[0])]
-    assert len(list(pieces)) == 9
+    monkeypatch.setattr(reading, "submitted", noted)
+    file = remote(48 * MIB)
+    under_way = [len(asked) - taken for taken, _ in enumerate(read_ahead(file, [(0, 48 * MIB)]))]
+    assert under_way == [8, 8, 8, 8, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert asked == [(start, 4 * MIB) for start in range(0, 48 * MIB, 4 * MIB)]
 
 
 def test_an_error_comes_where_its_range_does() -> None:
