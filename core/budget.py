@@ -13,6 +13,8 @@ LARGEST_BUFFER_BYTES = 4 * 2**20
 LARGEST_BLOCKS_TOGETHER_BYTES = 32 * 2**20
 MOST_BLOCKS_TOGETHER = 32
 """With more of them each would be too short to be worth a write call."""
+MOST_REMOTE_BLOCKS_TOGETHER = 256
+"""With more of them too much would be done again after a crash."""
 LARGEST_REMOTE_BLOCK_BYTES = 8 * 2**20
 REMOTE_BLOCKS_TOGETHER_BYTES = 16 * 2**20
 """Eight workers have 128 MiB under way then: at 4 GiB/s what comes in 30 ms."""
@@ -25,7 +27,7 @@ MOST_LANES = 8
 _SMALLEST_BUFFER_BYTES = 64 * 2**10
 _REMOTE_BLOCK_WORTH_ASKING_FOR_BYTES = 2**20
 _ANSWERS_OF_A_BLOCK = 2
-"""What is asked for a block comes in pieces, which are put together before they are copied into it."""
+"""What is asked for comes in pieces, which are put together before they are copied into blocks."""
 _MOST_PARTS = 9_000
 """S3 takes 10,000 of a file; sizes are known but for the headers."""
 _MOST_PARTS_AHEAD = 4
@@ -50,6 +52,8 @@ class Shares:
 
     Attributes:
         block_bytes: size of each block; every lane has one for each rank.
+        asked_bytes: what a lane may have asked a remote storage for at a time; twice as much is held, for answers come
+            in pieces, which are put together.
         scratch_bytes: size of each lane's scratch buffer; 0 where none is needed.
         sources_open: how many local source files a lane holds open.
         upload: buffers of each file that is sent to an object store; None on local disks.
@@ -57,6 +61,7 @@ class Shares:
     """
 
     block_bytes: int
+    asked_bytes: int
     scratch_bytes: int
     sources_open: int
     upload: UploadBuffers | None
@@ -91,7 +96,8 @@ class Budget:
         """How many ranks can be written side by side."""
         if self.remote_source:
             each = 2 * self.part_bytes + self.most_lanes * (1 + _ANSWERS_OF_A_BLOCK) * _SMALLEST_BUFFER_BYTES
-            return max(1, self.most_lanes * self.worker_bytes // each)
+            room = self.most_lanes * self.worker_bytes // each
+            return max(1, min(MOST_REMOTE_BLOCKS_TOGETHER, room, self.most_lanes * self.worker_files // 2))
         room = self.worker_bytes - _buffer_bytes(self.worker_bytes // 2, LARGEST_BUFFER_BYTES)
         return max(
             1, min(MOST_BLOCKS_TOGETHER, room // (_SMALLEST_BUFFER_BYTES + 2 * self.part_bytes), self.worker_files // 2)
@@ -119,6 +125,7 @@ class Budget:
             held_bytes = scratch_bytes + count * block_bytes
         return Shares(
             block_bytes=block_bytes,
+            asked_bytes=count * block_bytes,
             scratch_bytes=scratch_bytes,
             sources_open=max(1, min(_MOST_SOURCES_OPEN, self.worker_files - count)),
             upload=upload,

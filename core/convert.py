@@ -27,7 +27,7 @@ from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
-from core.retry import counting_retries, with_retries
+from core.retry import counting_retries, stoppable, with_retries
 from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
 from core.storage.files import open_source
@@ -50,12 +50,18 @@ def convert(request: ConversionRequest, progress: Progress | None = None) -> Con
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same.
     """
-    with reporting_to(progress or SilentProgress()), storages_of(request), counting_retries(), rare_collections():
+    with (
+        reporting_to(progress or SilentProgress()),
+        storages_of(request),
+        counting_retries(),
+        stoppable() as stop,
+        rare_collections(),
+    ):
         started = time.monotonic()
         note = current_progress().note
         plan = with_retries(lambda: make_plan(request), note)
         with open_session(request, plan) as session:
-            failures = _run_ranks(session)
+            failures = _run_ranks(session, stop)
             return with_retries(lambda: session.finish(failures, time.monotonic() - started), note)
 
 
@@ -153,10 +159,9 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
     return plan, summarize_plan(plan, budget, groups, lanes_of(groups, budget))
 
 
-def _run_ranks(session: Session) -> dict[int, ReshardError]:
-    """Does all ranks that are left, with threads; returns what failed. An error that is a bug ends all at once."""
+def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardError]:
+    """Does all ranks that are left, with threads; returns what failed. A bug, or `stop`, ends all at once."""
     failures: dict[int, ReshardError] = {}
-    stop = threading.Event()
     writing = threading.Semaphore(session.groups_at_once)
     progress = current_progress()
 
@@ -205,6 +210,8 @@ def _run_ranks(session: Session) -> dict[int, ReshardError]:
                     future.result()
         except BaseException:
             stop.set()
+            if session.is_remote:
+                progress.note("stopping: requests that are under way are waited for")
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return failures

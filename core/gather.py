@@ -5,8 +5,9 @@ ranks need is read once. On this machine reads follow one another, by way of a s
 are wanted as they are goes straight to its place. From a remote storage all that blocks need is asked for at once.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,15 +129,21 @@ class LocalGatherer:
 class RemoteGatherer:
     """Fills blocks from files on a remote storage.
 
-    `ranks` are as for local ones. What is under way takes as much memory as the blocks that it is for, and as much
-    again while answers are put together.
+    `ranks` are as for local ones. No more than `asked_bytes` are asked for at a time, or one request, which takes twice
+    as much memory while answers are put together.
     """
 
     def __init__(
-        self, plan: ConversionPlan, ranks: Sequence[Mapping[str, ParameterPlan]], sources: RemoteFiles
+        self,
+        plan: ConversionPlan,
+        ranks: Sequence[Mapping[str, ParameterPlan]],
+        sources: RemoteFiles,
+        asked_bytes: int,
     ) -> None:
         self._records = plan.inputs.catalog.records
-        self._fetches = _Fetches(plan, ranks, ReadLimits(LARGEST_REQUEST_BYTES, REMOTE_GAP_WORTH_READING_BYTES))
+        self._request_bytes = min(LARGEST_REQUEST_BYTES, asked_bytes)
+        self._asked_bytes = asked_bytes
+        self._fetches = _Fetches(plan, ranks, ReadLimits(self._request_bytes, REMOTE_GAP_WORTH_READING_BYTES))
         self._sources = sources
         self.read_bytes = 0
 
@@ -150,25 +157,34 @@ class RemoteGatherer:
                 here.append(fetch)
             else:
                 torn.append(fetch)
-        most_bytes = LARGEST_REQUEST_BYTES + _HEADS_BYTES
+        most_bytes = self._request_bytes + _HEADS_BYTES
         requests = [
             (source_rank, group)
             for source_rank, items in wanted.items()
             for group in coalesced(items, gap_bytes=REMOTE_GAP_WORTH_READING_BYTES, most_bytes=most_bytes)
         ]
         self.read_bytes += sum(stretch_of(group)[1] for _, group in requests) + sum(fetch.length for fetch in torn)
-        futures = [submitted(self._read, request) for request in requests]
+        under_way: deque[tuple[Future[None], int]] = deque()
+        asked_bytes = 0
         try:
             for fetch in torn:
                 extents = [(extent.offset, extent.length) for extent in fetch.extents]
                 answers = self._sources.open(fetch.source_rank).read_many(extents)
                 fetch.deliver(np.frombuffer(b"".join(answers), np.uint8))
-            for future in futures:
+            for request in requests:
+                length = stretch_of(request[1])[1]
+                while under_way and asked_bytes + length > self._asked_bytes:
+                    future, answered_bytes = under_way.popleft()
+                    asked_bytes -= answered_bytes
+                    future.result()
+                under_way.append((submitted(self._read, request), length))
+                asked_bytes += length
+            for future, _ in under_way:
                 future.result()
         finally:
-            for future in futures:
+            for future, _ in under_way:
                 future.cancel()
-            wait(futures)  # none may write into a block that is used for something else by then
+            wait([future for future, _ in under_way])  # none may write into a block used for something else by then
 
     def _read(self, request: "tuple[int, Sequence[_Wanted]]") -> None:
         source_rank, group = request

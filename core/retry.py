@@ -70,6 +70,20 @@ def count_retry(_: str) -> None:
         count.add()
 
 
+_stop: ContextVar[threading.Event | None] = ContextVar("reshard_stop", default=None)
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """Inside the block nothing is tried again once the event is set."""
+    stop = threading.Event()
+    token = _stop.set(stop)
+    try:
+        yield stop
+    finally:
+        _stop.reset(token)
+
+
 def with_retries(
     work: Callable[[], Result], told: Callable[[str], None], *, policy: RetryPolicy | None = None
 ) -> Result:
@@ -79,10 +93,14 @@ def with_retries(
         try:
             return work()
         except Exception as error:
-            if not is_transient(error):
+            stop = _stop.get()
+            if not is_transient(error) or (stop is not None and stop.is_set()):
                 raise
             # jitter: workers that failed together should not come back together
             pause = policy.first_pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
             told(f"{error}; trying again in {pause:.1f} s (attempt {attempt + 1} of {policy.attempts})")
-            time.sleep(pause)
+            if stop is None:
+                time.sleep(pause)
+            elif stop.wait(pause):
+                raise
     return work()

@@ -124,6 +124,11 @@ class Session:
         return lanes_of(self.groups, self.budget)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether one of the sides is on a remote storage."""
+        return self.budget.remote_source or not self.workspace.directory.is_local
+
+    @property
     def groups_at_once(self) -> int:
         """How many groups are written at once."""
         return max(1, self.budget.workers // self.lanes)
@@ -145,6 +150,8 @@ class Session:
         plan = self.plan
         # a run that did other ranks may have completed the target a moment ago, with this one's
         committed = self.committed or self.target.is_committed()
+        if not committed:
+            self.target.check_not_taken()
         where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
         # a record has a line for every parameter: thousands of them never stand in memory together
         results = {
@@ -256,6 +263,8 @@ def convert_rank(
             except ReshardError as error:
                 advance(0)  # raises if it failed because all is to stop
                 current_progress().note(f"rank_{rank} and {len(group) - 1} more are written one by one: {error}")
+        # several may be at it at once, each with its worker's share
+        lanes = 1
     return _write_ranks(workspace, plan, (rank,), budget, lanes, advance)
 
 

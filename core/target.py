@@ -31,6 +31,7 @@ from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
 from core.storage.files import exists, is_missing, read_small_file, remove_file, write_bytes
+from core.storage.filesystems import same_storage
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
     MANIFEST_NAME,
@@ -52,6 +53,10 @@ from core.storage.urls import Location, parse_url
 _IDENTITY_NAME = "identity"
 _LEASES_DIRECTORY = "leases"
 _LARGEST_RECORD_BYTES = 2**28
+
+
+class ForeignRecordError(TargetError):
+    """A record is another conversion's, and not ours to remove."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,14 @@ class Workspace:
         """The record of a rank.
 
         Raises:
-            TargetError: it is damaged or belongs to another plan.
+            ForeignRecordError: it belongs to another plan.
+            TargetError: it is damaged.
             StorageError: there is none.
         """
         location = self.record_location(rank)
         record = parse_shard_record(read_small_file(location, _LARGEST_RECORD_BYTES), str(location))
         if record.identity != self.identity or record.rank != rank:
-            raise TargetError(f"{location}: is of another conversion")
+            raise ForeignRecordError(f"{location}: is of another conversion")
         return record
 
     def has_record(self, rank: int) -> bool:
@@ -216,6 +222,15 @@ class Target:
         manifest = self._read_manifest()
         return manifest is not None and manifest.identity == self.identity
 
+    def check_not_taken(self) -> None:
+        """Makes sure that nobody has begun another conversion in the workspace; local leases cannot be lost.
+
+        Raises:
+            TargetError: somebody has.
+        """
+        if not self.final.is_local and _read_identity(self.workspace.state) != self.identity:
+            raise TargetError(f"{self.final}: another run is converting something else into it, and has taken it over")
+
     def reopen(self) -> None:
         """Withdraws the finished target's manifest, because files of it are missing or wrong: it is mended in place.
 
@@ -245,6 +260,7 @@ class Target:
         """
         workspace = self.workspace
         with exclusive(self._leases):
+            self.check_not_taken()
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
                 if not self._in_place:
                     remove_tree(workspace.directory)
@@ -319,7 +335,7 @@ def check_apart(source: Location, final: Location) -> None:
     Raises:
         TargetError: they are.
     """
-    if type(source.fs) is not type(final.fs) or source.fs.storage_options != final.fs.storage_options:
+    if not same_storage(source.fs, final.fs):
         return
     if (final.path + "/").startswith(source.path + "/"):
         what = "is the source itself" if final.path == source.path else f"lies inside the source {source}"
@@ -368,6 +384,8 @@ def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRe
     def read(rank: int) -> ShardRecord | None:
         try:
             return workspace.read_record(rank)
+        except ForeignRecordError:
+            return None
         except TargetError:
             workspace.remove_record(rank)
             return None

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from contextvars import copy_context
 from itertools import cycle, zip_longest
 
 import numpy as np
@@ -85,7 +86,7 @@ def _open_sources(
 def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares) -> Gatherer:
     ranks = [writer.parameters for writer in writers]
     if isinstance(sources, RemoteFiles):
-        return RemoteGatherer(plan, ranks, sources)
+        return RemoteGatherer(plan, ranks, sources, shares.asked_bytes)
     return LocalGatherer(plan, ranks, sources, shares.scratch_bytes)
 
 
@@ -102,7 +103,7 @@ def _filled(steps: Iterable[_Step], lanes: "Sequence[_Lane]") -> Generator[_Fill
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="reshard-lane") as pool:
         under_way: deque[Future[_FilledStep]] = deque()
         for step, lane in zip(steps, cycle(lanes), strict=False):
-            under_way.append(pool.submit(lane.fill, step))
+            under_way.append(pool.submit(copy_context().run, lane.fill, step))
             if len(under_way) == len(lanes):
                 yield under_way.popleft().result()
         while under_way:

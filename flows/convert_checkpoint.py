@@ -11,7 +11,7 @@ from core.garbage import rare_collections
 from core.progress import current_progress, reporting_to
 from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
-from core.retry import counting_retries
+from core.retry import counting_retries, stoppable
 from core.session import open_session, raise_failures
 from core.storage.named_options import storages_of
 from flows.ranks import run_ranks
@@ -46,10 +46,10 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same.
     """
-    progress = RunProgress(current_progress())
-    with reporting_to(progress), counting_retries(), rare_collections():
+    with stoppable() as stop, counting_retries(), rare_collections():
+        progress = RunProgress(current_progress(), stop)
         try:
-            with storages_of(request, RESOLVERS):
+            with reporting_to(progress), storages_of(request, RESOLVERS):
                 return _convert(request, progress)
         except ReshardError as error:
             publish_failure(title_of(request), error)

@@ -14,9 +14,9 @@ class RunProgress:
     A thread cannot be interrupted from outside: this is how one that writes a rank learns that the run is over.
     """
 
-    def __init__(self, listener: Progress) -> None:
+    def __init__(self, listener: Progress, stopped: threading.Event) -> None:
         self._listener = listener
-        self._stopped = threading.Event()
+        self._stopped = stopped
 
     def note(self, message: str) -> None:
         """Something worth a line happened."""

@@ -15,7 +15,7 @@ REQUEST_BYTES = 4 << 20
 START_BYTES = 64 << 10
 
 _END_BYTES = 64
-_MOST_BYTES_UNDER_WAY = 32 << 20
+_MOST_BYTES_UNDER_WAY = 16 << 20
 """For one who reads front to back; a connection gives some 100 MiB/s."""
 
 

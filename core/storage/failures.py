@@ -28,11 +28,15 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
         reason = _reason(error, location)
         if reason is None:
             raise
-        raise StorageError(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from error
+        # the error of a wrong endpoint repeats it, with the password that may be in it
+        cause = None if _is_wrong_endpoint(error) else error
+        raise StorageError(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from cause
 
 
 def _reason(error: Exception, location: Location) -> Reason | None:
     """Why something failed; None if the error is none of a storage."""
+    if _is_wrong_endpoint(error):
+        return Reason("its endpoint must look like https://host:port")
     package = type(error).__module__.partition(".")[0]
     if not isinstance(error, OSError) and package not in _CLIENT_PACKAGES and not _wraps_wrong_name(error):
         return None
@@ -58,6 +62,11 @@ def _reason(error: Exception, location: Location) -> Reason | None:
 def _wraps_wrong_name(error: Exception) -> bool:
     """Whether it is how s3fs tells of a bucket's or an object's name that cannot be one."""
     return isinstance(error, ValueError) and type(error.__context__).__name__ == "ParamValidationError"
+
+
+def _is_wrong_endpoint(error: Exception) -> bool:
+    """Whether it is how botocore complains of an endpoint; those that reshard knows of are checked before."""
+    return isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: ")
 
 
 def _reason_of_s3(error: Exception, location: Location) -> Reason | None:

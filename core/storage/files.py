@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol
@@ -15,9 +15,10 @@ from fsspec.spec import AbstractBufferedFile
 from core.budget import UploadBuffers
 from core.errors import CheckpointError, StorageError
 from core.progress import current_progress
+from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
 from core.storage.requests import at_once, requested
-from core.storage.uploads import Buffer, Upload, takes_parts
+from core.storage.uploads import Buffer, Upload, abort_uploads, takes_parts
 from core.storage.urls import Location
 
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -172,9 +173,11 @@ def write_file(location: Location, upload: UploadBuffers | None = None) -> Itera
     Raises:
         StorageError: it cannot be written.
     """
+    check_claim()
     writer = _new_output(location, upload or UploadBuffers())
     try:
         yield writer
+        check_claim()
         writer.finish()
     except BaseException:
         try:
@@ -225,6 +228,8 @@ def exists(location: Location) -> bool:
 def list_folder(location: Location, action: str = "list it") -> list[dict[str, Any]]:
     """What a storage says of each file and directory in a directory: `name` (a path), `type`, `size` and more.
 
+    The empty objects by which object stores know directories count as these, and the directory's own as nothing.
+
     Raises:
         StorageError: it does not exist, or cannot be listed.
     """
@@ -233,21 +238,33 @@ def list_folder(location: Location, action: str = "list it") -> list[dict[str, A
         location.fs.invalidate_cache(location.path)
         return list(location.fs.ls(location.path, detail=True))
 
-    return requested(location, action, look)
+    entries = (
+        entry | {"type": "directory"} if _is_marker(entry) else entry for entry in requested(location, action, look)
+    )
+    return [entry for entry in entries if entry["name"] != f"{location.path}/"]
 
 
-def find_files(location: Location) -> list[Location]:
+def find_files(location: Location, *, markers: bool = False) -> list[Location]:
     """All files below a directory; none if it does not exist.
+
+    Args:
+        markers: also the empty objects by which object stores know directories.
 
     Raises:
         StorageError: they cannot be listed.
     """
 
-    def look() -> list[str]:
+    def look() -> dict[str, dict[str, Any]]:
         location.fs.invalidate_cache(location.path)
-        return list(location.fs.find(location.path))
+        return dict(location.fs.find(location.path, detail=True))
 
-    return [Location(location.fs, path) for path in requested(location, "list the files in it", look)]
+    found = requested(location, "list the files in it", look)
+    return [Location(location.fs, path) for path, entry in found.items() if markers or not _is_marker(entry)]
+
+
+def _is_marker(entry: Mapping[str, Any]) -> bool:
+    """Whether it is an object such as `models/`, which consoles make where one asks them for a directory."""
+    return str(entry["name"]).endswith("/") and not entry.get("size")
 
 
 def is_missing(error: StorageError) -> bool:
@@ -258,6 +275,7 @@ def is_missing(error: StorageError) -> bool:
 def write_bytes(location: Location, data: bytes) -> None:
     """Writes a small file whole; see `write_file`."""
     if not location.is_local and not takes_parts(location):
+        check_claim()
         requested(location, f"write {len(data)} bytes", lambda: location.fs.pipe_file(location.path, data))
         return
     with write_file(location) as file:
@@ -382,7 +400,8 @@ def copy_file(source: Location, target: Location) -> None:
     """
     action = f"copy {source} to it"
     if not target.is_local:
-        requested(target, action, lambda: target.fs.cp_file(source.path, target.path))
+        check_claim()
+        _copy_remote(source, target, action)
         return
     with mapped_errors(target, action):
         temporary = _temporary_path(target)
@@ -393,6 +412,32 @@ def copy_file(source: Location, target: Location) -> None:
         except BaseException:
             _unlink_if_there(temporary)
             raise
+
+
+def _copy_remote(source: Location, target: Location, action: str) -> None:
+    failed = False
+
+    def copy() -> None:
+        nonlocal failed
+        try:
+            target.fs.cp_file(source.path, target.path)
+        except BaseException:
+            failed = True
+            raise
+
+    try:
+        requested(target, action, copy)
+    finally:
+        # large ones are copied in parts, and s3fs leaves those of an attempt that failed
+        if failed and takes_parts(target):
+            _give_up_parts(target)
+
+
+def _give_up_parts(target: Location) -> None:
+    try:
+        abort_uploads(target, [target])
+    except StorageError as error:
+        current_progress().note(f"parts of {target} that were copied in vain may be left there, unseen: {error}")
 
 
 def is_temporary(name: str) -> bool:

@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from core.errors import InputError
 from core.secrets import ADVICE, carries_credentials, scrubbed
+from core.storage.endpoints import check_endpoint, same_server
 
 Options = Mapping[str, Any]
 """What fsspec calls storage options: the keyword arguments that a file system is made with."""
@@ -36,6 +37,9 @@ _S3_DEFAULTS: dict[str, Any] = {
     },
 }
 _KEYS = ("key", "secret", "token")
+_TEXTS = (*_KEYS, "endpoint_url", "username", "password", "profile")
+_OBJECTS = ("client_kwargs", "config_kwargs", "s3_additional_kwargs")
+_CLIENT_TEXTS = ("region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 _PACKAGES = {
     "s3": "'reshard[s3]'",
@@ -127,11 +131,14 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
         return dict(options)
     settings: dict[str, Any] = dict(_S3_DEFAULTS)
     for given in (apply_config(kind, {}), options):
+        _check_kinds(given)
         if any(name in given for name in _KEYS):
             settings |= dict.fromkeys(_KEYS)  # keys come from one place together
         settings |= {**given, "config_kwargs": settings["config_kwargs"] | (given.get("config_kwargs") or {})}
+    obs = "obs" in kind.protocol
     _check_s3_settings(settings)
-    if "obs" in kind.protocol:
+    check_endpoint(settings, obs=obs)
+    if obs:
         from core.storage.obs import completed
 
         # as the class does; but what it takes from the environment has to tell instances apart
@@ -144,6 +151,30 @@ def speaks_s3(kind: type) -> bool:
     return any(base.__name__ == "S3FileSystem" for base in kind.__mro__)
 
 
+def same_storage(one: Any, other: Any) -> bool:
+    """Whether equal paths of two file systems are the same place, as far as can be told.
+
+    Servers of the S3 kind are the same whatever protocol and keys they are reached with.
+    """
+    if speaks_s3(type(one)) and speaks_s3(type(other)):
+        return same_server(one, other)
+    return type(one) is type(other) and bool(one.storage_options == other.storage_options)
+
+
+def _check_kinds(given: Options) -> None:
+    """Makes sure that options are texts, or objects, where these are wanted; what they are is never told."""
+    client = given.get("client_kwargs")
+    texts = {name: given.get(name) for name in _TEXTS}
+    if isinstance(client, Mapping):
+        texts |= {f"client_kwargs.{name}": client.get(name) for name in _CLIENT_TEXTS}
+    for name, value in texts.items():
+        if not isinstance(value, str | None):
+            raise ValueError(f"{name}: must be a text")
+    for name in _OBJECTS:
+        if not isinstance(given.get(name), Mapping | None):
+            raise ValueError(f"{name}: must be an object of options")
+
+
 def _check_s3_settings(settings: Options) -> None:
     """s3fs would only say at the first request, and in riddles, that it has no such option."""
     from aiobotocore.config import AioConfig
@@ -151,7 +182,21 @@ def _check_s3_settings(settings: Options) -> None:
     unknown = sorted(settings.keys() - _s3_option_names())
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: no such storage option; there are endpoint_url, key, secret, token, …")
-    AioConfig(**settings["config_kwargs"])
+    unknown = sorted((settings.get("client_kwargs") or {}).keys() - _client_option_names())
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: no such option of client_kwargs; there are region_name, verify, …")
+    try:
+        AioConfig(**settings["config_kwargs"])
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"config_kwargs: {error}") from error
+
+
+@cache
+def _client_option_names() -> frozenset[str]:
+    from botocore.session import Session  # type: ignore[import-untyped]
+
+    names = frozenset(inspect.signature(Session.create_client).parameters)
+    return names - {"self", "service_name", "config"}  # s3fs's own to say
 
 
 @cache

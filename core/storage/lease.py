@@ -21,12 +21,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from core.errors import StorageError, TargetError
+from core.storage.claims import claimed_while
 from core.storage.failures import mapped_errors
 from core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
 from core.storage.urls import Location
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS
+_IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
+"""Earlier than others give it up for dead."""
 _LARGEST_LEASE_BYTES = 2**20
 
 
@@ -103,7 +106,10 @@ def exclusive(directory: Location) -> Iterator[None]:
     while True:
         with mapped_errors(directory, "lock it"):
             os.makedirs(directory.path, exist_ok=True)
-            gate = open(path, "ab")
+            try:
+                gate = open(path, "ab")
+            except FileNotFoundError:
+                continue  # another run has given the directory its final name in this moment
         with gate:
             with mapped_errors(directory, "lock it"):
                 fcntl.flock(gate, fcntl.LOCK_EX)
@@ -139,36 +145,114 @@ def _living_holder(path: str) -> LeaseHolder | None:
 
 @contextmanager
 def _remote_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
-    location = directory.child(f"{holder.run}.json")
     rivals = [(other, text) for other, text in _read_leases(directory) if _shared_ranks(other, holder)]
     _refuse_overlap(holder, _still_living(directory, rivals))
-    write_bytes(location, _renewed(holder, 0))
+    lease = _RemoteLease(directory, holder)
+    write_bytes(lease.location, lease.text(0))
     # two that started at the same moment have both written by now: both see the other and both refuse
-    stop = threading.Event()
-    renewal = threading.Thread(target=_renew, args=(location, holder, stop), daemon=True, name="reshard-lease")
     try:
         _refuse_overlap(holder, [other for other, _ in _read_leases(directory) if other.run != holder.run])
-        renewal.start()
-        yield
+        with lease.renewed(), claimed_while(lease.check):
+            yield
     finally:
-        stop.set()
-        if renewal.ident is not None:
-            renewal.join()
-        remove_file(location)
+        remove_file(lease.location)
 
 
-def _renew(location: Location, holder: LeaseHolder, stop: threading.Event) -> None:
-    count = 0
-    while not stop.wait(RENEWAL_SECONDS):
-        count += 1
+class _RemoteLease:
+    """A lease that is alive as long as it is rewritten.
+
+    Who cannot rewrite it for long is taken for dead, and another run may take over: so the holder looks whether its
+    lease is still there, and nobody else's is, and makes nothing appear while it cannot tell.
+    """
+
+    def __init__(self, directory: Location, holder: LeaseHolder) -> None:
+        self.location = directory.child(f"{holder.run}.json")
+        self._directory = directory
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._renewed = time.monotonic()
+        self._known: dict[str, LeaseHolder] = {}
+        self._suspects: set[str] = set()
+        self._lost_to = ""
+
+    def text(self, count: int) -> bytes:
+        """The lease's content; another one each time."""
+        return json.dumps(asdict(self._holder) | {"renewal": count}).encode()
+
+    def check(self) -> None:
+        """Makes sure that the lease is still held.
+
+        Raises:
+            TargetError: another run has taken over.
+            StorageError: it could not be renewed for so long that another run may be about to.
+        """
+        if self._lost_to:
+            raise TargetError(
+                f"{self._directory}: this run was taken for dead, because it could not renew its lease in time, and "
+                f"{self._lost_to}. Start again when nobody else is converting into this target"
+            )
+        silent_seconds = time.monotonic() - self._renewed
+        if silent_seconds > _IN_DOUBT_AFTER_SECONDS:
+            raise StorageError(
+                f"{self.location}: the lease could not be renewed for {silent_seconds:.0f} s, so that another run may "
+                "take over",
+                transient=True,
+            )
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renews it while the block runs."""
+        stop = threading.Event()
+        regularly = threading.Thread(target=self._renew_until, args=(stop,), daemon=True, name="reshard-lease")
+        regularly.start()
         try:
-            write_bytes(location, _renewed(holder, count))
-        except StorageError:
-            continue  # the next renewal may succeed; if none does, others rightly take this run for dead
+            yield
+        finally:
+            stop.set()
+            regularly.join()
 
+    def _renew_until(self, stop: threading.Event) -> None:
+        count = 0
+        renewal: threading.Thread | None = None
+        while not stop.wait(RENEWAL_SECONDS):
+            count += 1
+            # each in a thread of its own: one that gets no answer must not hold up the next, nor the end of the run
+            renewal = threading.Thread(target=self._renew, args=(count, stop), daemon=True, name="reshard-renewal")
+            renewal.start()
+        if renewal is not None:
+            renewal.join(RENEWAL_SECONDS)  # or it might write the lease again once it is given back
 
-def _renewed(holder: LeaseHolder, count: int) -> bytes:
-    return json.dumps(asdict(holder) | {"renewal": count}).encode()
+    def _renew(self, count: int, stop: threading.Event) -> None:
+        begun = time.monotonic()
+        # a single attempt: the next renewal may succeed, and if none does, `check` says so
+        with suppress(StorageError), mapped_errors(self.location, "renew the lease"):
+            self._look_around()
+            if self._lost_to or stop.is_set():
+                return
+            self.location.fs.pipe_file(self.location.path, self.text(count))
+            with self._lock:
+                self._renewed = max(self._renewed, begun)
+
+    def _look_around(self) -> None:
+        """Finds out whether another run has taken over: this run's lease is gone, or another one stays beside it."""
+        fs = self._directory.fs
+        fs.invalidate_cache(self._directory.path)
+        paths = {str(path) for path in fs.find(self._directory.path) if str(path).endswith(".json")}
+        if self.location.path not in paths:
+            self._lost_to = "its lease was removed"
+            return
+        rivals = set()
+        for path in paths - {self.location.path}:
+            if path not in self._known:
+                self._known[path] = _parse_holder(bytes(fs.cat_file(path)), path)
+            if _shared_ranks(self._known[path], self._holder):
+                rivals.add(path)
+        # who began at the same moment gives way at once: only who stays has taken over
+        with self._lock:
+            staying = rivals & self._suspects
+            self._suspects = rivals
+        if staying:
+            self._lost_to = f"another run has taken over: {self._known[min(staying)]}"
 
 
 def _still_living(directory: Location, leases: Sequence[tuple[LeaseHolder, bytes]]) -> list[LeaseHolder]:

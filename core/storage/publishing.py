@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from core.errors import StorageError, TargetError
 from core.storage.failures import mapped_errors
@@ -37,20 +38,29 @@ def working_location(final: Location) -> Location:
 def list_names(location: Location) -> list[str]:
     """Names in a directory, sorted; none if it does not exist.
 
+    Rank folders on an object store without a file in any of them are none: somebody made them in a console.
+
     Raises:
         TargetError: it is a file.
         StorageError: it cannot be listed.
     """
+    paths = {entry["name"].rstrip("/"): entry["type"] for entry in _entries(location)}
+    if paths.pop(location.path, "directory") == "file":
+        raise TargetError(f"{location}: is a file, the target must be a directory")
+    names = sorted(posixpath.basename(path) for path in paths)
+    folders = [name for name in names if _RANK_FOLDER.fullmatch(name)]
+    if location.is_local or any(_entries(location.child(folder)) for folder in folders):
+        return names
+    return [name for name in names if name not in folders]
+
+
+def _entries(location: Location) -> list[dict[str, Any]]:
     try:
-        entries = list_folder(location)
+        return list_folder(location)
     except StorageError as error:
         if is_missing(error):
             return []
         raise
-    paths = {entry["name"].rstrip("/"): entry["type"] for entry in entries}
-    if paths.pop(location.path, "directory") == "file":
-        raise TargetError(f"{location}: is a file, the target must be a directory")
-    return sorted(posixpath.basename(path) for path in paths)
 
 
 def foreign_names(location: Location) -> list[str]:
@@ -62,7 +72,7 @@ def remove_tree(location: Location) -> None:
     """Removes a directory and all in it, if it exists."""
     if not location.is_local:
         # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
-        remove_files(find_files(location))
+        remove_files(find_files(location, markers=True))
         return
     with mapped_errors(location, "remove it"):
         while os.path.isdir(location.path):

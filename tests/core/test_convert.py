@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -348,7 +349,7 @@ def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
     file = source / "rank_1" / "checkpoint_1.ckpt"
     os.utime(file, ns=(1, 1))
     with open_session(request, plan) as session:
-        failures = _run_ranks(session)
+        failures = _run_ranks(session, threading.Event())
         with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
             session.finish(failures, 1.0)
 
@@ -652,7 +653,7 @@ def damage(path: Path) -> None:
 
 
 def do_ranks(session: Session) -> None:
-    assert not _run_ranks(session)
+    assert not _run_ranks(session, threading.Event())
 
 
 def test_a_finished_target_verified_more_closely_later_stays_sound(target: Path) -> None:
@@ -726,7 +727,7 @@ def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path
     damage(next((target / "rank_1").iterdir()))
     request = FOUR_TO_THREE.request(target)
     with open_session(request, make_plan(request)) as session:
-        assert session.finish(_run_ranks(session), 1.0).committed
+        assert session.finish(_run_ranks(session, threading.Event()), 1.0).committed
         manifest = read_manifest(parse_url(str(target)))
         assert manifest is not None
         session.target.commit(manifest)  # as the other run does, which saw all ranks there and no manifest yet

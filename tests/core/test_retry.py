@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import CheckpointError, StorageError
-from core.retry import WORK, with_retries
+from core.retry import WORK, stoppable, with_retries
 
 BUSY = StorageError("s3://bucket/x: busy", transient=True)
 
@@ -97,3 +97,18 @@ def test_pauses_grow_and_are_not_all_alike(
     monkeypatch.setattr("random.uniform", chance)
     with_retries(Flaky(BUSY, BUSY, BUSY), silent)
     assert pauses == want
+
+
+def test_nothing_is_tried_again_once_all_is_to_stop() -> None:
+    with stoppable() as stop:
+        work = Flaky(*[BUSY] * 9)
+
+        def stopping(_: str) -> None:
+            stop.set()
+
+        with pytest.raises(StorageError, match="busy"):
+            with_retries(work, stopping)
+        assert work.calls == 1, "the pause ends at once"
+        with pytest.raises(StorageError, match="busy"):
+            with_retries(work, pytest.fail)
+    assert work.calls == 2

@@ -46,7 +46,7 @@ class Buffers(Budget):
     sources: int = 1
 
     def shares(self, count: int, lanes: int = 1) -> Shares:
-        return Shares(self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
+        return Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -152,7 +152,7 @@ def test_transient_faults_of_ranks_are_retried(filled: dict[str, Any], strategy:
     assert report.committed, seed
     assert len(faults.struck) == 3, f"seed {seed}: too few faults for a test: {faults.struck}"
     again = [note for note in armed.notes if "trying again" in note or "one by one" in note]
-    assert report.retried_requests + len(again) == 3, armed.notes
+    assert report.retried_requests + len(again) == 3, (armed.notes, faults.struck)
     check_outcome(None, (wanted,), f"seed {seed}")
 
 
@@ -225,7 +225,7 @@ def test_short_reads_never_make_wrong_bytes(filled: dict[str, Any]) -> None:
         check_outcome(error, (wanted,), told)
         assert attempt(request()) is None, told
         check_outcome(None, (wanted,), told)
-    assert outcomes["refused"] > 5, outcomes
+    assert outcomes["committed"] > 5, outcomes
 
 
 # ---- a local file system ----

@@ -1,5 +1,6 @@
 """The tasks as plain functions, and what Prefect does with them and what they get."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_prefect_does_not_search_untouched_values() -> None:
 
 
 def test_work_ends_at_its_next_block_when_the_run_is_stopped() -> None:
-    progress = RunProgress(SilentProgress())
+    progress = RunProgress(SilentProgress(), threading.Event())
     progress.advance(1)
     progress.stop()
     with pytest.raises(ConversionError, match="stopped"):

@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import aiohttp
@@ -11,6 +12,7 @@ import pytest
 import requests
 from aiobotocore.response import AioReadTimeoutError
 from fsspec.exceptions import FSTimeoutError
+from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
 from yarl import URL
 
@@ -267,6 +269,14 @@ def test_a_name_that_s3fs_complains_of_as_a_value_is_the_storages_failure() -> N
 
     with pytest.raises(StorageError, match="'models' cannot be a bucket's name"), mapped_errors(S3, "list it"):
         listed()
+
+
+def test_a_wrong_endpoint_that_only_the_client_noticed_is_not_repeated() -> None:
+    location = Location(S3FileSystem(endpoint_url="user:hunter2@localhost:99999", key="k", secret="s"), "models/run")
+    with pytest.raises(StorageError) as caught, mapped_errors(location, "look for it"):
+        location.fs.info("models/run")
+    assert str(caught.value) == "s3://models/run: cannot look for it: its endpoint must look like https://host:port"
+    assert "hunter2" not in "".join(format_exception(caught.value))
 
 
 def test_a_local_file_has_no_part_in_what_a_server_answered(tmp_path: Path) -> None:

@@ -173,6 +173,13 @@ def test_the_variables_of_aws_count(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"endpoint": "http://x", "acces_key": "AKIASECRET"}, "acces_key, endpoint: no such storage option; there are"),
         ({"config_kwargs": {"max_conections": 3}}, "max_conections"),
         ({"config_kwargs": {"s3": {"addressing_style": "host"}}}, "addressing style host is invalid"),
+        ({"config_kwargs": {"retries": "AKIASECRET"}}, "config_kwargs: "),
+        ({"config_kwargs": "AKIASECRET"}, "config_kwargs: must be an object of options"),
+        ({"client_kwargs": "AKIASECRET"}, "client_kwargs: must be an object of options"),
+        ({"client_kwargs": {"regoin": "AKIASECRET"}}, "regoin: no such option of client_kwargs; there are region_name"),
+        ({"client_kwargs": {"aws_access_key_id": ["AKIASECRET"]}}, "client_kwargs.aws_access_key_id: must be a text"),
+        ({"key": ["AKIASECRET"], "secret": "s"}, "key: must be a text"),
+        ({"key": "k", "secret": {"a": "AKIASECRET"}}, "secret: must be a text"),
     ],
 )
 def test_options_that_s3fs_has_not_are_refused_at_once(options: dict[str, Any], told: str) -> None:

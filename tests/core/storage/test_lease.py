@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import StorageError, TargetError
+from core.storage.claims import check_claim
+from core.storage.files import copy_file, write_bytes, write_file
 from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder
 from core.storage.urls import Location, parse_url
 
@@ -341,3 +343,94 @@ def test_an_unreadable_remote_lease_is_named(remote: Location, text: bytes) -> N
     remote.fs.pipe_file(remote.child("bad.json").path, text)
     with pytest.raises(TargetError, match="memory:///bucket/leases/bad.json: not a readable lease; remove it if"):
         take(remote, 0)
+
+
+# ---- a remote lease that is lost ----
+
+
+def await_loss(message: str) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            check_claim()
+        except TargetError as error:
+            assert message in str(error)
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_whose_lease_was_removed_makes_nothing_appear_any_more(remote: Location) -> None:
+    """As a run does that takes it for dead."""
+    result = remote.parent.child("result")
+    with held_lease(remote, new_holder([0])):
+        write_bytes(result, b"before")
+        [path] = leases_in(remote)
+        remote.fs.rm_file(path)
+        await_loss("its lease was removed")
+        with pytest.raises(
+            TargetError, match="leases: this run was taken for dead, because it could not renew its lease"
+        ):
+            write_bytes(result, b"after")
+        with pytest.raises(TargetError, match="Start again when nobody else"), write_file(result) as file:
+            file.write(b"after")
+        with pytest.raises(TargetError, match="taken for dead"):
+            copy_file(result, remote.parent.child("copy"))
+        time.sleep(0.2)
+        assert leases_in(remote) == [], "it is not taken up again"
+    assert result.fs.cat_file(result.path) == b"before"
+    write_bytes(result, b"after")
+
+
+def test_a_run_beside_which_another_one_stays_gives_way(remote: Location) -> None:
+    with held_lease(remote, new_holder([0, 1])):
+        leave_lease(remote, 1, run="0ther000")
+        await_loss("another run has taken over: run 0ther000 of someone on far")
+
+
+def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
+    with held_lease(remote, new_holder([0])), held_lease(remote, new_holder([1])):
+        await_renewals = time.monotonic() + 0.4
+        while time.monotonic() < await_renewals:
+            check_claim()
+            time.sleep(0.01)
+
+
+def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.storage.lease._IN_DOUBT_AFTER_SECONDS", 0.3)
+    pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
+
+    def failing(*args: object, **kwargs: object) -> None:
+        if broken.is_set():
+            raise OSError(errno.EBUSY, "SlowDown")
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
+    with held_lease(remote, new_holder([0])):
+        broken.set()
+        time.sleep(0.5)
+        with pytest.raises(
+            StorageError, match=r"the lease could not be renewed for \d+ s, so that another run"
+        ) as caught:
+            check_claim()
+        assert caught.value.transient
+        broken.clear()
+        await_renewal(remote)
+        time.sleep(0.1)
+        check_claim()
+
+
+def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file, hanging = type(remote.fs).pipe_file, threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> None:
+        if threading.current_thread().name == "reshard-renewal":
+            hanging.wait(5)
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", slow)
+    began = time.monotonic()
+    with held_lease(remote, new_holder([0])):
+        time.sleep(0.3)
+    assert time.monotonic() - began < 3
+    hanging.set()
