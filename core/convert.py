@@ -106,7 +106,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     """
     check_apart(_static_part(request.source), parse_url(request.target))
     own_stage = source is not None and not source.merged
-    found = survey(request.source, workers=request.worker_count)
+    found = survey(request.source)
     catalog = build_catalog(
         request.source,
         source.ranks if source else None,

@@ -22,7 +22,7 @@ from core.manifest import RankSummary, ShardRecord
 from core.progress import Progress, SilentProgress
 from core.report import VerificationReport
 from core.request import VerifyLevel
-from core.storage.files import SourceFile, open_source
+from core.storage.files import SourceFile, is_missing, open_source
 from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
@@ -59,7 +59,7 @@ def verify_rank(
     """Checks one rank's file against its record, and against what the plan expects if that is given.
 
     Raises:
-        StorageError: a transient failure to read it; what is permanently wrong is a problem in the result.
+        StorageError: it cannot be read; that it is not there is a problem in the result.
     """
     location = directory.child(*record.file.split("/"))
     if level is VerifyLevel.NONE:
@@ -67,7 +67,7 @@ def verify_rank(
     try:
         file = open_source(location)
     except StorageError as error:
-        if error.transient:
+        if not is_missing(error):
             raise
         return RankVerification(record.rank, level, 0, (str(error),))
     try:

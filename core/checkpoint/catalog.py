@@ -68,7 +68,7 @@ def build_catalog(
         CheckpointError: one file is damaged or cannot be used.
         StorageError: a transient failure of the storage.
     """
-    found = found or survey(url, workers=workers)
+    found = found or survey(url)
     if found.unfinished:
         raise CatalogError(
             f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "

@@ -7,7 +7,6 @@ files in it (one rank), one checkpoint file (one rank), or a pattern with `{rank
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,8 +15,9 @@ from functools import cached_property
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
 from core.errors import CatalogError, StorageError
-from core.storage.failures import mapped_errors
+from core.storage.files import file_info, list_folder
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
 
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
@@ -91,11 +91,8 @@ class CheckpointSurvey:
         return result
 
 
-def survey(url: str, *, workers: int = 8) -> CheckpointSurvey:
+def survey(url: str) -> CheckpointSurvey:
     """What there is at a directory, a pattern with `{rank}`, or a checkpoint file.
-
-    Args:
-        workers: folders listed at a time.
 
     Raises:
         CatalogError: there is nothing, or nothing like a checkpoint; or it cannot be read.
@@ -107,10 +104,10 @@ def survey(url: str, *, workers: int = 8) -> CheckpointSurvey:
     location.fs.invalidate_cache()
     with refused_as_input():
         if RANK_FIELD in location.path:
-            return _survey_pattern(location, workers)
+            return _survey_pattern(location)
         if _kind(location) == "file":
             return _survey_file(location)
-        return _survey_directory(location, workers)
+        return _survey_directory(location)
 
 
 @contextmanager
@@ -144,11 +141,11 @@ def _named_file(item: _Item) -> FoundFile:
     return FoundFile(name, item.location)
 
 
-def _survey_directory(root: Location, workers: int) -> CheckpointSurvey:
+def _survey_directory(root: Location) -> CheckpointSurvey:
     items = _list_folder(root)
     folders = {rank: item for rank, item in _match(items, _RANK_FOLDER, None) if item.kind == "directory"}
     if folders:
-        files, ignored = _list_ranks(root, folders, workers)
+        files, ignored = _list_ranks(root, folders)
         rank_folders = {item.location.name for item in folders.values()}
         beside = [item for item in items if item.location.name not in rank_folders]
         shape = CheckpointShape.RANK_FOLDERS
@@ -161,26 +158,23 @@ def _survey_directory(root: Location, workers: int) -> CheckpointSurvey:
     return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))
 
 
-def _survey_pattern(pattern: Location, workers: int) -> CheckpointSurvey:
+def _survey_pattern(pattern: Location) -> CheckpointSurvey:
     parts = pattern.path.split("/")
     depth = next(position for position, part in enumerate(parts) if RANK_FIELD in part)
     root = Location(pattern.fs, "/".join(parts[:depth]) or "/")
     items = _list_folder(root)
     matches = _match(items, parts[depth], None)
-    with ThreadPoolExecutor(workers) as pool:
-        for part in parts[depth + 1 :]:
-            folders = [(rank, item) for rank, item in matches if item.kind == "directory"]
-            listings = pool.map(_list_folder, [item.location for _, item in folders])
-            matches = [
-                match
-                for (rank, _), listing in zip(folders, listings, strict=True)
-                for match in _match(listing, part, rank)
-            ]
+    for part in parts[depth + 1 :]:
+        folders = [(rank, item) for rank, item in matches if item.kind == "directory"]
+        listings = at_once(_list_folder, [item.location for _, item in folders])
+        matches = [
+            match for (rank, _), listing in zip(folders, listings, strict=True) for match in _match(listing, part, rank)
+        ]
     if not matches:
         raise CatalogError(f"{pattern}: nothing there fits the pattern")
     rank_folders = {rank: item for rank, item in matches if item.kind == "directory"}
     if rank_folders:
-        files, ignored = _list_ranks(root, rank_folders, workers)
+        files, ignored = _list_ranks(root, rank_folders)
         ignored += [_relative(root, item) for _, item in matches if item.kind != "directory"]
     else:
         files, ignored = {rank: (_named_file(item),) for rank, item in matches}, []
@@ -194,26 +188,21 @@ def _survey_pattern(pattern: Location, workers: int) -> CheckpointSurvey:
     )
 
 
-def _list_ranks(
-    root: Location, folders: Mapping[int, _Item], workers: int
-) -> tuple[dict[int, tuple[FoundFile, ...]], list[str]]:
+def _list_ranks(root: Location, folders: Mapping[int, _Item]) -> tuple[dict[int, tuple[FoundFile, ...]], list[str]]:
     """Each rank's files, and what else there is in the folders."""
     files: dict[int, tuple[FoundFile, ...]] = {}
     ignored: list[str] = []
     ranks = sorted(folders)
-    with ThreadPoolExecutor(workers) as pool:
-        listings = pool.map(_list_folder, [folders[rank].location for rank in ranks])
-        for rank, listing in zip(ranks, listings, strict=True):
-            files[rank], beside = _split(listing)
-            ignored += [_relative(root, item) for item in beside]
+    listings = at_once(_list_folder, [folders[rank].location for rank in ranks])
+    for rank, listing in zip(ranks, listings, strict=True):
+        files[rank], beside = _split(listing)
+        ignored += [_relative(root, item) for item in beside]
     return files, ignored
 
 
 def _list_folder(folder: Location) -> list[_Item]:
-    with mapped_errors(folder, "list it"):
-        entries = folder.fs.ls(folder.path, detail=True)
     items = []
-    for entry in entries:
+    for entry in list_folder(folder):
         path = entry["name"].strip("/")
         # object stores may list a folder's own marker in it
         if path != folder.path.strip("/"):
@@ -262,8 +251,7 @@ def _relative(root: Location, item: _Item) -> str:
 
 
 def _kind(location: Location) -> str:
-    with mapped_errors(location, "read it"):
-        return str(location.fs.info(location.path)["type"])
+    return str(file_info(location, "read it")["type"])
 
 
 def _is_unfinished(items: Sequence[_Item]) -> bool:

@@ -18,7 +18,7 @@ from core.progress import current_progress
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
 from core.storage.requests import at_once, requested
-from core.storage.uploads import Buffer, Upload, abort_uploads, takes_parts
+from core.storage.uploads import Buffer, Upload, takes_parts
 from core.storage.urls import Location
 
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -415,29 +415,19 @@ def copy_file(source: Location, target: Location) -> None:
 
 
 def _copy_remote(source: Location, target: Location, action: str) -> None:
-    failed = False
-
-    def copy() -> None:
-        nonlocal failed
+    if not takes_parts(target):
+        requested(target, action, lambda: target.fs.cp_file(source.path, target.path))
+        return
+    # s3fs would copy what is large part after part, from the first one on again if one fails, and leave them there
+    upload = Upload(target, UploadBuffers())
+    try:
+        upload.copy(source, file_info(source, action)["size"], action)
+    except BaseException:
         try:
-            target.fs.cp_file(source.path, target.path)
-        except BaseException:
-            failed = True
-            raise
-
-    try:
-        requested(target, action, copy)
-    finally:
-        # large ones are copied in parts, and s3fs leaves those of an attempt that failed
-        if failed and takes_parts(target):
-            _give_up_parts(target)
-
-
-def _give_up_parts(target: Location) -> None:
-    try:
-        abort_uploads(target, [target])
-    except StorageError as error:
-        current_progress().note(f"parts of {target} that were copied in vain may be left there, unseen: {error}")
+            upload.discard()
+        except StorageError as error:
+            current_progress().note(f"what was copied to {target} is left there, unseen: {error}")
+        raise
 
 
 def is_temporary(name: str) -> bool:

@@ -5,10 +5,12 @@ and makes another after a fork. (Those whose client is bound to a thread it keep
 """
 
 import inspect
+import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import fsspec
 from fsspec.config import apply_config
@@ -54,6 +56,11 @@ _PACKAGES = {
 """What pip installs for a protocol; fsspec has advice for others."""
 _USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
 
+_opened: "WeakSet[Any]" = WeakSet()
+_of_parent: list[Any] = []
+# a child process that tidied up its parent's connections would take them from the parent's event loop: they share it
+os.register_at_fork(before=lambda: _of_parent.extend(_opened), after_in_parent=_of_parent.clear)
+
 
 def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
     """The file system that a URL names, and the path in it. `options` win over the user's configuration of fsspec.
@@ -84,6 +91,7 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
     if speaks_s3(kind):
         fs.retries = 1
+        _opened.add(fs)
     written = url_of(fs, path)
     path_again, told_again = _read(kind, written)
     if path_again != path or settings | told_again != settings | told:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from core.errors import StorageError, TargetError
+from core.progress import current_progress
 from core.storage.claims import claimed_while
 from core.storage.failures import mapped_errors
 from core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
@@ -155,7 +156,11 @@ def _remote_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
         with lease.renewed(), claimed_while(lease.check):
             yield
     finally:
-        remove_file(lease.location)
+        try:
+            remove_file(lease.location)
+        except StorageError as error:
+            # it is dead soon; what the block ended with is what the user has to know
+            current_progress().note(f"the lease is left there: {error}")
 
 
 class _RemoteLease:

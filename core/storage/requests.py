@@ -4,6 +4,7 @@ A request that fails now and then is not worth a rank's work: it is repeated her
 retries of the packages behind fsspec are switched off, for retries of several layers multiply.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -63,10 +64,11 @@ def at_once(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterat
 
 def submitted(function: Callable[[Item], Answer], item: Item) -> "Future[Answer]":
     """A call of a function that makes requests, under way in the background. It must not wait for another such."""
-    return _pool().submit(copy_context().run, function, item)
+    return _pool(os.getpid()).submit(copy_context().run, function, item)
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    # for the life of the process: threads are begun when there is something to do, and wait at no cost
+def _pool(process: int) -> ThreadPoolExecutor:
+    # for the life of the process: threads are begun when there is something to do, and wait at no cost. A fork has none
+    # of them, and gets a pool of its own
     return ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="reshard-request")

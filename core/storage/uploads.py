@@ -5,6 +5,7 @@ the storage would keep it, unseen, and charge for it. fsspec's own files send a 
 memory for parts of 50 MiB.
 """
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
@@ -20,6 +21,12 @@ from core.storage.requests import requested, submitted
 from core.storage.urls import Location
 
 Buffer = bytes | bytearray | memoryview
+
+SLOWEST_BYTES_PER_SECOND = 32 * 2**10
+"""What is sent more slowly is given up, and tried again; 32 requests at once make a megabyte of it."""
+COPIED_PART_BYTES = 512 * 2**20
+"""What is larger is copied in such parts: S3 copies 5 GiB by one request at most, and takes its time for that."""
+_COPIES_AT_ONCE = 8
 
 _Part = dict[str, Any]
 
@@ -67,6 +74,35 @@ class Upload:
             self._request_with_body("write it", "put_object", self._buffer)
             return
         self._send(last=True)
+        self._complete()
+
+    def copy(self, source: Location, size_bytes: int, action: str) -> None:
+        """Makes the object a copy of another one, which the storage makes itself.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        bucket, key, _ = source.fs.split_path(source.path)
+        from_where = {"Bucket": bucket, "Key": key}
+        if size_bytes <= COPIED_PART_BYTES:
+            self._request(action, "copy_object", CopySource=from_where)
+            return
+        self._upload_id = self._create()
+
+        def copy_part(number: int) -> _Part:
+            start = (number - 1) * COPIED_PART_BYTES
+            range_ = f"bytes={start}-{min(start + COPIED_PART_BYTES, size_bytes) - 1}"
+            where = {"UploadId": self._upload_id, "PartNumber": number}
+            answer = self._request(action, "upload_part_copy", CopySource=from_where, CopySourceRange=range_, **where)
+            return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
+
+        for number in range(1, -(-size_bytes // COPIED_PART_BYTES) + 1):
+            self._under_way.append((submitted(copy_part, number), BytesIO()))
+            if len(self._under_way) == _COPIES_AT_ONCE:
+                self._await_part()
+        self._complete()
+
+    def _complete(self) -> None:
         while self._under_way:
             self._await_part()
         try:
@@ -132,9 +168,13 @@ class Upload:
         return requested(self._location, action, lambda: call(method, Bucket=self._bucket, Key=self._key, **arguments))
 
     def _request_with_body(self, action: str, method: str, body: BytesIO, **arguments: object) -> Any:
+        fs = self._location.fs
+        # the client's timeout begins when all is sent: with a server that is silent before, it would wait for ever
+        deadline = fs.config_kwargs["read_timeout"] + body.seek(0, os.SEEK_END) / SLOWEST_BYTES_PER_SECOND
+
         def send() -> Any:
             body.seek(0)
-            return self._location.fs.call_s3(method, Bucket=self._bucket, Key=self._key, Body=body, **arguments)
+            return fs.call_s3(method, timeout=deadline, Bucket=self._bucket, Key=self._key, Body=body, **arguments)
 
         return requested(self._location, action, send)
 

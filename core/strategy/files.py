@@ -1,11 +1,11 @@
 """Strategies where they are kept: a file, or a directory of the files that the ranks of a job wrote."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from core.errors import CheckpointError, StorageError, StrategyError
 from core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
+from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
 from core.strategy.json_file import build_json, parse_json
 from core.strategy.kinds import START_BYTES, with_guess
@@ -16,10 +16,6 @@ from core.strategy.protobuf import build_protobuf, parse_protobuf
 # Large real ones, tens of thousands of operators and parameters, have some tens of MB; one that is larger is something
 # else, most likely a checkpoint.
 _LARGEST_FILE_BYTES = 128 << 20
-
-# Read at once from a directory: enough to hide a remote store's latency, and few enough that the files of thousands of
-# ranks, which are equal but for the stage, never stand in memory together.
-_FILES_READ_TOGETHER = 32
 
 
 def read_strategy(url: str) -> Strategy:
@@ -127,10 +123,7 @@ def _check_one_format(files: Sequence[Location]) -> None:
 
 
 def _read_all(files: Sequence[Location]) -> Iterator[tuple[Location, bytes]]:
-    with ThreadPoolExecutor(_FILES_READ_TOGETHER) as pool:
-        for start in range(0, len(files), _FILES_READ_TOGETHER):
-            together = files[start : start + _FILES_READ_TOGETHER]
-            yield from zip(together, pool.map(_read_file, together), strict=True)
+    return zip(files, at_once(_read_file, files), strict=True)
 
 
 def _check_stage_told(strategy: Strategy) -> None:

@@ -1,0 +1,224 @@
+"""Runs between stores that are killed, or told to stop: the same command goes on, and nothing of them is left."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from core.layout import ParameterLayout
+from core.strategy.files import write_strategy
+from core.strategy.model import StageStrategy, Strategy
+from tests.storage.conftest import Store
+from tests.storage.test_uploads import unfinished_uploads
+from tests.support.checkpoints import read_tree
+from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.runs import RESHARD, start
+from tests.support.s3_traffic import Exchange
+
+pytestmark = pytest.mark.slow
+
+DONE, WRONG_INPUT, INTERRUPTED = 0, 2, 130
+NAMES = [f"layers.{number}.weight" for number in range(6)]
+SHAPE = (2048, 1024)
+"""Of a parameter; there are four source ranks with 12 MiB, and two target ranks with 24 MiB, which are three parts."""
+PATIENCE_SECONDS = 60
+
+
+def rows(name: str, rank: int, ranks: int) -> np.ndarray:
+    """A rank's part of a parameter."""
+    whole = np.random.default_rng(NAMES.index(name)).random(SHAPE, np.float32)
+    return np.split(whole, ranks)[rank]
+
+
+@pytest.fixture
+def source(store: Store) -> Store:
+    """A checkpoint in the store, and both strategies."""
+    for rank in range(4):
+        parts = {name: rows(name, rank, 4) for name in NAMES}
+        path = store.files(f"src/rank_{rank}/model.ckpt")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(
+            checkpoint_bytes(*((name, "Float32", part.shape, part.tobytes()) for name, part in parts.items()))
+        )
+    for short, devices in (("src", 4), ("dst", 2)):
+        layouts = dict.fromkeys(NAMES, ParameterLayout((devices,), ((0,), ())))
+        strategy = Strategy((StageStrategy(0, layouts),), "a test", merged=False)
+        write_strategy(strategy, str(store.files(f"{short}_strategy.ckpt")))
+    store.server.look_again()
+    return store
+
+
+def command(store: Store, *options: str) -> list[str]:
+    strategies = [f"--{side}-strategy={store.url(f'{short}_strategy.ckpt')}" for side, short in SIDES]
+    return [*RESHARD, "convert", store.url("src"), store.url("out"), *strategies, "--engine=direct", *options]
+
+
+SIDES = (("source", "src"), ("target", "dst"))
+
+
+@pytest.fixture
+def begin(source: Store) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`begin(*options)`: the command in a process of its own, which does not outlive the test."""
+    processes = []
+
+    def call(*options: str) -> subprocess.Popen[str]:
+        processes.append(start(command(source, *options)))
+        return processes[-1]
+
+    yield call
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+class Gate:
+    """Holds up some requests, from the number-th on, until it is opened.
+
+    Attributes:
+        reached: one of them has come.
+    """
+
+    def __init__(self, wanted: Callable[[Exchange], bool], number: int = 1) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+        self._wanted = wanted
+        self._left = itertools.count(1 - number)
+
+    def __call__(self, exchange: Exchange) -> None:
+        if self._wanted(exchange) and next(self._left) >= 0:
+            self.reached.set()
+            self._open.wait(PATIENCE_SECONDS)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(store: Store) -> Iterator[Callable[..., Gate]]:
+    """`gate(wanted, number)`: puts a gate before the store, and waits until a request is held up there."""
+    gates = []
+
+    def put(wanted: Callable[[Exchange], bool], number: int = 1) -> Gate:
+        gates.append(Gate(wanted, number))
+        store.proxy.before = gates[-1]
+        return gates[-1]
+
+    yield put
+    for each in gates:
+        each.open()
+
+
+def is_part_of(rank: int) -> Callable[[Exchange], bool]:
+    return lambda exchange: exchange.call.operation == "UploadPart" and f"/out/rank_{rank}/" in exchange.call.key
+
+
+def to_the_end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code, and what it told."""
+    _, told = process.communicate(timeout=PATIENCE_SECONDS)
+    return process.returncode, told
+
+
+def check_finished(store: Store) -> None:
+    """The target is as it is to be, and nothing else is left."""
+    written = read_tree(store.files("out"))
+    for rank, name in itertools.product(range(2), NAMES):
+        want = rows(name, rank, 2)
+        assert written[rank][name] == ("Float32", want.shape, want.tobytes())
+    assert store.files("out/.reshard/manifest.json").exists()
+    assert unfinished_uploads(store) == []
+    assert list(store.files("out/.reshard/leases").glob("*")) == []
+
+
+def ranks_written(store: Store) -> set[str]:
+    """Rank folders of the target that something was sent to."""
+    written = ("PutObject", "UploadPart", "CreateMultipartUpload", "CopyObject")
+    calls = [each.call for each in store.proxy.exchanges() if each.call.operation in written]
+    return {found[1] for call in calls if (found := re.search("/out/(rank_[0-9]+)/", call.key))}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "ending"), [("s3", signal.SIGKILL), ("obs", signal.SIGTERM)], ids=["SIGKILL", "SIGTERM"]
+)
+def test_killed_while_it_sends_a_file(
+    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate], ending: signal.Signals
+) -> None:
+    held = gate(is_part_of(1), 2)
+    process = begin("--workers=1")
+    assert held.reached.wait(PATIENCE_SECONDS)
+    os.killpg(process.pid, ending)
+    assert to_the_end(process)[0] == -ending
+    held.open()
+    assert unfinished_uploads(source) == [f"{source.prefix}/out/rank_1/checkpoint_1.ckpt"]
+    assert not source.files("out/.reshard/manifest.json").exists()
+    source.proxy.forget()
+
+    code, told = to_the_end(begin("--workers=1"))
+    assert code == DONE, told
+    assert "resuming: 1 of 2 ranks are done already" in told
+    assert "1 unfinished uploads of an earlier run were given up" in told
+    assert ranks_written(source) == {"rank_1"}
+    check_finished(source)
+
+
+def test_interrupted_while_it_sends_a_file(
+    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate]
+) -> None:
+    held = gate(is_part_of(1), 2)
+    process = begin("--workers=1")
+    assert held.reached.wait(PATIENCE_SECONDS)
+    os.killpg(process.pid, signal.SIGINT)
+    held.open()
+    code, told = to_the_end(process)
+    assert (code, told.splitlines()[-1]) == (
+        INTERRUPTED,
+        "reshard: interrupted; a rerun of the same command resumes where it stopped",
+    )
+    assert "Traceback" not in told
+    assert unfinished_uploads(source) == []
+    assert list(source.files("out/.reshard/leases").glob("*")) == []
+    source.proxy.forget()
+
+    code, told = to_the_end(begin("--workers=1"))
+    assert code == DONE, told
+    assert ranks_written(source) <= {"rank_1"}
+    check_finished(source)
+
+
+def test_a_second_run_names_the_first(
+    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate]
+) -> None:
+    held = gate(is_part_of(1))
+    first = begin()
+    assert held.reached.wait(PATIENCE_SECONDS)
+    code, told = to_the_end(begin())
+    assert code == WRONG_INPUT, told
+    assert re.search(rf"another run is already converting into this target: .*\(process {first.pid},", told), told
+    held.open()
+    code, told = to_the_end(first)
+    assert code == DONE, told
+    check_finished(source)
+
+
+def test_two_halves_at_once(
+    source: Store, begin: Callable[..., subprocess.Popen[str]], gate: Callable[..., Gate]
+) -> None:
+    """One of them is killed; the other finishes its share, and the first one's rerun the whole."""
+    held = gate(is_part_of(0))
+    first = begin("--ranks=0")
+    assert held.reached.wait(PATIENCE_SECONDS)
+    code, told = to_the_end(begin("--ranks=1"))
+    assert code == DONE, told
+    os.killpg(first.pid, signal.SIGKILL)
+    to_the_end(first)
+    held.open()
+    assert unfinished_uploads(source) == [f"{source.prefix}/out/rank_0/checkpoint_0.ckpt"]
+    code, told = to_the_end(begin("--ranks=0"))
+    assert code == DONE, told
+    check_finished(source)
