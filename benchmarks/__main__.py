@@ -17,7 +17,7 @@ from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.server import prefect_server
 
 _SCENARIOS = {scenario.name: scenario for scenario in SCENARIOS}
-_HELP = """Measures reshard against `cp -r` and MindSpore, in the named SCENARIOs or in all.
+_HELP = """Measures reshard against `cp -r`, `rclone copy` and MindSpore, in the named SCENARIOs or in all.
 
 Prints what it found and keeps it in benchmarks/results/. As soon as there are results of all scenarios, it brings the
 figures in benchmarks/README.md up to date.

@@ -1,14 +1,18 @@
 """Who is measured, and how each is called."""
 
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.checkpoint.model import CheckpointFormat
+from tests.support.s3_server import RCLONE
 
 _HERE = Path(__file__).parent
 MINDSPORE_PYTHON = _HERE.parent / ".venv-mindspore" / "bin" / "python"
+_S3_SOURCE, _S3_TARGET = "source/ckpt", "target/out"
+"""Bucket and path of `Job.source` and `Job.target`."""
 
 
 @dataclass(frozen=True)
@@ -17,20 +21,37 @@ class Job:
 
     Attributes:
         directory: what holds them.
-        copied: the checkpoint that `cp` copies.
+        first_ranks: every source rank -> the first that holds the same.
+        copies_source: whether it is the source that is copied.
     """
 
     directory: Path
-    copied: Path
+    first_ranks: Mapping[int, int]
+    copies_source: bool = False
+
+    @property
+    def buckets(self) -> Path:
+        """What an object store would serve: a directory for the source, and one for the target."""
+        return self.directory / "buckets"
 
     def source(self, format: CheckpointFormat) -> Path:
         """The source checkpoint in one of its formats."""
-        return self.directory / f"source_{format}"
+        return self.buckets / "source" / format
 
     @property
     def target(self) -> Path:
         """Where the contenders write to, one after another."""
-        return self.directory / "target"
+        return self.buckets / "target" / "out"
+
+    @property
+    def copied(self) -> Path:
+        """The checkpoint that is copied by those who only copy."""
+        return self.source(CheckpointFormat.CKPT) if self.copies_source else self.directory / "kept"
+
+    @property
+    def scratch(self) -> Path:
+        """Where contenders put what they need meanwhile."""
+        return self.directory / "scratch"
 
     @property
     def strategies(self) -> tuple[str, str]:
@@ -51,6 +72,8 @@ class Contender:
         is_mindspore: whether it needs MindSpore.
         converts: whether its target has to be looked at.
         counted: field of the JSON that it prints with the seconds that count; empty: those of the whole process.
+        needs_store: whether source and target are buckets for it.
+        latency_seconds: what is added to each request that it makes of the object store.
     """
 
     name: str
@@ -61,23 +84,65 @@ class Contender:
     is_mindspore: bool = False
     converts: bool = True
     counted: str = ""
+    needs_store: bool = False
+    latency_seconds: float = 0.0
 
 
 def _reshard(*options: str) -> Callable[[Job], Sequence[str]]:
-    def command(job: Job) -> Sequence[str]:
-        source_strategy, target_strategy = job.strategies
-        return [
-            str(Path(sys.executable).with_name("reshard")),
-            "convert",
-            str(job.source(CheckpointFormat.CKPT)),
-            str(job.target),
-            *("--source-strategy", source_strategy),
-            *("--target-strategy", target_strategy),
-            "--json",
-            *options,
-        ]
+    return lambda job: _convert(job, str(job.source(CheckpointFormat.CKPT)), str(job.target), *options)
 
-    return command
+
+def _reshard_s3(*options: str) -> Callable[[Job], Sequence[str]]:
+    direct = "--engine", "direct", *options
+    return lambda job: _convert(job, f"s3://{_S3_SOURCE}", f"s3://{_S3_TARGET}", *direct)
+
+
+def _convert(job: Job, source: str, target: str, *options: str) -> Sequence[str]:
+    source_strategy, target_strategy = job.strategies
+    return [
+        str(Path(sys.executable).with_name("reshard")),
+        "convert",
+        source,
+        target,
+        *("--source-strategy", source_strategy),
+        *("--target-strategy", target_strategy),
+        "--json",
+        *options,
+    ]
+
+
+def _rclone_copy(job: Job) -> Sequence[str]:
+    return _script(_download(job), _upload(job.copied))
+
+
+def _by_way_of_disk(job: Job) -> Sequence[str]:
+    converted = job.scratch / "converted"
+    options = "--engine", "direct", "--verify", "none"
+    # reshard wants all ranks to be there
+    links = [
+        ["cp", "-rl", f"{_downloaded(job)}/rank_{first}", f"{_downloaded(job)}/rank_{rank}"]
+        for rank, first in job.first_ranks.items()
+        if rank != first
+    ]
+    convert = _convert(job, str(_downloaded(job)), str(converted), *options)
+    return _script(_download(job), *links, convert, _upload(converted))
+
+
+def _download(job: Job) -> Sequence[str]:
+    needed = ",".join(map(str, sorted(set(job.first_ranks.values()))))
+    return [str(RCLONE), "copy", f":s3:{_S3_SOURCE}", str(_downloaded(job)), f"--include=rank_{{{needed}}}/**"]
+
+
+def _downloaded(job: Job) -> Path:
+    return job.scratch / "downloaded"
+
+
+def _upload(checkpoint: Path) -> Sequence[str]:
+    return [str(RCLONE), "copy", str(checkpoint), f":s3:{_S3_TARGET}", "--exclude=.reshard/**"]
+
+
+def _script(*commands: Sequence[str]) -> Sequence[str]:
+    return ["sh", "-c", " && ".join(map(shlex.join, commands))]
 
 
 def _mindspore(format: CheckpointFormat, processes: int) -> Callable[[Job], Sequence[str]]:
@@ -116,6 +181,25 @@ MINDSPORE_SAFETENSORS = Contender(
 )
 PLAN_FLAT = Contender("plan-1", "plan, 1 pipeline stage", _plan(1), converts=False, counted="plan_seconds")
 PLAN_STAGES = Contender("plan-16", "plan, 16 pipeline stages", _plan(16), converts=False, counted="plan_seconds")
+S3_COPY = Contender("s3-rclone", "`rclone copy`, down and up", _rclone_copy, converts=False, needs_store=True)
+S3_NAIVE = Contender("s3-naive", "`rclone copy` down, reshard, `rclone copy` up", _by_way_of_disk, needs_store=True)
+S3_NONE = Contender("s3-none", "reshard, not verified", _reshard_s3("--verify", "none"), needs_store=True)
+S3_CHECKSUM = Contender(
+    "s3-checksum", "reshard, every byte verified", _reshard_s3("--verify", "checksum"), needs_store=True
+)
+S3_LATENCY = Contender(
+    "s3-latency",
+    "reshard, not verified, each request 30 ms later",
+    _reshard_s3("--verify", "none"),
+    needs_store=True,
+    latency_seconds=0.03,
+)
+S3_LITTLE_MEMORY = Contender(
+    "s3-little-memory",
+    "reshard, not verified, `--memory-limit 256MiB`",
+    _reshard_s3("--verify", "none", "--memory-limit", "256MiB"),
+    needs_store=True,
+)
 
 CONTENDERS = {
     contender.name: contender
@@ -128,5 +212,11 @@ CONTENDERS = {
         MINDSPORE_SAFETENSORS,
         PLAN_FLAT,
         PLAN_STAGES,
+        S3_COPY,
+        S3_NAIVE,
+        S3_NONE,
+        S3_CHECKSUM,
+        S3_LATENCY,
+        S3_LITTLE_MEMORY,
     )
 }

@@ -21,6 +21,7 @@ _SAMPLE_SECONDS = 0.02
 _SAMPLES_PER_SEARCH = 10
 _TAIL_LINES = 15
 _END_SECONDS = 15
+_UNWANTED_VARIABLES = re.compile(r"PYTHONDONTWRITEBYTECODE$|(AWS|FSSPEC|RCLONE)_|\w+_proxy$", re.IGNORECASE)
 _HIGH_WATER = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 
 
@@ -84,8 +85,11 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
 
 
 def _environment() -> dict[str, str]:
-    """This process's, but programs may keep their bytecode, as they do for everyone else."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    """This process's, but programs may keep their bytecode, as they do for everyone else.
+
+    What somebody has set up for object stores is not in it either, nor are proxies: all servers run on this machine.
+    """
+    return {name: value for name, value in os.environ.items() if not _UNWANTED_VARIABLES.match(name)}
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -59,8 +59,8 @@ def with_figures(document: str, figures: str) -> str:
 
 
 def markdown(table: Table) -> str:
-    """A table in Markdown, under its title."""
-    return "\n".join([f"### {table.title}", "", *_lines(table)])
+    """A table in Markdown, under its title and its note."""
+    return "\n".join([f"### {table.title}", "", *([table.note, ""] if table.note else []), *_lines(table)])
 
 
 def _lines(table: Table) -> list[str]:
@@ -72,7 +72,8 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _print(table: Table) -> None:
-    shown = RichTable(title=_plain(table.title), title_justify="left")
+    note = _plain(table.note) or None
+    shown = RichTable(title=_plain(table.title), title_justify="left", caption=note, caption_justify="left")
     for number, header in enumerate(table.headers):
         shown.add_column(_plain(header), justify="right" if number else "left")
     for row in table.rows:

@@ -27,6 +27,22 @@ class Machine(_Record):
     python: str
 
 
+class Traffic(_Record):
+    """What an object store and a contender sent each other: contents of objects, lists, records, but no headers.
+
+    Attributes:
+        source_sent_bytes: by the store, of the source.
+        target_sent_bytes: by the store, of the target.
+        received_bytes: by the store.
+        requests: how many there were of each operation.
+    """
+
+    source_sent_bytes: int
+    target_sent_bytes: int
+    received_bytes: int
+    requests: Mapping[str, int]
+
+
 class Run(_Record):
     """One contender's run in one round.
 
@@ -39,6 +55,7 @@ class Run(_Record):
         read_bytes: that the kernel counted.
         written_bytes: that the kernel counted.
         reported_read_bytes: of the source, as the contender itself says.
+        traffic: with an object store, if there was one.
     """
 
     contender: str
@@ -49,6 +66,7 @@ class Run(_Record):
     read_bytes: int
     written_bytes: int
     reported_read_bytes: int | None = None
+    traffic: Traffic | None = None
 
 
 class Result(_Record):

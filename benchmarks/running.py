@@ -5,17 +5,18 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from benchmarks import measure
-from benchmarks.contenders import CP, NONE, Contender, Job
+from benchmarks.contenders import CP, NONE, S3_COPY, Contender, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import check_target, write_checkpoint, write_strategies
 from benchmarks.models import Model, Side
+from benchmarks.object_store import ObjectStore, object_store
 from benchmarks.results import Result, Run, this_machine
 from benchmarks.scenarios import Scenario
 from core.checkpoint.model import CheckpointFormat
@@ -24,6 +25,25 @@ Say = Callable[[str], None]
 _SPARE_BYTES = 2**30
 # a Prefect server goes on recording a run for a moment after it ended, which the next contender should not pay for
 _SERVER_SETTLES_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Services:
+    """What runs beside the contenders.
+
+    Attributes:
+        prefect: environment of a Prefect server's clients.
+        store: an object store, where the scenario needs one.
+    """
+
+    prefect: Mapping[str, str]
+    store: ObjectStore | None = None
+
+    def environment(self, contender: Contender) -> dict[str, str]:
+        """What a contender needs to find those that it is for."""
+        prefect = self.prefect if contender.needs_server else {}
+        store = self.store.environment if self.store and contender.needs_store else {}
+        return {**prefect, **store}
 
 
 @dataclass(frozen=True)
@@ -46,7 +66,10 @@ class Plan:
         model = self.scenario.model()
         source = sum(_rank_bytes(model, Side.SOURCE, set(model.first_with_same_content(Side.SOURCE).values())))
         target = sum(_rank_bytes(model, Side.TARGET, model.ranks(Side.TARGET)))
-        return source * len(self._formats()) + target * (2 if self._keeps_a_target() else 1)
+        targets = target * (2 if self._keeps_a_target() else 1)
+        # downloads, what becomes of them, and parts that the server puts together when it has them all
+        at_store = source + 2 * target if self.scenario.needs_store else 0
+        return source * len(self._formats()) + targets + at_store
 
     def run(self, directory: Path, server: Mapping[str, str], say: Say) -> Result:
         """Measures everything in a new `directory`, which is removed again.
@@ -56,21 +79,12 @@ class Plan:
         """
         model = self.scenario.model() if self.scenario.model else None
         with _new_directory(directory):
-            job = Job(directory, directory / "source_ckpt" if self.scenario.copies_source else directory / "kept")
+            first_ranks = model.first_with_same_content(Side.SOURCE) if model else {}
+            job = Job(directory, first_ranks, self.scenario.copies_source)
             if model:
                 self._prepare(model, job, say)
-            runs: list[Run] = []
-            wrong: dict[str, str] = {}
-            for number in range(1, self.rounds + 1):
-                told = []
-                for contender in self.in_round(number):
-                    run = _run(contender, job, number, server)
-                    if model and contender.converts and number == 1:
-                        wrong |= _problem(contender, model, job.target)
-                    shutil.rmtree(job.target, ignore_errors=True)
-                    runs.append(run)
-                    told.append(f"{contender.name} {run.seconds:.2f} s")
-                say(f"  round {number} of {self.rounds}: {', '.join(told)}")
+            with object_store(job.buckets) if self.scenario.needs_store else nullcontext() as store:
+                runs, wrong = self._measure(model, job, Services(server, store), say)
         return Result(
             scenario=self.scenario.name,
             measured_on=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -82,28 +96,45 @@ class Plan:
             wrong=wrong,
         )
 
-    def _prepare(self, model: Model, job: Job, say: Say) -> None:
-        """Writes the source, keeps one target for `cp` to copy, and copies once in vain.
+    def _measure(self, model: Model | None, job: Job, services: Services, say: Say) -> tuple[list[Run], dict[str, str]]:
+        """All rounds; and contender -> what was wrong with what it wrote."""
+        runs = []
+        wrong: dict[str, str] = {}
+        if copier := self._copier():
+            # in vain: memory that nobody has used yet can be several times slower, on virtual machines above all
+            _run(copier, job, 0, services)
+        for number in range(1, self.rounds + 1):
+            told = []
+            for contender in self.in_round(number):
+                run = _run(contender, job, number, services)
+                if model and contender.converts and number == 1:
+                    wrong |= _problem(contender, model, job.target)
+                runs.append(run)
+                told.append(f"{contender.name} {run.seconds:.2f} s")
+            say(f"  round {number} of {self.rounds}: {', '.join(told)}")
+        return runs, wrong
 
-        The latter because memory that nobody has used yet can be several times slower, on virtual machines above all.
-        """
+    def _prepare(self, model: Model, job: Job, say: Say) -> None:
+        """Writes the source, and keeps one target for `cp` to copy."""
         started = time.monotonic()
         for format in self._formats():
             write_checkpoint(model, format, job.source(format))
         write_strategies(model, job.directory)
+        job.target.parent.mkdir()
         if self._keeps_a_target():
             measure.run(NONE.command(job))
             job.target.rename(job.copied)
-        if CP in self.contenders:
-            measure.run(CP.command(job))
-            shutil.rmtree(job.target)
         say(f"  files written in {time.monotonic() - started:.0f} s")
 
     def _formats(self) -> list[CheckpointFormat]:
         return sorted({contender.source_format for contender in self.in_round(1)} | {CheckpointFormat.CKPT})
 
     def _keeps_a_target(self) -> bool:
-        return not self.scenario.copies_source and CP in self.contenders
+        return not self.scenario.copies_source and self._copier() is not None
+
+    def _copier(self) -> Contender | None:
+        """Who copies what is there already."""
+        return next((contender for contender in self.contenders if contender in (CP, S3_COPY)), None)
 
 
 def check_room(plans: list[Plan], directory: Path) -> None:
@@ -128,8 +159,13 @@ def _rank_bytes(model: Model, side: Side, ranks: "set[int] | range") -> Iterator
     return (model.shard_bytes(side, rank) for rank in ranks)
 
 
-def _run(contender: Contender, job: Job, number: int, server: Mapping[str, str]) -> Run:
-    measured = measure.run(contender.command(job), server if contender.needs_server else None)
+def _run(contender: Contender, job: Job, number: int, services: Services) -> Run:
+    for left in (job.target, job.scratch):
+        shutil.rmtree(left, ignore_errors=True)
+    store = services.store if contender.needs_store else None
+    if store:
+        store.begin(contender.latency_seconds)
+    measured = measure.run(contender.command(job), services.environment(contender))
     if contender.needs_server:
         time.sleep(_SERVER_SETTLES_SECONDS)
     told = json.loads(measured.output) if measured.output.strip() else {}
@@ -142,6 +178,7 @@ def _run(contender: Contender, job: Job, number: int, server: Mapping[str, str])
         read_bytes=measured.read_bytes,
         written_bytes=measured.written_bytes,
         reported_read_bytes=told.get("read_bytes"),
+        traffic=store.traffic() if store else None,
     )
 
 

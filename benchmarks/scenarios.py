@@ -12,6 +12,12 @@ from benchmarks.contenders import (
     NONE,
     PLAN_FLAT,
     PLAN_STAGES,
+    S3_CHECKSUM,
+    S3_COPY,
+    S3_LATENCY,
+    S3_LITTLE_MEMORY,
+    S3_NAIVE,
+    S3_NONE,
     Contender,
 )
 from benchmarks.models import Model, cut_by, matrices, transformer
@@ -32,6 +38,7 @@ class Scenario:
         model: makes what is converted; None: nothing is.
         rounds: how often, if nobody says otherwise.
         once: who takes part in the first round only, because it takes so long.
+        note: what has to be known of it, below its title.
         copies_source: `cp` copies the source, which has no replicas, so the same bytes, and needs no room beside it;
             else a target.
     """
@@ -42,7 +49,17 @@ class Scenario:
     model: Callable[[], Model] | None
     rounds: int = 3
     once: tuple[Contender, ...] = ()
+    note: str = ""
     copies_source: bool = False
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether source and target are in buckets."""
+        return any(contender.needs_store for contender in self.contenders + self.once)
+
+
+def _llama() -> Model:
+    return transformer(hidden=1024, layers=8, feed_forward=2816, vocabulary=32000)
 
 
 def _fan(source: int, target: int, axis: int) -> Callable[[], Model]:
@@ -66,12 +83,20 @@ def _files(ranks: int) -> Callable[[], Model]:
     return lambda: matrices(4, (1024, 1024), cut_by(_COLUMNS, ranks), cut_by(_ROWS, ranks))
 
 
+_OBJECT_STORE = """\
+An S3 server on the same machine (`rclone serve s3`) has the source in one bucket and gets the target in another. All go
+by way of the same proxy, which counts bytes and requests, so they share the processor with both. `rclone copy` is given
+the four source ranks that hold everything, the others being their replicas, and then a target that was converted
+before; with its default settings. The server computes the etag of an object, at some 600 MiB/s, when somebody first
+wants it: those of the source are known beforehand; those of the target, whoever looks at what he has written has to
+wait for."""
+
 SCENARIOS = (
     Scenario(
         "main",
         "Llama with Adam moments, 8 → 4 ranks, optimizer parallel",
         (CP, NONE, CHECKSUM, FLOW, MINDSPORE_CKPT, MINDSPORE_SAFETENSORS),
-        lambda: transformer(hidden=1024, layers=8, feed_forward=2816, vocabulary=32000),
+        _llama,
         rounds=5,
     ),
     Scenario("columns", "32 matrices cut by columns, 8 → 4 ranks", _RESHARD, _columns, once=_MINDSPORE),
@@ -90,5 +115,13 @@ SCENARIOS = (
     ),
     Scenario("flow-8", "small files, 8 → 8 ranks", (CHECKSUM, FLOW), _files(8)),
     Scenario("flow-64", "small files, 64 → 64 ranks", (CHECKSUM, FLOW), _files(64)),
+    Scenario(
+        "object-store",
+        "the first, from bucket to bucket",
+        (S3_COPY, S3_NAIVE, S3_NONE, S3_CHECKSUM, S3_LATENCY),
+        _llama,
+        once=(S3_LITTLE_MEMORY,),
+        note=_OBJECT_STORE,
+    ),
     Scenario("plan", "4096 → 3072 ranks, 2000 parameters", (PLAN_FLAT, PLAN_STAGES), None, rounds=1),
 )

@@ -3,8 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contenders import CHECKSUM, CONTENDERS, CP, FLOW, MINDSPORE_CKPT, NONE
-from benchmarks.results import Result, Spread, extra, peak_bytes, ratio, seconds
+from benchmarks.contenders import (
+    CHECKSUM,
+    CONTENDERS,
+    CP,
+    FLOW,
+    MINDSPORE_CKPT,
+    NONE,
+    S3_CHECKSUM,
+    S3_COPY,
+    S3_LATENCY,
+    S3_LITTLE_MEMORY,
+    S3_NONE,
+)
+from benchmarks.results import Result, Run, Spread, extra, peak_bytes, ratio, seconds
 from benchmarks.scenarios import SCENARIOS, Scenario
 
 NONE_TIMES_CP = 1.5
@@ -15,25 +27,34 @@ _PLAN_SECONDS = 60
 _PLAN_BYTES = 2 * 2**30
 _FLOW_SECONDS = 3.0
 _FLOW_SECONDS_PER_RANK = 0.02
+_S3_NONE_TIMES_COPY = 1.3
+_S3_LATENCY_TIMES_NONE = 1.5
+_S3_BYTES_ABOVE_LIMIT = 300 * 2**20
+"""Of resident memory, above what `--memory-limit` allows for buffers."""
+_S3_MEMORY_LIMITS = {S3_NONE.name: 2 * 2**30, S3_CHECKSUM.name: 2 * 2**30, S3_LITTLE_MEMORY.name: 2**28}
 _RESHARD = (NONE.name, CHECKSUM.name, FLOW.name)
 
-_COMPARED = {CP.name: "x `cp -r`", MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`"}
-_TITLES = {scenario.name: scenario.title for scenario in SCENARIOS}
+_FLOORS = {CP.name: "x `cp -r`", S3_COPY.name: "x `rclone copy`"}
+_COMPARED = {**_FLOORS, MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`"}
+_SCENARIOS = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text; the first column names, the others are figures."""
+    """Rows of text; the first column names, the others are figures. A note says what has to be known of them."""
 
     title: str
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
 
 
 def contenders_table(result: Result) -> Table:
     """Everybody who took part in a scenario."""
-    others = [base for base in (CP.name, MINDSPORE_CKPT.name) if result.has(base)]
-    headers = ["", "seconds", *(_COMPARED[base] for base in others), "peak memory", "read", "written"]
+    others = [base for base in _COMPARED if result.has(base)]
+    has_traffic = any(run.traffic for run in result.runs)
+    headers = ["", "seconds", *(_COMPARED[base] for base in others), "peak memory"]
+    headers += ["source sent", "target sent", "received", "requests"] if has_traffic else ["read", "written"]
     counts_apart = any(run.seconds != run.process_seconds for run in result.runs)
     if counts_apart:
         headers.append("whole process")
@@ -47,13 +68,29 @@ def contenders_table(result: Result) -> Table:
                 _seconds_text(seconds(result, name)),
                 *(_compared_text(result, name, base) for base in others),
                 size_text(peak_bytes(result, name)),
-                size_text(Spread.of([run.read_bytes for run in runs]).median),
-                size_text(Spread.of([run.written_bytes for run in runs]).median),
+                *(_traffic_texts(runs) if has_traffic else _kernel_texts(runs)),
                 *([f"{Spread.of([run.process_seconds for run in runs]).median:.2f} s"] if counts_apart else []),
             )
         )
     ranks = f", {size_text(result.model_bytes)}" if result.model_bytes else ""
-    return Table(f"{_TITLES[result.scenario]}{ranks}", tuple(headers), tuple(rows))
+    scenario = _SCENARIOS[result.scenario]
+    return Table(f"{scenario.title}{ranks}", tuple(headers), tuple(rows), scenario.note)
+
+
+def _kernel_texts(runs: Sequence[Run]) -> list[str]:
+    counts = [run.read_bytes for run in runs], [run.written_bytes for run in runs]
+    return [size_text(Spread.of(count).median) for count in counts]
+
+
+def _traffic_texts(runs: Sequence[Run]) -> list[str]:
+    traffics = [run.traffic for run in runs if run.traffic]
+    counts = (
+        [traffic.source_sent_bytes for traffic in traffics],
+        [traffic.target_sent_bytes for traffic in traffics],
+        [traffic.received_bytes for traffic in traffics],
+    )
+    requests = Spread.of([sum(traffic.requests.values()) for traffic in traffics]).median
+    return [*(size_text(Spread.of(count).median) for count in counts), f"{requests:.0f}"]
 
 
 def shapes_table(results: Sequence[Result]) -> Table:
@@ -70,7 +107,7 @@ def shapes_table(results: Sequence[Result]) -> Table:
     )
     rows = [
         (
-            f"`{result.scenario}`: {_TITLES[result.scenario]}",
+            f"`{result.scenario}`: {_SCENARIOS[result.scenario].title}",
             size_text(result.target_bytes),
             f"{seconds(result, CP.name).median:.2f} s",
             _timestext(ratio(result, NONE.name, CP.name)),
@@ -89,7 +126,8 @@ def targets_table(results: Sequence[Result]) -> Table:
     """The limits that were set, and what was measured."""
     by_name = {result.scenario: result for result in results}
     headers = ("", "limit", "measured", "kept")
-    return Table("Limits", headers, (*_speed_targets(by_name), *_memory_targets(by_name), *_other_targets(by_name)))
+    groups = _speed_targets(by_name), _memory_targets(by_name), _other_targets(by_name), _store_targets(by_name)
+    return Table("Limits", headers, tuple(row for group in groups for row in group))
 
 
 def _speed_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
@@ -98,8 +136,8 @@ def _speed_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
         return []
     unverified, verified = (ratio(main, name, CP.name).median for name in (NONE.name, CHECKSUM.name))
     rows = [
-        _at_most("not verified", NONE_TIMES_CP, unverified, _times_cp_text),
-        _at_most("every byte verified", CHECKSUM_TIMES_CP, verified, _times_cp_text),
+        _at_most("not verified", NONE_TIMES_CP, unverified, _times_text("`cp -r`")),
+        _at_most("every byte verified", CHECKSUM_TIMES_CP, verified, _times_text("`cp -r`")),
     ]
     if main.has(MINDSPORE_CKPT.name):
         faster = ratio(main, MINDSPORE_CKPT.name, NONE.name).median  # MindSpore verifies nothing either
@@ -136,6 +174,22 @@ def _other_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     return rows
 
 
+def _store_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
+    result = results.get("object-store")
+    if result is None:
+        return []
+    times_copy = ratio(result, S3_NONE.name, S3_COPY.name).median
+    times_none = ratio(result, S3_LATENCY.name, S3_NONE.name).median
+    rows = [
+        _at_most("bucket to bucket, not verified", _S3_NONE_TIMES_COPY, times_copy, _times_text("`rclone copy`")),
+        _at_most("the same, each request 30 ms later", _S3_LATENCY_TIMES_NONE, times_none, _times_text("without")),
+    ]
+    for name, limit in _S3_MEMORY_LIMITS.items():
+        title = f"memory, bucket to bucket: {CONTENDERS[name].title}"
+        rows.append(_at_most(title, limit + _S3_BYTES_ABOVE_LIMIT, peak_bytes(result, name), size_text))
+    return rows
+
+
 def _at_most(title: str, limit: float, measured: float, text: Callable[[float], str]) -> tuple[str, ...]:
     return title, f"at most {text(limit)}", text(measured), _kept(measured <= limit)
 
@@ -144,8 +198,8 @@ def _kept(kept: bool) -> str:
     return "yes" if kept else "NO"
 
 
-def _times_cp_text(times: float) -> str:
-    return f"{times:.2f} x `cp -r`"
+def _times_text(base: str) -> Callable[[float], str]:
+    return lambda times: f"{times:.2f} x {base}"
 
 
 def _plain_counttext(count: float) -> str:
@@ -175,7 +229,7 @@ def times_text(times: float) -> str:
 def _compared_text(result: Result, name: str, base: str) -> str:
     if name == base:
         return "1"
-    return _timestext(ratio(result, name, base) if base == CP.name else ratio(result, base, name))
+    return _timestext(ratio(result, name, base) if base in _FLOORS else ratio(result, base, name))
 
 
 def _seconds_text(spread: Spread) -> str:

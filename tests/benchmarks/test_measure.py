@@ -1,5 +1,6 @@
 """What is said of a command: its children's bytes count, and its failure is told."""
 
+import json
 import sys
 
 import pytest
@@ -32,6 +33,17 @@ def test_memory_of_children_counts() -> None:
 def test_memory_of_this_process_does_not_count() -> None:
     held = b"x" * (300 * MIB)
     assert run(["sleep", "0.2"]).peak_bytes < 100 * MIB < len(held)
+
+
+def test_what_is_set_up_for_other_object_stores_is_kept_from_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_PROFILE", "AWS_CA_BUNDLE", "RCLONE_TRANSFERS", "FSSPEC_S3_KEY", "http_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "/nonsense")
+    monkeypatch.setenv("MY_AWS_THING", "kept")
+    given = json.loads(
+        run(python("import json, os; print(json.dumps(dict(os.environ)))"), {"AWS_REGION": "here"}).output
+    )
+    assert [name for name, value in given.items() if value == "/nonsense"] == []
+    assert (given["MY_AWS_THING"], given["AWS_REGION"]) == ("kept", "here")
 
 
 def test_a_failure_is_told_with_what_was_printed() -> None:

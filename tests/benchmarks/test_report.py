@@ -1,23 +1,33 @@
 """Statistics, limits and tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.report import markdown, with_figures
-from benchmarks.results import Machine, Result, Run, Spread, extra, ratio
+from benchmarks.results import Machine, Result, Run, Spread, Traffic, extra, ratio
 from benchmarks.tables import Table, contenders_table, shapes_table, targets_table
 
 MIB = 2**20
 
 
-def run(contender: str, number: int, seconds: float, process_seconds: float | None = None) -> Run:
+def run(
+    contender: str,
+    number: int,
+    seconds: float,
+    process_seconds: float | None = None,
+    peak_mib: int = 100,
+    traffic: Traffic | None = None,
+) -> Run:
     return Run(
         contender=contender,
         round=number,
         seconds=seconds,
         process_seconds=process_seconds or seconds,
-        peak_bytes=100 * MIB,
+        peak_bytes=peak_mib * MIB,
         read_bytes=MIB,
         written_bytes=2 * MIB,
+        traffic=traffic,
     )
 
 
@@ -85,6 +95,56 @@ def test_contenders_are_compared_with_both_floors() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("none", "latency", "peak_mib", "told"),
+    [(1.3, 1.9, 556, ["yes"] * 5), (1.4, 2.2, 557, ["NO", "NO", "yes", "yes", "NO"])],
+)
+def test_limits_of_an_object_store(none: float, latency: float, peak_mib: int, told: list[str]) -> None:
+    measured = result(
+        "object-store",
+        run("s3-rclone", 1, 1),
+        run("s3-none", 1, none),
+        run("s3-checksum", 1, 9, peak_mib=2348),
+        run("s3-latency", 1, latency),
+        run("s3-little-memory", 1, 9, peak_mib=peak_mib),
+    )
+    assert list(kept(measured).values()) == told
+
+
+def test_memory_beyond_the_limit_is_told() -> None:
+    runs = [run(name, 1, 1, peak_mib=2349) for name in ("s3-rclone", "s3-none", "s3-latency", "s3-little-memory")]
+    measured = kept(result("object-store", *runs, run("s3-checksum", 1, 1, peak_mib=2348)))
+    assert [
+        measured[f"memory, bucket to bucket: {who}"]
+        for who in ("reshard, not verified", "reshard, every byte verified")
+    ] == [
+        "NO",
+        "yes",
+    ]
+
+
+def test_what_went_over_the_wire_stands_in_place_of_what_the_kernel_counted() -> None:
+    def traffic(requests: int) -> Traffic:
+        counts = {"GetObject": requests, "PutObject": 1}
+        return Traffic(source_sent_bytes=3 * MIB, target_sent_bytes=0, received_bytes=4 * MIB, requests=counts)
+
+    table = contenders_table(
+        result(
+            "object-store",
+            run("s3-rclone", 1, 2, traffic=traffic(4)),
+            run("s3-none", 1, 1, traffic=traffic(6)),
+            run("s3-none", 2, 1, traffic=traffic(8)),
+            run("s3-none", 3, 1, traffic=traffic(9)),
+        )
+    )
+    assert table.headers[2:] == ("x `rclone copy`", "peak memory", "source sent", "target sent", "received", "requests")
+    assert [row[2:] for row in table.rows] == [
+        ("1", "100 MiB", "3 MiB", "0 B", "4 MiB", "5"),
+        ("0.50", "100 MiB", "3 MiB", "0 B", "4 MiB", "9"),
+    ]
+    assert "`rclone serve s3`" in table.note
+
+
 def test_figures_replace_what_is_between_the_marks() -> None:
     document = "before\n<!-- figures: begin -->\nold\n<!-- figures: end -->\nafter\n"
     once = with_figures(document, "new")
@@ -95,4 +155,6 @@ def test_figures_replace_what_is_between_the_marks() -> None:
 
 
 def test_a_table_in_markdown() -> None:
-    assert markdown(Table("T", ("", "a"), (("x", "1"),))) == "### T\n\n|  | a |\n| --- | ---: |\n| x | 1 |"
+    table = Table("T", ("", "a"), (("x", "1"),))
+    assert markdown(table) == "### T\n\n|  | a |\n| --- | ---: |\n| x | 1 |"
+    assert markdown(replace(table, note="N")) == "### T\n\nN\n\n|  | a |\n| --- | ---: |\n| x | 1 |"
