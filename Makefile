@@ -58,7 +58,7 @@ $(JUDGE): requirements/mindspore.lock
 conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
-bench: $(INSTALLED) $(JUDGE) ## measures against cp and MindSpore, 10 minutes; a part: SCENARIOS="main columns" ROUNDS=2
+bench: $(INSTALLED) $(JUDGE) ## measures against cp, rclone and MindSpore, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 check: $(INSTALLED) ## format, lint, types, import contracts
