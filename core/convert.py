@@ -24,7 +24,7 @@ from core.checkpoint.survey import CheckpointSurvey, survey
 from core.errors import CatalogError, ConversionError, ReshardError, is_transient
 from core.garbage import rare_collections
 from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.progress import Progress, SilentProgress, current_progress, reporting_to
+from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
 from core.retry import counting_retries, stoppable, with_retries
@@ -164,11 +164,7 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
     failures: dict[int, ReshardError] = {}
     writing = threading.Semaphore(session.groups_at_once)
     progress = current_progress()
-
-    def advance(count_bytes: int) -> None:
-        if stop.is_set():
-            raise ConversionError("stopped")
-        progress.advance(count_bytes)
+    advance = advancing(progress, stop)
 
     def work(rank: int, group: Sequence[int]) -> None:
         orphaned = None if group else session.copy_of_failed(rank, failures)

@@ -3,10 +3,13 @@
 The listener is carried by the context, so that it reaches work that runs behind a task runner in other threads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Event
 from typing import Protocol
+
+from core.errors import ConversionError
 
 
 class Progress(Protocol):
@@ -33,6 +36,21 @@ class SilentProgress:
 
     def advance(self, count_bytes: int) -> None:
         """Dropped."""
+
+
+def advancing(progress: Progress, stop: Event) -> Callable[[int], None]:
+    """`progress.advance`, for work that cannot be interrupted from outside: once `stop` is set, it raises.
+
+    The function raises:
+        ConversionError: all is to stop.
+    """
+
+    def advance(count_bytes: int) -> None:
+        if stop.is_set():
+            raise ConversionError("stopped")
+        progress.advance(count_bytes)
+
+    return advance
 
 
 _listener: ContextVar[Progress] = ContextVar("reshard_progress", default=SilentProgress())  # noqa: B039

@@ -307,7 +307,7 @@ def check_rank(
 def _give_up_abandoned_uploads(workspace: Workspace, plan: ConversionPlan, ranks: Sequence[int]) -> None:
     """Gives up what runs that were killed had begun to send: object stores keep it, unseen, and charge for it."""
     directory = workspace.directory
-    if directory.is_local or not takes_parts(directory):
+    if not takes_parts(directory):
         return
     try:
         count = abort_uploads(directory, [directory.child(plan.file_name(rank)) for rank in ranks])

@@ -5,10 +5,10 @@ the target's grid read the same rows for what is in the gaps. From a remote stor
 worth reading once, too. Ranks that get rows of their own share nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from core.gather import GAP_WORTH_READING_BYTES
-from core.plan import ConversionPlan, LayoutClass, TargetStage
+from core.plan import ConversionPlan, LayoutClass, ParameterPlan, TargetStage
 from core.slices import Shape
 from core.spans import gap_cost_bytes
 from core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
@@ -47,37 +47,43 @@ def group_ranks(
 
 
 def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
-    """The layout classes that are read through gaps, the costliest first; none if that costs little. Told by one rank.
+    """The layout classes that are read through gaps, the costliest first; none if that costs little."""
 
-    Ranks of a stage differ in where they read, not in how much: cuts are even, or nearly so.
-    """
-    needed = 0
-    costs: list[tuple[int, LayoutClass]] = []
-    for layout_class in stage.classes:
-        cost = 0
-        for parameter in layout_class.plans(ranks[0] - stage.ranks.start):
-            needed += parameter.size_bytes
-            cost += gap_cost_bytes(plan, parameter, GAP_WORTH_READING_BYTES)
-        costs.append((cost, layout_class))
+    def cost(_: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
+        return sum(gap_cost_bytes(plan, parameter, GAP_WORTH_READING_BYTES) for parameter in parameters)
+
+    costs, needed = _costs(stage, ranks[0], cost)
     return _costliest(costs) if sum(cost for cost, _ in costs) >= _GAPS_WORTH_SHARING * needed else []
 
 
 def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
-    """The layout classes of which ranks read what others read or need, the costliest first; none if that is little.
+    """The layout classes of which ranks read what others read or need, the costliest first; none if that is little."""
 
-    Told by one rank, likewise.
-    """
-    needed = 0
-    costs: list[tuple[int, LayoutClass]] = []
-    for layout_class in stage.classes:
+    def cost(layout_class: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
         cells = {layout_class.pair.target.cell_of(rank - stage.ranks.start) for rank in ranks}
-        cost = 0
-        for parameter in layout_class.plans(ranks[0] - stage.ranks.start):
-            needed += parameter.size_bytes
-            cost += gap_cost_bytes(plan, parameter, REMOTE_GAP_WORTH_READING_BYTES)
-            cost += parameter.size_bytes * (len(ranks) - len(cells)) // len(ranks)
-        costs.append((cost, layout_class))
+        return sum(
+            gap_cost_bytes(plan, parameter, REMOTE_GAP_WORTH_READING_BYTES)
+            + parameter.size_bytes * (len(ranks) - len(cells)) // len(ranks)
+            for parameter in parameters
+        )
+
+    costs, needed = _costs(stage, ranks[0], cost)
     return _costliest(costs) if sum(cost for cost, _ in costs) > _REMOTE_READS_WORTH_SHARING * needed else []
+
+
+def _costs(
+    stage: TargetStage, rank: int, cost: Callable[[LayoutClass, Sequence[ParameterPlan]], int]
+) -> tuple[list[tuple[int, LayoutClass]], int]:
+    """What reading each layout class alone costs one of the ranks on top of its bytes, and how many bytes these are.
+
+    Ranks of a stage differ in where they read, not in how much: cuts are even, or nearly so. One tells for all.
+    """
+    costs, needed = [], 0
+    for layout_class in stage.classes:
+        parameters = list(layout_class.plans(rank - stage.ranks.start))
+        needed += sum(parameter.size_bytes for parameter in parameters)
+        costs.append((cost(layout_class, parameters), layout_class))
+    return costs, needed
 
 
 def _costliest(costs: Sequence[tuple[int, LayoutClass]]) -> list[LayoutClass]:

@@ -30,7 +30,7 @@ from core.manifest import (
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
-from core.storage.files import exists, is_missing, read_small_file, remove_file, write_bytes
+from core.storage.files import exists, read_small_file, remove_file, unless_missing, write_bytes
 from core.storage.filesystems import same_storage
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
@@ -314,13 +314,8 @@ def read_manifest(directory: Location) -> Manifest | None:
         StorageError: it cannot be read.
     """
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    try:
-        content = read_small_file(location, _LARGEST_RECORD_BYTES)
-    except StorageError as error:
-        if is_missing(error):
-            return None
-        raise
-    return parse_manifest(content, str(location))
+    content = unless_missing(lambda: read_small_file(location, _LARGEST_RECORD_BYTES))
+    return None if content is None else parse_manifest(content, str(location))
 
 
 def record_digest(record: ShardRecord) -> str:
@@ -367,12 +362,11 @@ def _check_place(final: Location) -> None:
 def _read_identity(state: Location) -> str | None:
     location = state.child(_IDENTITY_NAME)
     try:
-        return read_small_file(location, 1024).decode("ascii", "replace")
+        content = unless_missing(lambda: read_small_file(location, 1024))
+        return None if content is None else content.decode("ascii", "replace")
     except CheckpointError:
         return ""
     except StorageError as error:
-        if is_missing(error):
-            return None
         if is_transient(error):
             raise
         return ""

@@ -17,9 +17,9 @@ import numpy as np
 from core.checkpoint.digests import content_digests
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import FileIndex, OutputEntry
-from core.errors import CheckpointError, ConversionError, InputError, StorageError, TargetError, is_transient
+from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from core.manifest import RankSummary, ShardRecord
-from core.progress import Progress, SilentProgress
+from core.progress import Progress, SilentProgress, advancing
 from core.report import VerificationReport
 from core.request import VerifyLevel
 from core.storage.files import SourceFile, is_missing, open_source
@@ -155,11 +155,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     workspace = Workspace(location, manifest.identity)
 
     stop = threading.Event()
-
-    def advance(count_bytes: int) -> None:
-        if stop.is_set():
-            raise ConversionError("stopped")
-        progress.advance(count_bytes)
+    advance = advancing(progress, stop)
 
     def verify(summary: RankSummary) -> tuple[list[str], int]:
         return _verify_published(workspace, summary, level, advance)

@@ -4,8 +4,7 @@ import threading
 
 from prefect.logging import get_run_logger
 
-from core.errors import ConversionError
-from core.progress import Progress
+from core.progress import Progress, advancing
 
 
 class RunProgress:
@@ -17,6 +16,7 @@ class RunProgress:
     def __init__(self, listener: Progress, stopped: threading.Event) -> None:
         self._listener = listener
         self._stopped = stopped
+        self._advance = advancing(listener, stopped)
 
     def note(self, message: str) -> None:
         """Something worth a line happened."""
@@ -33,9 +33,7 @@ class RunProgress:
         Raises:
             ConversionError: the run was told to stop.
         """
-        if self._stopped.is_set():
-            raise ConversionError("stopped")
-        self._listener.advance(count_bytes)
+        self._advance(count_bytes)
 
     def stop(self) -> None:
         """Ends all work of the run at its next block."""

@@ -28,7 +28,7 @@ __all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog"]
 _BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
 _MAX_FILE_ERRORS = 20
 _REMOTE_FILES_AT_ONCE = 16  # each waits for its requests most of the time
-_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 32 MiB under way
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
 
 WantsDigest = Callable[[int, TensorEntry], bool]
 

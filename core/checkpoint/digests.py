@@ -14,18 +14,6 @@ class UnlikeError(Exception):
     """A file that was assumed to have the headers of another has others."""
 
 
-def content_digest(
-    file: SourceFile, entry: TensorEntry, buffer: memoryview, advance: Callable[[int], None] = lambda _: None
-) -> str:
-    """The digest of a parameter's contents in hex, read block by block: into `buffer`, or of a remote file ahead.
-
-    Raises:
-        CheckpointError: the file ends before the contents do.
-        StorageError: it cannot be read.
-    """
-    return next(content_digests(file, [entry], buffer, advance))
-
-
 def content_digests(
     file: SourceFile,
     entries: Sequence[TensorEntry],
@@ -34,7 +22,7 @@ def content_digests(
     *,
     assumed: bool = False,
 ) -> Iterator[str]:
-    """The digests of some parameters' contents, as `content_digest` gives each; of a remote file with few requests.
+    """The digests of parameters' contents in hex, read block by block: into `buffer`, or of a remote file ahead.
 
     Raises:
         UnlikeError: the file's headers are `assumed`, and before contents stand others.

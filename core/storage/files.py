@@ -5,10 +5,10 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
@@ -20,6 +20,8 @@ from core.storage.failures import mapped_errors
 from core.storage.requests import at_once, requested
 from core.storage.uploads import Buffer, Upload, takes_parts
 from core.storage.urls import Location
+
+Result = TypeVar("Result")
 
 _TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
@@ -208,12 +210,7 @@ def kind_of(location: Location) -> str | None:
     Raises:
         StorageError: it cannot be told. (fsspec's own `exists` takes any failure for a no.)
     """
-    try:
-        return str(file_info(location)["type"])
-    except StorageError as error:
-        if is_missing(error):
-            return None
-        raise
+    return unless_missing(lambda: str(file_info(location)["type"]))
 
 
 def exists(location: Location) -> bool:
@@ -270,6 +267,20 @@ def _is_marker(entry: Mapping[str, Any]) -> bool:
 def is_missing(error: StorageError) -> bool:
     """Whether something failed because a file or directory is not there."""
     return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+
+
+def unless_missing(work: Callable[[], Result]) -> Result | None:
+    """The result of `work`; None if what it is about is not there.
+
+    Raises:
+        StorageError: it failed for another reason.
+    """
+    try:
+        return work()
+    except StorageError as error:
+        if is_missing(error):
+            return None
+        raise
 
 
 def write_bytes(location: Location, data: bytes) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from core.errors import StorageError, TargetError
 from core.storage.failures import mapped_errors
-from core.storage.files import find_files, is_missing, is_temporary, list_folder, remove_files
+from core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
 from core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
@@ -55,12 +55,7 @@ def list_names(location: Location) -> list[str]:
 
 
 def _entries(location: Location) -> list[dict[str, Any]]:
-    try:
-        return list_folder(location)
-    except StorageError as error:
-        if is_missing(error):
-            return []
-        raise
+    return unless_missing(lambda: list_folder(location)) or []
 
 
 def foreign_names(location: Location) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 import xxhash
 
 from core.checkpoint import ckpt
-from core.checkpoint.digests import UnlikeError, content_digest, content_digests
+from core.checkpoint.digests import UnlikeError, content_digests
 from core.checkpoint.model import OutputEntry, TensorEntry, text_entry
 from core.dtypes import MAP_TENSOR, dtype_from_name
 from core.errors import CheckpointError
@@ -57,7 +57,7 @@ def test_bytes_are_told_as_they_are_read() -> None:
         file = sparse_file(ENTRIES, url)
         told: list[int] = []
         for entry in held():
-            content_digest(file, entry, memoryview(bytearray(MIB)), told.append)
+            next(content_digests(file, [entry], memoryview(bytearray(MIB)), told.append))
         assert sum(told) == sum(entry.size_bytes for entry in ENTRIES)
 
 
