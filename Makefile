@@ -14,7 +14,7 @@ MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all conformance bench check format lock proto clean
+.PHONY: help install demo deploy test test-all conformance bench screenshots check format lock proto clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ demo: $(INSTALLED) ## generates a checkpoint of 8 ranks, converts it to 4, verif
 		'  $(BIN)/reshard plan $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy' \
 		'  $(BIN)/reshard convert $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy --format safetensors'
 
+deploy: $(INSTALLED) ## makes the deployments, and what they need, on the Prefect server that PREFECT_API_URL names
+	@$(BIN)/reshard deploy
+
 test: $(INSTALLED) ## the quick tests
 	$(RUN) pytest -m "not slow"
 
@@ -61,6 +64,9 @@ conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; C
 bench: $(INSTALLED) $(JUDGE) ## measures against cp, rclone and MindSpore, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
+screenshots: $(INSTALLED) ## takes docs/screenshots from a real run; needs chromium (apt-get install chromium)
+	$(RUN) docs.take_screenshots $(DIRECTORY)
+
 check: $(INSTALLED) ## format, lint, types, import contracts
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
@@ -72,7 +78,7 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 	$(RUN) ruff format .
 
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
-	$(COMPILE) pyproject.toml --group dev --extra s3 --extra obs --output-file requirements/dev.lock
+	$(COMPILE) pyproject.toml --group dev --extra s3 --extra obs --extra dask --output-file requirements/dev.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2\nsafetensors<0.8\n' | $(COMPILE) - --output-file requirements/mindspore.lock
 

@@ -158,6 +158,10 @@ def _plan(stages: int) -> Callable[[Job], Sequence[str]]:
     return lambda _: [sys.executable, "-m", "benchmarks.planning", str(stages)]
 
 
+def _overhead(kind: str, ranks: int) -> Callable[[Job], Sequence[str]]:
+    return lambda _: [sys.executable, "-m", "benchmarks.overhead", kind, str(ranks)]
+
+
 CP = Contender("cp", "`cp -r`", lambda job: ["cp", "-r", str(job.copied), str(job.target)], converts=False)
 NONE = Contender("none", "reshard, not verified", _reshard("--engine", "direct", "--verify", "none"))
 CHECKSUM = Contender("checksum", "reshard, every byte verified", _reshard("--engine", "direct", "--verify", "checksum"))
@@ -201,6 +205,19 @@ S3_LITTLE_MEMORY = Contender(
     needs_store=True,
 )
 
+OVERHEAD = tuple(
+    Contender(
+        f"overhead-{kind}-{ranks}",
+        f"{title}, {ranks} ranks",
+        _overhead(kind, ranks),
+        needs_server=True,
+        converts=False,
+        counted="flow_seconds",
+    )
+    for kind, title in (("threads", "threads"), ("local", "local Dask cluster"), ("cluster", "running Dask cluster"))
+    for ranks in (4, 100, 1000)
+)
+
 CONTENDERS = {
     contender.name: contender
     for contender in (
@@ -218,5 +235,6 @@ CONTENDERS = {
         S3_CHECKSUM,
         S3_LATENCY,
         S3_LITTLE_MEMORY,
+        *OVERHEAD,
     )
 }

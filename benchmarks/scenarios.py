@@ -10,6 +10,7 @@ from benchmarks.contenders import (
     MINDSPORE_CKPT,
     MINDSPORE_SAFETENSORS,
     NONE,
+    OVERHEAD,
     PLAN_FLAT,
     PLAN_STAGES,
     S3_CHECKSUM,
@@ -91,6 +92,10 @@ before; with its default settings. The server computes the etag of an object, at
 wants it: those of the source are known beforehand; those of the target, whoever looks at what he has written has to
 wait for."""
 
+_OVERHEAD = """\
+Two workers, ranks of next to no work. In the whole process are the start of Python and of a cluster, and the time until
+Prefect's server has recorded all task runs."""
+
 SCENARIOS = (
     Scenario(
         "main",
@@ -124,4 +129,5 @@ SCENARIOS = (
         note=_OBJECT_STORE,
     ),
     Scenario("plan", "4096 → 3072 ranks, 2000 parameters", (PLAN_FLAT, PLAN_STAGES), None, rounds=1),
+    Scenario("overhead", "what the flow adds to a rank", OVERHEAD, None, rounds=1, note=_OVERHEAD),
 )

@@ -9,7 +9,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from cli.output import seconds_text, size_text
+from core.wording import seconds_text, size_text
 
 
 class Bar:

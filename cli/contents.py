@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli.output import counted, print_facts, print_table, printable, ranks_text, size_text, wants_table
+from cli.output import print_facts, print_table, printable, wants_table
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import RANK_FIELD, parse_name
@@ -18,6 +18,7 @@ from core.storage.files import SourceFile, file_info, list_folder, open_source, 
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.target import read_manifest
+from core.wording import counted, ranks_text, size_text
 
 Document = dict[str, Any]
 

@@ -6,19 +6,17 @@ import click
 
 from cli.options import CONVERTING, conversion_options
 from cli.output import (
-    counted,
     print_facts,
     print_json,
     print_table,
     printable,
-    ranks_text,
-    seconds_text,
-    size_text,
     wants_table,
 )
 from cli.progress import shown_progress
 from cli.storages import storages_named_in
+from core.errors import InputError
 from core.request import ConversionRequest, VerifyLevel, build_request
+from core.wording import counted, ranks_text, seconds_text, size_text
 
 if TYPE_CHECKING:
     from core.report import ConversionReport
@@ -62,6 +60,8 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         with storages_named_in(request):
             _show_plan(request, as_json)
         return
+    if engine == "direct":
+        _check_direct(request)
     with shown_progress("converting") as progress:
         if engine == "direct":
             from core.convert import convert
@@ -75,7 +75,19 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
     if as_json:
         print_json(report)
     else:
-        _print_report(report)
+        print_report(report)
+
+
+def _check_direct(request: ConversionRequest) -> None:
+    """Makes sure that nothing is asked for that only a flow run can do.
+
+    Raises:
+        InputError: something is.
+    """
+    asked = {"--dask-scheduler": request.dask_scheduler, "--concurrency-limit": request.concurrency_limit}
+    refused = [option for option, value in asked.items() if value]
+    if refused:
+        raise InputError(f"{' and '.join(refused)}: --engine direct knows neither clusters nor limits; leave one out")
 
 
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
@@ -92,7 +104,8 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
         print_plan(summary, request.chosen_ranks(plan.target_ranks))
 
 
-def _print_report(report: "ConversionReport") -> None:
+def print_report(report: "ConversionReport") -> None:
+    """Prints what a conversion did."""
     step = f", step {report.step}" if report.step else ""
     worlds = f"{report.source_world_size} -> {report.target_world_size}"
     if len(report.ranks) < report.target_world_size:

@@ -20,10 +20,13 @@ NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141
 
 _COMMANDS = {
     "convert": ("cli.convert", "Convert a checkpoint to another sharding strategy."),
+    "convert-latest": ("cli.convert_latest", "Convert the newest step that training has saved completely."),
     "plan": ("cli.plan", "Show what a conversion would read and write."),
     "verify": ("cli.verify", "Check a converted checkpoint."),
     "merge-strategy": ("cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "inspect": ("cli.inspect", "Show what is in a checkpoint or a strategy."),
+    "deploy": ("cli.deploy", "Make the deployments on a Prefect server, for workers."),
+    "serve": ("cli.serve", "Serve them from this process, without a worker."),
 }
 """Command -> the module whose `command` it is, and what it does in one line."""
 

@@ -1,16 +1,10 @@
 """`reshard merge-strategy`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
-from cli.output import counted, print_json
+from cli.output import print_json
 from cli.storages import storage_named, storage_option
-from core.errors import InputError
-
-if TYPE_CHECKING:
-    from core.storage.urls import Location
-    from core.strategy.model import Strategy
+from core.wording import counted
 
 
 @click.command("merge-strategy")
@@ -31,31 +25,12 @@ def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bo
       reshard merge-strategy strategy merged.ckpt
       reshard merge-strategy strategy merged.json --overwrite
     """
+    from core.merge import merge_files
+
     with storage_named(storage, directory, out):
-        location, strategy = _merge(directory, out, overwrite)
-    stages, devices, parameters = len(strategy.stages), strategy.devices_per_stage, len(strategy.parameters)
+        report = merge_files(directory, out, overwrite)
     if as_json:
-        document = {"url": str(location), "stages": stages, "devices_per_stage": devices, "parameters": parameters}
-        print_json(document)
+        print_json(report)
         return
-    of_stages = f"{counted(stages, 'stage')} of {counted(devices, 'device')}"
-    click.echo(f"{location}: {of_stages}, {counted(parameters, 'parameter')}")
-
-
-def _merge(directory: str, out: str, overwrite: bool) -> "tuple[Location, Strategy]":
-    from core.storage.files import kind_of
-    from core.storage.urls import parse_url
-    from core.strategy.files import read_strategy, write_strategy
-    from core.target import check_apart
-
-    location = parse_url(out)
-    # inside, it would be taken for one more rank's file next time
-    check_apart(parse_url(directory), location)
-    kind = kind_of(location)
-    if kind == "directory":
-        raise InputError(f"{location}: is a directory; name the file to be written")
-    if not overwrite and kind is not None:
-        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
-    strategy = read_strategy(directory)
-    write_strategy(strategy, out)
-    return location, strategy
+    of_stages = f"{counted(report.stages, 'stage')} of {counted(report.devices_per_stage, 'device')}"
+    click.echo(f"{report.url}: {of_stages}, {counted(report.parameters, 'parameter')}")

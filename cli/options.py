@@ -1,4 +1,4 @@
-"""The options of a conversion, made from the fields of ConversionRequest: names, help texts, values and defaults."""
+"""The options of a conversion, made from the fields of its request: names, help texts, values and defaults."""
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.request import ConversionRequest
+from core.request import ConversionOptions, ConversionRequest
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -28,8 +28,18 @@ PLANNING = (
     "allow_missing",
 )
 """Fields that decide what is planned."""
-CONVERTING = (*PLANNING[:11], "verify", *PLANNING[11:], "overwrite")
+_OF_PREFECT = ("dask_scheduler", "concurrency_limit")
+CONVERTING = (*PLANNING[:11], "verify", *PLANNING[11:], "overwrite", *_OF_PREFECT)
 """Fields of a whole conversion but source and target, in the order of the help."""
+CONVERTING_LATEST = (
+    *(name for name in CONVERTING if name not in {"step", "ranks", "overwrite", *_OF_PREFECT}),
+    "settle_seconds",
+    "patience_seconds",
+    "keep_checkpoint_max",
+    "keep_checkpoint_per_n_minutes",
+    "dry_run",
+)
+"""Those of a scheduled conversion, which this command does without Prefect, likewise."""
 
 _METAVARS = {
     "source_strategy": "URL",
@@ -43,17 +53,25 @@ _METAVARS = {
     "workers": "N",
     "memory_limit": "SIZE",
     "allow_missing": "PATTERN",
+    "settle_seconds": "SECONDS",
+    "patience_seconds": "SECONDS",
+    "keep_checkpoint_max": "N",
+    "keep_checkpoint_per_n_minutes": "MINUTES",
+    "dask_scheduler": "ADDRESS",
+    "concurrency_limit": "NAME",
 }
 
 Command = Callable[..., Any]
 
 
-def conversion_options(names: Collection[str]) -> Callable[[Command], Command]:
-    """Gives a command the options of these fields; it is called with a keyword argument for each."""
+def conversion_options(
+    names: Collection[str], model: type[ConversionOptions] = ConversionRequest
+) -> Callable[[Command], Command]:
+    """Gives a command the options of these fields of a request; it is called with a keyword argument for each."""
 
     def decorated(command: Command) -> Command:
         for name in reversed(list(names)):
-            command = _option(name, ConversionRequest.model_fields[name])(command)
+            command = _option(name, model.model_fields[name])(command)
         return command
 
     return decorated

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import PLANNING, conversion_options
-from cli.output import print_facts, print_json, print_table, printable, ranks_text, size_text
+from cli.output import print_facts, print_json, print_table, printable
 from cli.storages import storages_named_in
 from core.errors import InputError
 from core.request import build_request
+from core.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
     from core.checkpoint.model import Extent

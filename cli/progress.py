@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import click
 
-from cli.output import seconds_text, size_text
 from core.progress import Progress
+from core.wording import seconds_text, size_text
 
 LINE_EVERY_SECONDS = 10.0
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from core.request import ConversionRequest
+    from core.request import ConversionOptions
     from core.storage.named_options import Resolver
 
 storage_option = click.option(
@@ -30,7 +30,7 @@ def storage_named(name: str, *urls: str) -> Iterator[None]:
 
 
 @contextmanager
-def storages_named_in(request: "ConversionRequest") -> Iterator[None]:
+def storages_named_in(request: "ConversionOptions") -> Iterator[None]:
     """Opens what a request names with the storage options that it names."""
     from core.storage.named_options import storages_of
 

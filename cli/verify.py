@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import counted, print_json, printable, seconds_text, size_text
+from cli.output import print_json, printable
 from cli.progress import shown_progress
 from cli.storages import storage_named, storage_option
 from core.request import VerifyLevel
+from core.wording import counted, seconds_text, size_text
 
 if TYPE_CHECKING:
     from core.report import VerificationReport

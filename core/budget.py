@@ -1,4 +1,4 @@
-"""How memory and file descriptors are shared out among workers.
+"""How the memory and the file descriptors of a process are shared out among its workers.
 
 Every worker has blocks that it fills. From local files it reads by way of a scratch buffer, and holds some of them
 open; what it asks a remote storage for comes in buffers of its own. Of each file that goes to an object store one part
@@ -69,15 +69,29 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class Crew:
+    """Processes beside the run's own that its ranks are shared out to.
+
+    Attributes:
+        processes: how many there are.
+        threads: how many ranks, or groups of them, each takes at once.
+    """
+
+    processes: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class Budget:
     """What a conversion has.
 
     Attributes:
-        workers: how many work at once.
+        workers: how many work at once in a process.
         worker_bytes: memory for the buffers of each.
         worker_files: file descriptors for each.
         part_bytes: size of the parts in which files are sent to the target's storage; 0 on local disks.
         remote_source: whether source files are on a remote storage.
+        processes: how many processes have as much.
     """
 
     workers: int
@@ -85,6 +99,7 @@ class Budget:
     worker_files: int
     part_bytes: int = 0
     remote_source: bool = False
+    processes: int = 1
 
     @property
     def most_lanes(self) -> int:
@@ -134,9 +149,15 @@ class Budget:
 
 
 def share_out(
-    limit_bytes: int, open_files: int, workers: int, *, part_bytes: int = 0, remote_source: bool = False
+    limit_bytes: int,
+    open_files: int,
+    workers: int,
+    *,
+    part_bytes: int = 0,
+    remote_source: bool = False,
+    processes: int = 1,
 ) -> Budget:
-    """The shares of workers, fewer than asked for if even the smallest would not fit the limits.
+    """The shares of a process's workers, fewer than asked for if even the smallest would not fit the limits.
 
     `open_files` is how many descriptors the process may have; the rest is as in `Budget`.
     """
@@ -150,6 +171,7 @@ def share_out(
         worker_files=max(2, files // workers),
         part_bytes=part_bytes,
         remote_source=remote_source,
+        processes=processes,
     )
 
 

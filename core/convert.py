@@ -21,13 +21,13 @@ from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
-from core.errors import CatalogError, ConversionError, ReshardError, is_transient
+from core.errors import CatalogError, ReshardError
 from core.garbage import rare_collections
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
-from core.retry import counting_retries, stoppable, with_retries
+from core.retry import Losses, counting_retries, stoppable, with_retries
 from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
 from core.storage.files import open_source
@@ -38,8 +38,6 @@ from core.strategy.model import Strategy
 from core.target import check_apart
 
 _SMALL_CONTENT_BYTES = 2**20
-_LOST_IN_A_ROW = 3
-"""Ranks of a group that fail, one after another and each after all its retries, as if the storage were down."""
 
 
 def convert(request: ConversionRequest, progress: Progress | None = None) -> ConversionReport:
@@ -183,18 +181,15 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
         )
 
     def work_in_turn(ranks: Sequence[int], group: Sequence[int]) -> None:
-        lost_in_a_row = 0
+        losses = Losses()
         for rank in ranks:
             if stop.is_set():
                 return
             try:
-                if lost_in_a_row >= _LOST_IN_A_ROW:
-                    raise ConversionError("not tried, because the storage failed for the ranks before it for so long")
-                work(rank, group)
-                lost_in_a_row = 0
+                with losses.counted():
+                    work(rank, group)
             except ReshardError as error:
                 failures[rank] = error
-                lost_in_a_row += is_transient(error)
 
     groups = [(group, group) for group in session.groups]
     copies = [((rank,), ()) for rank in session.copies]

@@ -7,7 +7,8 @@
     │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
-    │   └── TargetError             the target is occupied or in use
+    │   └── TargetError             the target is occupied
+    │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           what was written is not what was to be written        exit code 1
     └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
@@ -69,6 +70,10 @@ class PlanError(InputError):
 
 class TargetError(InputError):
     """The target is occupied, or in use by another run."""
+
+
+class TargetBusyError(TargetError):
+    """Another run is working on the target at this moment."""
 
 
 class VerificationError(ReshardError):

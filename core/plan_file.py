@@ -8,15 +8,17 @@ changes what is written, and the program's version, but not workers, memory or e
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
 from core import __version__
 from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
 from core.checkpoint.model import CheckpointFormat
-from core.errors import TargetError
+from core.checkpoint.records import CheckpointCatalog
+from core.errors import CatalogError, TargetError
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.storage.files import read_small_file
@@ -25,6 +27,8 @@ from core.strategy.model import StageStrategy, Strategy
 
 SCHEMA_VERSION = 1
 _LARGEST_PLAN_BYTES = 2**30
+
+Content = TypeVar("Content")
 
 
 def dump_plan(plan: ConversionPlan) -> bytes:
@@ -50,15 +54,30 @@ def load_plan(url: str, identity: str) -> ConversionPlan:
         TargetError: the file holds another plan, or none.
         StorageError: it cannot be read.
     """
-    data = read_small_file(parse_url(url), _LARGEST_PLAN_BYTES)
-    try:
-        plan = build_plan(_inputs_from_json(json.loads(gzip.decompress(data))))
-    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise TargetError(f"{url}: not a readable plan: {error}") from error
+    plan = _read(url, lambda document: build_plan(_inputs_from_json(document)))
     found = plan_identity(plan)
     if found != identity:
         raise TargetError(f"{url}: holds plan {found}, not {identity}: another conversion has taken this target over")
     return plan
+
+
+@lru_cache(maxsize=4)
+def load_sources(url: str, identity: str) -> CheckpointCatalog:
+    """What the plan in a file was made from; kept, for the identity covers it. Any version may have written the plan.
+
+    Raises:
+        TargetError: the file holds no plan.
+        StorageError: it cannot be read.
+    """
+    return _read(url, lambda document: catalog_from_json(document["catalog"]))
+
+
+def _read(url: str, parse: Callable[[Any], Content]) -> Content:
+    data = read_small_file(parse_url(url), _LARGEST_PLAN_BYTES)
+    try:
+        return parse(json.loads(gzip.decompress(data)))
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, CatalogError) as error:
+        raise TargetError(f"{url}: not a readable plan: {error}") from error
 
 
 def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 
 class RankReport(_Summary):
-    """One target rank: what was done for it in this run."""
+    """One target rank: what was done for it in this run; `record_digest` is the manifest's, of the rank's record."""
 
     rank: int
     outcome: Outcome
@@ -34,6 +34,7 @@ class RankReport(_Summary):
     seconds: float
     source_ranks: tuple[int, ...]
     verified: VerifyLevel
+    record_digest: str
 
 
 class ConversionReport(_Summary):

@@ -2,11 +2,13 @@
 
 import os
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.config import JsonDict
 
 from core.errors import InputError
 from core.secrets import ADVICE, NAME_ADVICE, carries_credentials, is_name
@@ -17,7 +19,21 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
 _STEP = re.compile(r"(\d+_\d+(_breakpoint)?)?")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
+_DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
 _HIGHEST_RANK = 1_000_000
+
+
+def _pattern(pattern: str) -> JsonDict:
+    """Lets those who know a field only by its JSON schema, such as Prefect's forms, refuse what is plainly wrong.
+
+    They show the pattern to the user, so it is short rather than exact: the validators below are exact.
+    """
+    return {"pattern": pattern}
+
+
+WITHOUT_CREDENTIALS = _pattern(r"^(?!.*://[^/@]*:(?!\d+/)[^@]*@)(?!.*[?&]([Xx]-\w+-)?[Ss]ig(nature)?=)")
+"""What is refused by its schema is not even stored."""
+_STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
 
 
 class OutputFormat(StrEnum):
@@ -48,8 +64,43 @@ class UnmatchedPolicy(StrEnum):
     FAIL = "fail"
 
 
-class ConversionRequest(BaseModel):
-    """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
+def without_credentials(url: str) -> str:
+    """A URL as it is.
+
+    Raises:
+        ValueError: it carries a password: requests are stored and logged.
+    """
+    if carries_credentials(url):
+        raise ValueError(ADVICE)
+    return url
+
+
+def storage_name(name: str) -> str:
+    """The name of storage options, or nothing, as it is.
+
+    Raises:
+        ValueError: it is no name, and may be a secret.
+    """
+    if name and not is_name(name):
+        raise ValueError(NAME_ADVICE)
+    return name
+
+
+StorageName = Annotated[
+    str,
+    AfterValidator(storage_name),
+    Field(
+        title="Storage",
+        description="Where endpoint and keys are kept: env:NAME, file:PATH or block:NAME, which hold fsspec's storage "
+        "options as a JSON object. Empty: as the environment says.",
+        json_schema_extra=_STORAGE_NAME,
+    ),
+]
+"""The field of requests that are about one storage."""
+
+
+class ConversionOptions(BaseModel):
+    """What every conversion is told: of one checkpoint, or of the newest that training has left."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -59,7 +110,8 @@ class ConversionRequest(BaseModel):
             title="Source",
             min_length=1,
             description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, "
-            "or one file. A path or any URL that fsspec knows.",
+            "or one file. A path or any URL that fsspec knows, without a password.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ]
     target: Annotated[
@@ -68,6 +120,7 @@ class ConversionRequest(BaseModel):
             title="Target",
             min_length=1,
             description="The directory to be made: it will hold rank_0, rank_1, …; it appears when all of it is right.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ]
     source_strategy: Annotated[
@@ -76,11 +129,16 @@ class ConversionRequest(BaseModel):
             title="Source strategy",
             description="How the source is cut: a strategy file, or a directory of the ranks' strategy files. "
             "Empty: not cut, one rank.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ] = ""
     target_strategy: Annotated[
         str,
-        Field(title="Target strategy", description="How the target is to be cut, likewise. Empty: whole, one rank."),
+        Field(
+            title="Target strategy",
+            description="How the target is to be cut, likewise. Empty: whole, one rank.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
     ] = ""
     source_storage: Annotated[
         str,
@@ -88,36 +146,31 @@ class ConversionRequest(BaseModel):
             title="Source storage",
             description="Where endpoint and keys of the source and its strategy are kept: env:NAME, file:PATH or "
             "block:NAME, which hold fsspec's storage options as a JSON object. Empty: as the environment says.",
+            json_schema_extra=_STORAGE_NAME,
         ),
     ] = ""
     target_storage: Annotated[
         str,
-        Field(title="Target storage", description="Where those of the target and its strategy are kept, likewise."),
+        Field(
+            title="Target storage",
+            description="Where those of the target and its strategy are kept, likewise.",
+            json_schema_extra=_STORAGE_NAME,
+        ),
     ] = ""
     format: Annotated[
         OutputFormat, Field(title="Format", description="Kind of the target's files; same: the source's.")
     ] = OutputFormat.SAME
     prefix: Annotated[
-        str, Field(title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}.")
-    ] = "checkpoint_"
-    step: Annotated[
         str,
         Field(
-            title="Step",
-            description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. "
-            "Empty: the newest that every rank has.",
+            title="File prefix",
+            description="Target files are rank_{r}/{prefix}{r}.{format}.",
+            json_schema_extra=_pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$"),
         ),
-    ] = ""
+    ] = "checkpoint_"
     source_prefix: Annotated[
         str,
         Field(title="Source prefix", description="Which of several runs in the source's folders: CKP or CKP_1, say."),
-    ] = ""
-    ranks: Annotated[
-        str,
-        Field(
-            title="Ranks",
-            description="Convert just these target ranks (0-3,7); other machines do the others. Empty: all.",
-        ),
     ] = ""
     workers: Annotated[
         int,
@@ -125,12 +178,18 @@ class ConversionRequest(BaseModel):
             title="Workers",
             ge=0,
             le=1024,
-            description="Threads, for as many ranks at once, or several for one; 0: one for each core, and at least 8 "
-            "if a side is on a remote storage, for whose answers they mostly wait.",
+            description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
+            "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on a "
+            "remote storage, for whose answers they mostly wait.",
         ),
     ] = 0
     memory_limit: Annotated[
-        str, Field(title="Memory limit", description="For buffers, of all workers together: 2GiB, 512MiB.")
+        str,
+        Field(
+            title="Memory limit",
+            description="For the buffers of a process, of all its workers together: 2GiB, 512MiB; at least 16MiB.",
+            json_schema_extra=_pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$"),
+        ),
     ] = "2GiB"
     verify: Annotated[
         VerifyLevel,
@@ -163,27 +222,33 @@ class ConversionRequest(BaseModel):
             description="Patterns (adam_*) of target parameters that the source need not have.",
         ),
     ] = []
-    overwrite: Annotated[
-        bool,
+    dask_scheduler: Annotated[
+        str,
         Field(
-            title="Overwrite",
-            description="Replace what is at the target; the old checkpoint stays until the new one is whole.",
+            title="Dask scheduler",
+            description="Who writes the ranks: tcp://HOST:PORT, the workers of that Dask cluster; local, processes of "
+            "this machine. Empty: threads of the run's own process.",
+            json_schema_extra=_pattern(_DASK_SCHEDULER.pattern),
         ),
-    ] = False
+    ] = ""
+    concurrency_limit: Annotated[
+        str,
+        Field(
+            title="Concurrency limit",
+            description="Name of a global concurrency limit of Prefect: a rank is begun when a slot of it is free, "
+            "whichever runs have the others. Empty: none.",
+        ),
+    ] = ""
 
     @field_validator("source", "target", "source_strategy", "target_strategy")
     @classmethod
     def _check_url(cls, value: str) -> str:
-        if carries_credentials(value):
-            raise ValueError(ADVICE)
-        return value
+        return without_credentials(value)
 
     @field_validator("source_storage", "target_storage")
     @classmethod
     def _check_name(cls, value: str) -> str:
-        if value and not is_name(value):
-            raise ValueError(NAME_ADVICE)
-        return value
+        return storage_name(value)
 
     @field_validator("prefix")
     @classmethod
@@ -191,6 +256,59 @@ class ConversionRequest(BaseModel):
         if "/" in value or "\\" in value or value.startswith(".") or ".." in value or "\0" in value:
             raise ValueError("must be a plain name: no '/', no '..', no dot in front")
         return value
+
+    @field_validator("memory_limit")
+    @classmethod
+    def _check_memory_limit(cls, value: str) -> str:
+        if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
+            raise ValueError("must be at least 16MiB")
+        return value
+
+    @field_validator("dask_scheduler")
+    @classmethod
+    def _check_dask_scheduler(cls, value: str) -> str:
+        if not _DASK_SCHEDULER.fullmatch(value):
+            raise ValueError("must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local")
+        return value
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The memory limit in bytes."""
+        return parse_size(self.memory_limit)
+
+    @property
+    def worker_count(self) -> int:
+        """Ranks worked on at once."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+class ConversionRequest(ConversionOptions):
+    """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
+
+    step: Annotated[
+        str,
+        Field(
+            title="Step",
+            description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. "
+            "Empty: the newest that every rank has.",
+            json_schema_extra=_pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$"),
+        ),
+    ] = ""
+    ranks: Annotated[
+        str,
+        Field(
+            title="Ranks",
+            description="Convert just these target ranks (0-3,7); other machines do the others. Empty: all.",
+            json_schema_extra=_pattern(r"^[0-9, -]*$"),
+        ),
+    ] = ""
+    overwrite: Annotated[
+        bool,
+        Field(
+            title="Overwrite",
+            description="Replace what is at the target; the old checkpoint stays until the new one is whole.",
+        ),
+    ] = False
 
     @field_validator("step")
     @classmethod
@@ -204,23 +322,6 @@ class ConversionRequest(BaseModel):
     def _check_ranks(cls, value: str) -> str:
         parse_ranks(value)
         return value
-
-    @field_validator("memory_limit")
-    @classmethod
-    def _check_memory_limit(cls, value: str) -> str:
-        if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
-            raise ValueError("must be at least 16MiB")
-        return value
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        """The memory limit in bytes."""
-        return parse_size(self.memory_limit)
-
-    @property
-    def worker_count(self) -> int:
-        """Ranks worked on at once."""
-        return self.workers or len(os.sched_getaffinity(0))
 
     def chosen_ranks(self, all_ranks: range) -> tuple[int, ...]:
         """The target ranks that are asked for, out of all.
@@ -240,29 +341,41 @@ class ConversionRequest(BaseModel):
         return chosen
 
 
+Options = TypeVar("Options", bound=ConversionOptions)
+
+
 def build_request(**options: object) -> ConversionRequest:
-    """A request from loose options.
+    """The request for a conversion, from loose options; see `build_options`."""
+    return build_options(ConversionRequest, **options)
+
+
+def build_options(model: type[Options], **options: object) -> Options:
+    """What a conversion is told, from loose options.
 
     Raises:
         InputError: options are wrong; the message names each.
     """
     try:
-        return ConversionRequest.model_validate(options)
+        return model.model_validate(options)
     except ValidationError as error:
         raise InputError(describe_validation(error)) from error
 
 
-def describe_validation(error: ValidationError) -> str:
-    """What is wrong with a request, one line an option, named as on the command line."""
+def option_of(name: str) -> str:
+    """A field as the command line calls it."""
+    return name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
+
+
+def describe_validation(error: ValidationError, name_of: Callable[[str], str] = option_of) -> str:
+    """What is wrong with a request, one line a field, which `name_of` calls as its user knows it."""
     lines = []
     for detail in error.errors():
         name = str(detail["loc"][0])
-        option = name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
         # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
-        secret = name.endswith("_storage") or carries_credentials(str(detail["input"]))
+        secret = name.endswith("storage") or carries_credentials(str(detail["input"]))
         hidden = detail["type"] == "missing" or secret
         given = "" if hidden else f" {detail['input']!r}"
-        lines.append(f"{option}{given}: {detail['msg'].removeprefix('Value error, ')}")
+        lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
-from core.errors import is_transient
+from core.errors import ConversionError, ReshardError, is_transient
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,40 @@ def with_retries(
             # jitter: workers that failed together should not come back together
             pause = policy.first_pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
             told(f"{error}; trying again in {pause:.1f} s (attempt {attempt + 1} of {policy.attempts})")
-            if stop is None:
-                time.sleep(pause)
-            elif stop.wait(pause):
+            if not paused(pause):
                 raise
     return work()
+
+
+def paused(seconds: float) -> bool:
+    """Lets time pass; False, at once, where all is to stop."""
+    stop = _stop.get()
+    if stop is None:
+        time.sleep(seconds)
+        return True
+    return not stop.wait(seconds)
+
+
+class Losses:
+    """Counts works that the storage failed, one after another and each after all its retries, as if it were down."""
+
+    _MOST_IN_A_ROW = 3
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """The block is one work.
+
+        Raises:
+            ConversionError: so many before it failed that it is not tried.
+        """
+        if self._in_a_row >= self._MOST_IN_A_ROW:
+            raise ConversionError("not tried, because the storage failed for the ranks before it for so long")
+        try:
+            yield
+        except ReshardError as error:
+            self._in_a_row += is_transient(error)
+            raise
+        self._in_a_row = 0

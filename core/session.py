@@ -5,32 +5,34 @@ same plan. Every step works on one rank, or on a group of them that share reads,
 thread or process that sees the workspace.
 """
 
+import threading
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
 from core import __version__
 from core.blocks import expected_entries
-from core.budget import MOST_LANES, Budget, open_files_limit, share_out, upload_part_bytes
+from core.budget import MOST_LANES, Budget, Crew, open_files_limit, share_out, upload_part_bytes
+from core.checkpoint.selection import rank_names
 from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError, VerificationError
 from core.manifest import Manifest, RankSummary, ShardRecord
 from core.plan import ConversionPlan
-from core.progress import current_progress
+from core.progress import SilentProgress, advancing, current_progress
 from core.report import ConversionReport, Outcome, RankReport, plan_notes
 from core.request import ConversionRequest, VerifyLevel
 from core.retry import retries_counted, with_retries
 from core.sharing import group_ranks
 from core.sources import are_remote
+from core.storage.claims import check_claim
 from core.storage.files import copy_file
 from core.storage.publishing import check_room
 from core.storage.uploads import abort_uploads, takes_parts
 from core.storage.urls import parse_url
-from core.target import Target, Workspace, read_records, record_digest
+from core.target import Target, Workspace, read_identity, read_records, record_digest
+from core.threads import in_threads
 from core.transform import transform_ranks
 from core.verify import RankVerification, verify_rank
 
@@ -41,11 +43,14 @@ _REMOTE_WORKERS = 8
 """They wait for answers most of the time, whatever the number of cores."""
 
 
-def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: int) -> Budget:
-    """What the workers of a conversion of so many ranks have."""
+def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: int, crew: Crew | None = None) -> Budget:
+    """What the workers of a conversion of so many ranks have, in this process or in each of a crew's."""
     remote_source, remote_target = are_remote(plan), not parse_url(request.target).is_local
-    default = max(_REMOTE_WORKERS, request.worker_count) if remote_source or remote_target else request.worker_count
-    workers = min(request.workers or default, rank_count * MOST_LANES)
+    cores = crew.threads if crew else request.worker_count
+    default = max(_REMOTE_WORKERS, cores) if remote_source or remote_target else cores
+    wanted = request.workers or default
+    # what is asked for is shared by a crew's processes: none of them has more at work than it would by itself
+    workers = min(wanted, default if crew else wanted, rank_count * MOST_LANES)
     limit_bytes = request.memory_limit_bytes
     largest_bytes = max((totals.shard_bytes for totals in plan.totals), default=0)
     return share_out(
@@ -54,6 +59,7 @@ def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: in
         workers,
         part_bytes=upload_part_bytes(limit_bytes, largest_bytes) if remote_target else 0,
         remote_source=remote_source,
+        processes=crew.processes if crew else 1,
     )
 
 
@@ -63,7 +69,7 @@ def planned_groups(plan: ConversionPlan, ranks: Sequence[int], budget: Budget) -
     From local files each worker has a group. From a remote storage workers rather read ahead for one group together:
     what its ranks share comes over the network once.
     """
-    fewest = 1 if budget.remote_source else budget.workers
+    fewest = budget.processes * (1 if budget.remote_source else budget.workers)
     return group_ranks(plan, ranks, fewest=fewest, most_ranks=budget.most_blocks, remote_source=budget.remote_source)
 
 
@@ -71,7 +77,7 @@ def lanes_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
     """How many workers gather for one group: several where there are fewer groups than workers, or shared reads."""
     if budget.remote_source and any(len(group) > 1 for group in groups):
         return budget.most_lanes
-    return max(1, min(budget.most_lanes, budget.workers // max(1, len(groups))))
+    return max(1, min(budget.most_lanes, budget.workers * budget.processes // max(1, len(groups))))
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ class Session:
 
     @property
     def groups_at_once(self) -> int:
-        """How many groups are written at once."""
+        """How many groups are written at once in a process."""
         return max(1, self.budget.workers // self.lanes)
 
     def copy_of_failed(self, rank: int, failures: Container[int]) -> ConversionError | None:
@@ -155,7 +161,7 @@ class Session:
         where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
         # a record has a line for every parameter: thousands of them never stand in memory together
         results = {
-            record.rank: _RankResult(_rank_report(record, record.rank in self.done), _rank_summary(record))
+            record.rank: _rank_result(record, resumed=record.rank in self.done)
             for record in read_records(where, plan.target_ranks)
         }
         level = self.request.verify
@@ -164,6 +170,15 @@ class Session:
             for rank in plan.target_ranks
             if rank not in results or (not committed and results[rank].report.verified.is_below(level))
         )
+        undone = [rank for rank in missing if rank in set(self.ranks)]
+        if undone and not committed:
+            # a task that was given to two workers, say, ended after its file was checked. Tried again, for another run
+            # may have committed the target in this moment
+            raise StorageError(
+                f"{rank_names(undone, 10)}: said to be done, but no checked file is recorded; the same command does "
+                f"only these again ({self.workspace.directory} holds what is done)",
+                transient=True,
+            )
         if not committed and not missing:
             self.target.commit(_manifest(self, results))
         mine = [results[rank].report for rank in self.ranks if rank in results]
@@ -193,15 +208,15 @@ class Session:
 
 
 @contextmanager
-def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[Session]:
-    """Claims the target for a plan and finds out what is left to do.
+def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | None = None) -> Iterator[Session]:
+    """Claims the target for a plan and finds out what is left to do; a crew is to do it, or else this process.
 
     Raises:
         TargetError: the target is occupied or in use.
         StorageError: it cannot be read or written, or has no room.
     """
     ranks = request.chosen_ranks(plan.target_ranks)
-    budget = rank_budget(request, plan, len(ranks))
+    budget = rank_budget(request, plan, len(ranks), crew)
     target = Target(parse_url(request.target), plan, request.overwrite)
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
@@ -228,6 +243,11 @@ def open_session(request: ConversionRequest, plan: ConversionPlan) -> Iterator[S
         passes = 2 if request.verify is VerifyLevel.CHECKSUM else 1
         current_progress().begin(passes * sum(totals.shard_bytes for totals in pending))
         yield session
+
+
+def is_still_used(workspace: Workspace) -> bool:
+    """Whether a workspace is still its plan's, and nothing else was begun in it."""
+    return read_identity(workspace.state) == workspace.identity
 
 
 def convert_rank(
@@ -343,6 +363,7 @@ def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: C
     started = time.monotonic()
     primary = workspace.read_record(plan.copies[rank])
     file = plan.file_name(rank)
+    check_claim()
     copy_file(workspace.directory.child(primary.file), workspace.directory.child(file))
     advance(plan.totals[rank - plan.target_ranks.start].shard_bytes)
     return primary.model_copy(
@@ -365,22 +386,27 @@ def _sound_ranks(
     if recorded:
         current_progress().note(f"checking what was done before: {len(recorded)} of {len(ranks)} ranks")
 
+    stop = threading.Event()
+    advance = advancing(SilentProgress(), stop)
+
     def is_sound(rank: int) -> bool:
-        return with_retries(lambda: _is_sound(workspace, plan, level, rank), current_progress().note)
+        return with_retries(lambda: _is_sound(workspace, plan, level, rank, advance), current_progress().note)
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
-        answers = {rank: pool.submit(copy_context().run, is_sound, rank) for rank in recorded}
-        return {rank for rank, answer in answers.items() if answer.result()}
+    answers = in_threads(is_sound, recorded, workers, stop)
+    return {rank for rank, sound in zip(recorded, answers, strict=True) if sound}
 
 
-def _is_sound(workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, rank: int) -> bool:
+def _is_sound(
+    workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, rank: int, advance: Callable[[int], None]
+) -> bool:
     try:
         record = workspace.read_record(rank)
     except TargetError:
         workspace.remove_record(rank)  # a damaged record counts as none
         return False
     at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level
-    found = verify_rank(workspace.directory, record, at_least, expected=expected_entries(plan, plan.rank_plan(rank)))
+    expected = expected_entries(plan, plan.rank_plan(rank))
+    found = verify_rank(workspace.directory, record, at_least, expected=expected, advance=advance)
     if found.problems:
         current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
         workspace.remove_record(rank)
@@ -423,15 +449,10 @@ def _crc_bytes(plan: ConversionPlan) -> int:
     return sum(record.size_bytes for record in plan.inputs.catalog.records.values() if record.index.has_crc)
 
 
-def _rank_summary(record: ShardRecord) -> RankSummary:
-    return RankSummary(
-        rank=record.rank, file=record.file, size_bytes=record.size_bytes, record_digest=record_digest(record)
-    )
-
-
-def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:
+def _rank_result(record: ShardRecord, resumed: bool) -> _RankResult:
+    digest = record_digest(record)
     outcome = Outcome.COPIED if record.copy_of is not None else Outcome.WRITTEN
-    return RankReport(
+    report = RankReport(
         rank=record.rank,
         outcome=Outcome.RESUMED if resumed else outcome,
         file=record.file,
@@ -440,4 +461,7 @@ def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:
         seconds=record.seconds,
         source_ranks=record.source_ranks,
         verified=record.verified,
+        record_digest=digest,
     )
+    summary = RankSummary(rank=record.rank, file=record.file, size_bytes=record.size_bytes, record_digest=digest)
+    return _RankResult(report, summary)

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import xxhash
 
-from core.errors import CheckpointError, StorageError, TargetError, is_transient
+from core.errors import CheckpointError, StorageError, TargetBusyError, TargetError, is_transient
 from core.manifest import (
     PLAN_NAME,
     RECORDS_DIRECTORY,
@@ -51,7 +51,7 @@ from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
 
 _IDENTITY_NAME = "identity"
-_LEASES_DIRECTORY = "leases"
+LEASES_DIRECTORY = "leases"
 _LARGEST_RECORD_BYTES = 2**28
 
 
@@ -145,7 +145,7 @@ class Target:
     @cached_property
     def workspace(self) -> Workspace:
         """Where its files are written: apart, unless it is this plan's own finished target that is to be mended."""
-        mended = _read_identity(self.final.child(STATE_DIRECTORY)) == self.identity
+        mended = read_identity(self.final.child(STATE_DIRECTORY)) == self.identity
         return Workspace(self.final if mended else working_location(self.final), self.identity)
 
     @contextmanager
@@ -153,7 +153,7 @@ class Target:
         """The workspace, ready for this plan, with a lease on `ranks` while the block runs.
 
         Raises:
-            TargetError: the target is occupied, or another run works on one of the ranks.
+            TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks.
             StorageError: it cannot be read or written.
         """
         self.check_usable()
@@ -161,18 +161,18 @@ class Target:
         with held_lease(self._leases, holder):
             self.check_usable()
             with exclusive(self._leases):  # or two that begin at once would clear away each other's beginnings
-                found = _read_identity(self.workspace.state)
+                found = read_identity(self.workspace.state)
                 if found != self.identity and self.final.is_local and self._in_place:
                     raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
                 if found != self.identity and not self.is_committed():
                     others = living_holders(self._leases, holder)
                     if others and found is not None:
-                        raise TargetError(
+                        raise TargetBusyError(
                             f"{self.final}: {others[0]} is converting something else into it; wait for it"
                         )
                     self._begin()
             yield self.workspace
-        if not self._in_place and _read_identity(self.workspace.state) is None and self.is_committed():
+        if not self._in_place and read_identity(self.workspace.state) is None and self.is_committed():
             remove_tree(self.workspace.directory)  # nothing but the place of the lease
 
     def check_usable(self) -> None:
@@ -183,7 +183,7 @@ class Target:
         """
         if self.final.is_local:
             _check_place(self.final)
-        unfinished = _read_identity(self.workspace.state)
+        unfinished = read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
             raise TargetError(
@@ -228,7 +228,7 @@ class Target:
         Raises:
             TargetError: somebody has.
         """
-        if not self.final.is_local and _read_identity(self.workspace.state) != self.identity:
+        if not self.final.is_local and read_identity(self.workspace.state) != self.identity:
             raise TargetError(f"{self.final}: another run is converting something else into it, and has taken it over")
 
     def reopen(self) -> None:
@@ -274,7 +274,7 @@ class Target:
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)
             if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved
-                remove_tree(self.final.child(STATE_DIRECTORY, _LEASES_DIRECTORY))
+                remove_tree(self.final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
 
     def _read_manifest(self) -> Manifest | None:
         """The target's manifest; None if there is none, or a damaged one that may be overwritten."""
@@ -292,7 +292,7 @@ class Target:
 
     @property
     def _leases(self) -> Location:
-        return self.workspace.state.child(_LEASES_DIRECTORY)
+        return self.workspace.state.child(LEASES_DIRECTORY)
 
     def _begin(self) -> None:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
@@ -359,7 +359,12 @@ def _check_place(final: Location) -> None:
         raise TargetError(f"{final}: cannot be made: {parent} is not writable")
 
 
-def _read_identity(state: Location) -> str | None:
+def read_identity(state: Location) -> str | None:
+    """The identity of the plan that a state directory is of: None if of none, "" (nobody's) if that cannot be read.
+
+    Raises:
+        StorageError: a transient failure.
+    """
     location = state.child(_IDENTITY_NAME)
     try:
         content = unless_missing(lambda: read_small_file(location, 1024))

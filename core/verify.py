@@ -8,11 +8,11 @@ see a wrong plan.
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from core.checkpoint.digests import content_digests
 from core.checkpoint.formats import read_index
@@ -21,14 +21,41 @@ from core.errors import CheckpointError, InputError, StorageError, TargetError, 
 from core.manifest import RankSummary, ShardRecord
 from core.progress import Progress, SilentProgress, advancing
 from core.report import VerificationReport
-from core.request import VerifyLevel
+from core.request import WITHOUT_CREDENTIALS, StorageName, VerifyLevel, without_credentials
 from core.storage.files import SourceFile, is_missing, open_source
 from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
+from core.threads import in_threads
 
 _READ_BYTES = 2**20
 _WORKERS = 4
+
+
+class VerificationRequest(BaseModel):
+    """Check a converted checkpoint against the records that were written with it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    target: Annotated[
+        str,
+        AfterValidator(without_credentials),
+        Field(
+            title="Checkpoint",
+            min_length=1,
+            description="The directory that a conversion made.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
+    ]
+    level: Annotated[
+        Literal[VerifyLevel.STRUCTURE, VerifyLevel.CHECKSUM],
+        Field(
+            title="Verification",
+            description="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken "
+            "while writing.",
+        ),
+    ] = VerifyLevel.CHECKSUM
+    storage: StorageName = ""
 
 
 @dataclass(frozen=True)
@@ -160,14 +187,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     def verify(summary: RankSummary) -> tuple[list[str], int]:
         return _verify_published(workspace, summary, level, advance)
 
-    with ThreadPoolExecutor(_WORKERS, thread_name_prefix="reshard") as pool:
-        futures = [pool.submit(copy_context().run, verify, summary) for summary in manifest.ranks]
-        try:
-            found = [future.result() for future in futures]
-        except BaseException:
-            stop.set()  # leaving the pool waits for what is under way
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    found = in_threads(verify, manifest.ranks, _WORKERS, stop)
     problems = [problem for told, _ in found for problem in told]
     read_bytes = sum(count for _, count in found)
     problems += [

@@ -1,44 +1,58 @@
 """Runs the ranks of a conversion as tasks behind a task runner, and collects what failed.
 
 A rank, or a group of ranks that share reads, is read back as soon as it is written, while it may still be in memory. So
-no more are begun than there are workers; the others wait here, not as thousands of pending task runs.
+no more are begun than there are workers; the others wait here, not as thousands of pending task runs. Where there are
+many ranks a task does a batch of them: a server records some 50 task runs a second.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
-from queue import SimpleQueue
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from prefect import Task
-from prefect.client.schemas.objects import State
-from prefect.futures import PrefectConcurrentFuture
-from prefect.task_runners import ThreadPoolTaskRunner
 
+from core.batches import RanksFailedError, batch_groups
 from core.errors import ConversionError, ReshardError
+from core.retry import count_retry
 from core.session import Session
-from tasks.conversion import transform_rank
+from flows.runners import CrewRunner, Future, Outcome, Runner, RunnerLostError, threads
+from flows.slots import Answer, Slot, Slots, not_had
+from tasks.assignment import Assignment, Deeds
+from tasks.conversion import transform_rank, transform_ranks
 from tasks.progress import RunProgress
 from tasks.verification import verify_rank
 
-Future = PrefectConcurrentFuture[int]
 Failures = dict[int, ReshardError]
 
+MOST_SINGLE_RANKS = 128
+"""More of them are done in batches."""
+MOST_BATCHES = 128
+_CHECK_SECONDS = 1.0
 
-def run_ranks(session: Session, progress: RunProgress) -> Failures:
+
+def run_ranks(
+    session: Session, progress: RunProgress, crew: CrewRunner | None = None, slots: Slots | None = None
+) -> Failures:
     """Writes and verifies all ranks that are left to do; returns what failed, by rank. One's failure stops no other.
 
+    By a crew, or else by threads; within slots of a concurrency limit, if there are any.
+
     Raises:
+        ConversionError: no slot of the concurrency limit can be had; the others are stopped.
         Exception: a task met a bug; the others are stopped.
     """
     failures: Failures = {}
-    # entered here, not given to the flow: deployments ignore a flow's own task runner options
-    runner: ThreadPoolTaskRunner[int] = ThreadPoolTaskRunner(max_workers=session.budget.workers)
-    with runner:
+    with ExitStack() as held:
+        runner = crew or held.enter_context(threads(session.budget.workers))
         try:
-            failures |= _run_turns(session, runner, (_Turn(group[0], group) for group in session.groups))
+            failures |= _Dispatch(session, runner, slots, progress).run(_written_units(session))
             orphans = _orphans(session, failures)
             copies = [rank for rank in session.copies if rank not in orphans]
-            failures |= orphans | _run_turns(session, runner, (_Turn(rank, ()) for rank in copies))
+            failures |= orphans
+            failures |= _Dispatch(session, runner, slots, progress).run(_copied_units(session, copies))
         except BaseException:
             progress.stop()  # leaving the runner waits for its threads
             raise
@@ -50,73 +64,210 @@ def _orphans(session: Session, failures: Failures) -> Failures:
     return {rank: reason for rank, reason in reasons.items() if reason is not None}
 
 
-@dataclass(frozen=True)
-class _Turn:
-    """A rank that is to be written: as one of a group, or as a copy."""
+@dataclass
+class _Unit:
+    """What is begun together, and has a slot together: a group of ranks, a copy, or a batch of either.
 
-    rank: int
-    group: tuple[int, ...]
+    Attributes:
+        groups: the ranks; what is no batch has one group.
+        copies: whether they are made as copies.
+        batch: whether one task does all of it.
+        left: the ranks that are not done with.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    copies: bool
+    batch: bool
+    left: set[int] = field(init=False)
+    slot: Slot | None = None
+
+    def __post_init__(self) -> None:
+        self.left = {rank for group in self.groups for rank in group}
 
     @property
-    def writes_group(self) -> bool:
-        """Whether on this turn a whole group's files are written."""
-        return self.rank == next(iter(self.group), None)
+    def group(self) -> tuple[int, ...]:
+        """The ranks that its first one has written, if it is no batch; none of a copy."""
+        return () if self.copies else self.groups[0]
 
 
-def _run_turns(session: Session, runner: ThreadPoolTaskRunner[int], turns: Iterable[_Turn]) -> Failures:
-    failures: Failures = {}
-    finished: SimpleQueue[Future] = SimpleQueue()
-    under_way: dict[Future, tuple[_Turn, Task[..., int]]] = {}
-    waiting = deque(turns)
+@dataclass(frozen=True)
+class _Turn:
+    """A task that is to be run: the unit's batch, or writing, or checking, one rank of it."""
 
-    def start(task: Task[..., int], turn: _Turn, **parameters: object) -> None:
-        plan = {"plan_url": session.workspace.plan_url, "identity": session.workspace.identity}
-        future: Future = runner.submit(task, plan | {"rank": turn.rank} | parameters)
-        under_way[future] = (turn, task)
-        future.add_done_callback(finished.put)  # type: ignore[arg-type]
+    unit: _Unit
+    rank: int
+    task: Task[..., Any] = transform_rank
 
-    def may_start(turn: _Turn) -> bool:
-        writing = sum(other.writes_group and task is transform_rank for other, task in under_way.values())
-        return not turn.writes_group or writing < session.groups_at_once
+    @property
+    def ranks(self) -> set[int]:
+        """Whose failure it is if it fails."""
+        return set(self.unit.left) if self.unit.batch else {self.rank}
 
-    def start_waiting() -> None:
-        while waiting and len(under_way) < session.budget.workers and may_start(waiting[0]):
-            turn = waiting.popleft()
-            start(transform_rank, turn, budget=session.budget, group=turn.group, lanes=session.lanes)
+    @property
+    def begins(self) -> bool:
+        """Whether its unit begins with it."""
+        return self.rank == self.unit.groups[0][0] and self.task is not verify_rank
 
-    start_waiting()
-    while under_way:
-        future = finished.get()
-        turn, task = under_way.pop(future)
-        failure = failure_of(future)
-        if failure is not None:
-            failures[turn.rank] = failure
-        elif task is transform_rank:
-            start(verify_rank, turn, level=session.request.verify)
-        if task is transform_rank and turn.writes_group:
-            # its files are there now: the others' turns are short, and verify what may still be in memory
-            waiting.extendleft(_Turn(rank, turn.group) for rank in reversed(turn.group[1:]))
-        start_waiting()
-    return failures
+    @property
+    def writes(self) -> bool:
+        """Whether it has files written from the source."""
+        return self.begins and not self.unit.copies
 
 
-def failure_of(future: Future) -> ReshardError | None:
-    """What kept a finished task from completing; None if it completed, and only then.
+def _written_units(session: Session) -> list[_Unit]:
+    if len(session.pending) <= MOST_SINGLE_RANKS:
+        return [_Unit((group,), copies=False, batch=False) for group in session.groups]
+    return [_Unit(groups, copies=False, batch=True) for groups in batch_groups(session.groups, MOST_BATCHES)]
+
+
+def _copied_units(session: Session, ranks: Sequence[int]) -> list[_Unit]:
+    alone = [(rank,) for rank in ranks]
+    if len(session.pending) <= MOST_SINGLE_RANKS:
+        return [_Unit((rank,), copies=True, batch=False) for rank in alone]
+    return [_Unit(groups, copies=True, batch=True) for groups in batch_groups(alone, MOST_BATCHES)]
+
+
+class _Dispatch:
+    """Has units done: begins as many as there is room for, and goes on with each when something of it has ended."""
+
+    def __init__(self, session: Session, runner: Runner, slots: Slots | None, progress: RunProgress) -> None:
+        self._session = session
+        self._assignment = Assignment.of(session)
+        self._runner = runner
+        self._slots = slots
+        self._progress = progress
+        self._units: tuple[_Unit, ...] = ()
+        self._waiting: deque[_Turn] = deque()
+        self._under_way: dict[Future, _Turn] = {}
+        self._events: SimpleQueue[Future | Answer] = SimpleQueue()
+        self._asked = False
+        self._failures: Failures = {}
+
+    def run(self, units: Iterable[_Unit]) -> Failures:
+        """Does all of them; returns what failed, by rank."""
+        self._units = tuple(units)
+        self._waiting.extend(_Turn(unit, unit.groups[0][0], _first_task(unit)) for unit in self._units)
+        try:
+            self._start_waiting()
+            while self._under_way or self._waiting:
+                self._runner.check()
+                try:
+                    event = self._events.get(timeout=_CHECK_SECONDS)
+                except Empty:
+                    continue
+                self._take(event)
+                self._start_waiting()
+        except RunnerLostError as error:
+            self._lose_all(error)
+        return self._failures
+
+    def _take(self, event: Future | Answer) -> None:
+        if isinstance(event, Slot):
+            self._asked = False
+            # meanwhile those of a unit that has its own may have been put in front
+            next(turn.unit for turn in self._waiting if turn.unit.slot is None).slot = event
+        elif isinstance(event, Exception):
+            raise not_had(self._session.request.concurrency_limit, event)
+        else:
+            self._go_on(event)
+
+    def _go_on(self, future: Future) -> None:
+        outcome = self._runner.outcome(future, self._events.put)
+        if outcome is None:
+            return
+        turn = self._under_way.pop(future)
+        failures = failures_of(outcome, turn.ranks)
+        self._failures |= failures
+        if not failures:
+            self._tell(outcome)
+        if turn.unit.batch:
+            turn.unit.left.clear()
+        elif turn.task is verify_rank or failures:
+            turn.unit.left.discard(turn.rank)
+        else:
+            self._start(_Turn(turn.unit, turn.rank, verify_rank))
+        if turn.begins and not turn.unit.batch:
+            # the files of a group are there now: the others' turns are short, and verify what may still be in memory
+            self._waiting.extendleft(_Turn(turn.unit, rank) for rank in reversed(turn.unit.group[1:]))
+        if not turn.unit.left and turn.unit.slot:
+            turn.unit.slot.give_back()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._has_room(self._waiting[0]):
+            turn = self._waiting[0]
+            if self._slots and turn.unit.slot is None:
+                if not self._asked:
+                    self._asked = True
+                    self._slots.ask(self._events.put)
+                return
+            self._waiting.popleft()
+            self._start(turn)
+
+    def _has_room(self, turn: _Turn) -> bool:
+        asked = self._session.request.workers
+        room = self._runner.capacity(self._session.budget.workers)
+        if len(self._under_way) >= max(1, min(room, asked or room)):
+            return False
+        if not turn.writes:
+            return True
+        groups = self._runner.capacity(self._session.groups_at_once)
+        writing = sum(other.writes for other in self._under_way.values())
+        return writing < max(1, min(groups, asked // self._session.lanes if asked else groups))
+
+    def _start(self, turn: _Turn) -> None:
+        parameters: dict[str, Any] = {"assignment": self._assignment}
+        if turn.task is transform_ranks:
+            parameters |= {"groups": turn.unit.groups, "copies": turn.unit.copies}
+        else:
+            parameters |= {"rank": turn.rank}
+        if turn.task is transform_rank:
+            parameters |= {"group": turn.unit.group}
+        self._under_way[self._runner.submit(turn.task, parameters, self._events.put)] = turn
+
+    def _tell(self, outcome: Outcome) -> None:
+        """What was done in another process counts as done by the run."""
+        deeds: Deeds = _result_of(outcome)
+        self._progress.advance(deeds.advanced_bytes)
+        for _ in range(deeds.retried_requests):
+            count_retry("")
+
+    def _lose_all(self, error: RunnerLostError) -> None:
+        # also those of the turn that could not be begun, which neither waits nor is under way
+        for unit in self._units:
+            self._failures |= dict.fromkeys(unit.left, ConversionError(f"its task was lost: {error}"))
+        self._under_way.clear()
+        self._waiting.clear()
+
+
+def _first_task(unit: _Unit) -> Task[..., Any]:
+    return transform_ranks if unit.batch else transform_rank
+
+
+def failures_of(outcome: Outcome, ranks: Iterable[int]) -> Failures:
+    """What kept a finished task on ranks from completing, by rank; none if it completed, and only then.
 
     Raises:
         Exception: the task met a bug.
     """
-    lost = future.wrapped_future.exception()
-    if lost is not None:
-        return ConversionError(f"its task was lost: {type(lost).__name__}: {lost}")
-    future.wait()
-    state: State[int] = future.state
-    if state.is_completed():
+    error = _failure_of(outcome)
+    if isinstance(error, RanksFailedError):
+        return dict(error.failures)
+    return {} if error is None else dict.fromkeys(ranks, error)
+
+
+def _failure_of(outcome: Outcome) -> ReshardError | None:
+    if isinstance(outcome, BaseException):
+        return ConversionError(f"its task was lost: {type(outcome).__name__}: {outcome}")
+    if outcome.is_completed():
         return None
-    error = getattr(state.data, "result", state.data)
+    error = _result_of(outcome)
     if isinstance(error, ReshardError):
         return error
-    if state.is_failed() and isinstance(error, Exception):
+    if outcome.is_failed() and isinstance(error, Exception):
         raise error
-    told = f", {state.message}" if state.message else ""
-    return ConversionError(f"its task was lost: it ended as {state.name}{told}")
+    told = f", {outcome.message}" if outcome.message else ""
+    return ConversionError(f"its task was lost: it ended as {outcome.name}{told}")
+
+
+def _result_of(outcome: Any) -> Any:
+    return getattr(outcome.data, "result", outcome.data)

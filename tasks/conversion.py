@@ -1,40 +1,77 @@
 """Writing target ranks, and committing the target when all are there, as tasks.
 
-A task on a rank gets the plan's URL and identity, not the plan: they are small, and mean the same in any process. It
-returns a few bytes: records hold every parameter's digest, and Prefect keeps what tasks return until the run ends.
+A task on ranks gets an assignment, not the plan: it is small, and means the same in any process. It returns a few
+numbers: records hold every parameter's digest, and Prefect keeps what tasks return until the run ends. What was done
+stands in the message of its last state, and so in the run's log.
 """
 
-import threading
+import time
 from collections.abc import Sequence
 
 from prefect import task
+from prefect.client.schemas.objects import State
+from prefect.runtime import task_run
+from prefect.states import Completed
 
 from core import session as steps
-from core.budget import Budget
-from core.plan import ConversionPlan
-from core.plan_file import load_plan
-from core.progress import current_progress
+from core.batches import convert_batch
+from core.manifest import ShardRecord
 from core.report import ConversionReport
-from core.target import Workspace
+from core.wording import ranks_text, seconds_text, size_text
+from tasks.assignment import Assignment, Deeds, taken_up
 from tasks.policies import RETRIED
-
-_loading = threading.Lock()
 
 
 @task(name="transform-rank", task_run_name="transform-rank-{rank}", **RETRIED)
-def transform_rank(plan_url: str, identity: str, rank: int, budget: Budget, group: Sequence[int], lanes: int) -> int:
-    """Writes one target rank's file and its record; returns the file's size in bytes.
+def transform_rank(assignment: Assignment, rank: int, group: Sequence[int]) -> State[Deeds]:
+    """Writes one target rank's file and its record.
 
     On its turn the first rank of a group has the files of the whole group written. Without a group the rank is made as
-    a copy of the file of the rank with the same content, which must be there. `lanes` workers gather for it.
+    a copy of the file of the rank with the same content, which must be there.
 
     Raises:
         CatalogError, CheckpointError: a source file changed or is damaged.
+        TargetError: the run is over, or another one has taken over.
         StorageError: reading or writing failed.
     """
-    workspace, plan = open_plan(plan_url, identity)
-    record = steps.convert_rank(workspace, plan, rank, budget, current_progress().advance, group=group, lanes=lanes)
-    return record.size_bytes
+    writes = rank == next(iter(group), None)
+    with taken_up(assignment, writes=writes) as work:
+        record = steps.convert_rank(
+            work.workspace, work.plan, rank, assignment.budget, work.advance, group=group, lanes=assignment.lanes
+        )
+        return Completed(message=_written(record), data=work.deeds())
+
+
+def _batch_name() -> str:
+    ranks = [rank for group in task_run.parameters["groups"] for rank in group]
+    return f"transform-ranks-{min(ranks)}-{max(ranks)}"
+
+
+@task(name="transform-ranks", task_run_name=_batch_name, **RETRIED)
+def transform_ranks(assignment: Assignment, groups: Sequence[Sequence[int]], copies: bool) -> State[Deeds]:
+    """Writes and checks the ranks of some groups, or makes them as `copies`; repeated, it does what is not done yet.
+
+    Raises:
+        RanksFailedError: some failed; the others are done.
+        TargetError: the run is over, or another one has taken over.
+        StorageError: the plan cannot be read.
+    """
+    started = time.monotonic()
+    with taken_up(assignment, writes=not copies) as work:
+        convert_batch(
+            work.workspace,
+            work.plan,
+            groups,
+            assignment.budget,
+            assignment.level,
+            work.advance,
+            copies=copies,
+            lanes=assignment.lanes,
+        )
+        ranks = [rank for group in groups for rank in group]
+        seconds = time.monotonic() - started
+        message = f"ranks {ranks_text(sorted(ranks))}: written and checked in {seconds_text(seconds)}"
+        return Completed(message=message, data=work.deeds())
 
 
 @task(name="commit", task_run_name="commit", **RETRIED)
@@ -47,12 +84,8 @@ def commit_target(session: steps.Session, seconds: float) -> ConversionReport:
     return session.finish({}, seconds)
 
 
-def open_plan(plan_url: str, identity: str) -> tuple[Workspace, ConversionPlan]:
-    """The workspace that a plan's file stands in, and the plan; it is loaded once in a process.
-
-    Raises:
-        TargetError: the file holds another plan, or none.
-        StorageError: it cannot be read.
-    """
-    with _loading:  # or all workers would load it, each for itself
-        return Workspace.of_plan(plan_url, identity), load_plan(plan_url, identity)
+def _written(record: ShardRecord) -> str:
+    told = f"rank {record.rank}: {size_text(record.size_bytes)} in {record.seconds:.2f} s"
+    if record.copy_of is not None:
+        return f"{told}, a copy of rank {record.copy_of}"
+    return f"{told} from source ranks {ranks_text(record.source_ranks)}"

@@ -1,10 +1,22 @@
 """What a run tells of itself while it works, and how it is told to stop."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from uuid import UUID
 
+import httpx
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from core.progress import Progress, advancing
+from core.wording import size_text
+
+PROGRESS_KEY = "run-progress"
+_SHOWN_EVERY_SECONDS = 2.0
+"""An update takes 11 ms, of a server that has much else to take down."""
 
 
 class RunProgress:
@@ -17,15 +29,19 @@ class RunProgress:
         self._listener = listener
         self._stopped = stopped
         self._advance = advancing(listener, stopped)
+        self._bar = _Bar()
+        # the run's, also where tasks are at work: theirs says what Prefect has to say of each
+        self._logger = get_run_logger()
 
     def note(self, message: str) -> None:
         """Something worth a line happened."""
-        get_run_logger().info(message)
+        self._logger.info(message)
         self._listener.note(message)
 
     def begin(self, total_bytes: int) -> None:
         """The long part begins: this much is to be written and read back."""
         self._listener.begin(total_bytes)
+        self._bar.begin(total_bytes)
 
     def advance(self, count_bytes: int) -> None:
         """So much more is done.
@@ -34,7 +50,80 @@ class RunProgress:
             ConversionError: the run was told to stop.
         """
         self._advance(count_bytes)
+        self._bar.advance(count_bytes)
 
     def stop(self) -> None:
         """Ends all work of the run at its next block."""
         self._stopped.set()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Shows in the UI how far the long part is, if one begins inside the block: 100 at an end without error."""
+        try:
+            yield
+        except BaseException:
+            self._bar.end("Stopped at")
+            raise
+        self._bar.end("Done:", complete=True)
+
+
+class _Bar:
+    """The progress artifact of a run, brought up to date by a thread of its own: no work waits for the server.
+
+    If the server does not take it, that is a warning in the run's log, once.
+    """
+
+    def __init__(self) -> None:
+        self._total_bytes = 0
+        self._done_bytes = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._artifact: UUID | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, total_bytes: int) -> None:
+        if not total_bytes or self._thread is not None:
+            return
+        self._total_bytes = total_bytes
+        # the run, its server and its logger are found through the context
+        self._thread = threading.Thread(target=copy_context().run, args=(self._keep_up,), daemon=True)
+        self._thread.start()
+
+    def advance(self, count_bytes: int) -> None:
+        with self._lock:
+            self._done_bytes += count_bytes
+
+    def end(self, said: str, complete: bool = False) -> None:
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        # what was planned and what was done may differ by headers, and by ranks that were tried twice
+        self._show(said, 100.0 if complete else self._percent())
+
+    def _keep_up(self) -> None:
+        shown = -1
+        while True:
+            if self._done_bytes != shown:
+                shown = self._done_bytes
+                if not self._show("", self._percent()):
+                    return
+            if self._ended.wait(_SHOWN_EVERY_SECONDS):
+                return
+
+    def _percent(self) -> float:
+        return min(99.0, round(100 * self._done_bytes / self._total_bytes, 1))
+
+    def _show(self, said: str, percent: float) -> bool:
+        done = min(self._done_bytes, self._total_bytes) if percent < 100 else self._total_bytes
+        described = f"{said} {size_text(done)} of {size_text(self._total_bytes)} written and read back".strip()
+        try:
+            if self._artifact is None:
+                self._artifact = create_progress_artifact(percent, key=PROGRESS_KEY, description=described)  # type: ignore[assignment]
+            else:
+                update_progress_artifact(self._artifact, percent, description=described)
+        except (httpx.HTTPError, PrefectException) as error:
+            get_run_logger().warning("the progress could not be shown: %s", error)
+            return False
+        return True

@@ -3,6 +3,8 @@
 from prefect import task
 
 from core.convert import load_strategy
+from core.merge import MergeReport, MergeRequest
+from core.merge import merge_files as merge
 from core.strategy.model import Strategy
 from tasks.policies import RETRIED
 
@@ -16,3 +18,14 @@ def merge_strategy(url: str, side: str) -> Strategy | None:
         StorageError: the storage failed in a way that may go away.
     """
     return load_strategy(url)
+
+
+@task(name="merge-files", task_run_name="merge-files", **RETRIED)
+def merge_files(request: MergeRequest) -> MergeReport:
+    """Merges a job's strategy files into one.
+
+    Raises:
+        InputError: they cannot be merged, or the file that is to be written is there already.
+        StorageError: the storage failed in a way that may go away.
+    """
+    return merge(request.source, request.target, request.overwrite)

@@ -1,21 +1,50 @@
 """Checking written ranks, as a task."""
 
+import time
+
 from prefect import task
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from core import session as steps
+from core import verify
 from core.progress import current_progress
+from core.report import VerificationReport
 from core.request import VerifyLevel
-from tasks.conversion import open_plan
+from core.verify import VerificationRequest
+from core.wording import size_text
+from tasks.assignment import Assignment, Deeds, taken_up
 from tasks.policies import RETRIED
+
+_TOLD = {
+    VerifyLevel.NONE: "not verified",
+    VerifyLevel.STRUCTURE: "its parameters, dtypes and shapes are right",
+    VerifyLevel.CHECKSUM: "every byte is right, {read}",
+}
 
 
 @task(name="verify-rank", task_run_name="verify-rank-{rank}", **RETRIED)
-def verify_rank(plan_url: str, identity: str, rank: int, level: VerifyLevel) -> int:
-    """Checks a written rank against the plan and its record; returns how many bytes were read back.
+def verify_rank(assignment: Assignment, rank: int) -> State[Deeds]:
+    """Checks a written rank against the plan and its record.
 
     Raises:
         VerificationError: the file is not what it was to be.
+        TargetError: the run is over, or another one has taken over.
         StorageError: it could not be read.
     """
-    workspace, plan = open_plan(plan_url, identity)
-    return steps.check_rank(workspace, plan, rank, level, current_progress().advance).read_bytes
+    started = time.monotonic()
+    with taken_up(assignment) as work:
+        found = steps.check_rank(work.workspace, work.plan, rank, assignment.level, work.advance)
+        read = f"{size_text(found.read_bytes)} read back in {time.monotonic() - started:.2f} s"
+        return Completed(message=f"rank {rank}: {_TOLD[found.level].format(read=read)}", data=work.deeds())
+
+
+@task(name="verify-target", task_run_name="verify-target", **RETRIED)
+def verify_target(request: VerificationRequest) -> VerificationReport:
+    """Checks a finished conversion against its manifest and records.
+
+    Raises:
+        InputError: there is no finished conversion.
+        StorageError: it cannot be read.
+    """
+    return verify.verify_target(request.target, request.level, current_progress())

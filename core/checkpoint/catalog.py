@@ -5,7 +5,6 @@ with the ranks or with the files is one error.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Semaphore
 
@@ -14,7 +13,7 @@ import numpy as np
 from core.checkpoint.digests import UnlikeError, content_digests
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import read_index
-from core.checkpoint.indexing import Indexed, Workers, read_indexes
+from core.checkpoint.indexing import Indexed, Workers, read_indexes, workers_on
 from core.checkpoint.model import FileIndex, TensorEntry
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names, select_files
@@ -27,7 +26,6 @@ __all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog"]
 
 _BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
 _MAX_FILE_ERRORS = 20
-_REMOTE_FILES_AT_ONCE = 16  # each waits for its requests most of the time
 _LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
 
 WantsDigest = Callable[[int, TensorEntry], bool]
@@ -129,12 +127,11 @@ def _read_records(
     origin: str, locations: Mapping[int, Location], reader: "_RecordReader", workers: int
 ) -> dict[int, CatalogRecord]:
     """The records of all files; an error tells of all that cannot be used, not only of the first."""
-    if any(location.is_local for location in locations.values()):
-        with ThreadPoolExecutor(workers) as pool:
-            outcomes = Workers(pool).outcomes(reader.read_local, sorted(locations.items()))
-    else:
-        with ThreadPoolExecutor(max(workers, _REMOTE_FILES_AT_ONCE)) as pool:
-            outcomes = reader.read_remote(dict(sorted(locations.items())), Workers(pool))
+    with workers_on(locations.values(), workers) as threads:
+        if any(location.is_local for location in locations.values()):
+            outcomes = threads.outcomes(reader.read_local, sorted(locations.items()))
+        else:
+            outcomes = reader.read_remote(dict(sorted(locations.items())), threads)
     errors = [outcome for outcome in outcomes if isinstance(outcome, InputError)]
     if errors:
         raise _joined(origin, errors, len(outcomes))

@@ -5,8 +5,9 @@ those of one size are judged in waves: the headers of one are read, the others a
 differ the headers of some are read, and so on. What a wave does with files it does with all at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,12 +20,23 @@ from core.checkpoint.reading import read_near
 from core.checkpoint.survey import refused_as_input
 from core.errors import InputError
 from core.storage.files import SourceFile
+from core.storage.urls import Location
 
+_REMOTE_FILES_AT_ONCE = 16
+"""Each waits for its requests most of the time."""
 _START_BYTES = 256
 """Tell the first parameter's name, as a rule."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+@contextmanager
+def workers_on(locations: Iterable[Location], workers: int) -> Iterator["Workers"]:
+    """As many workers as files at these places can use."""
+    remote = not any(location.is_local for location in locations)
+    with ThreadPoolExecutor(max(workers, _REMOTE_FILES_AT_ONCE) if remote else workers) as pool:
+        yield Workers(pool)
 
 
 class Workers:

@@ -347,6 +347,7 @@ class _LocalOutput:
         with mapped_errors(self._location, "complete it"):
             os.fsync(self._file.fileno())
             self._file.close()
+            check_claim()  # flushing may have taken long
             os.replace(self._temporary, self._location.path)
 
     def discard(self) -> None:
@@ -419,6 +420,7 @@ def copy_file(source: Location, target: Location) -> None:
         try:
             shutil.copyfile(source.path, _made(temporary))
             _flush(temporary)
+            check_claim()
             os.replace(temporary, target.path)
         except BaseException:
             _unlink_if_there(temporary)

@@ -17,10 +17,12 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import BinaryIO
 
-from core.errors import StorageError, TargetError
+from core.errors import StorageError, TargetBusyError, TargetError
 from core.progress import current_progress
 from core.storage.claims import claimed_while
 from core.storage.failures import mapped_errors
@@ -29,9 +31,27 @@ from core.storage.urls import Location
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS
-_IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
+IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
 """Earlier than others give it up for dead."""
-_LARGEST_LEASE_BYTES = 2**20
+LARGEST_LEASE_BYTES = 2**20
+_LOOKS = 3
+_BETWEEN_LOOKS_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class LeaseName:
+    """By which other processes find a lease.
+
+    Attributes:
+        directory: URL of the directory of leases.
+        run: whose it is.
+    """
+
+    directory: str
+    run: str
+
+
+_held: ContextVar[LeaseName | None] = ContextVar("reshard_lease", default=None)
 
 
 @dataclass(frozen=True)
@@ -64,12 +84,21 @@ def held_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     """Holds a lease in a directory of leases while the block runs.
 
     Raises:
-        TargetError: a living run holds one of the ranks; the message names it.
+        TargetBusyError: a living run holds one of the ranks; the message names it.
         StorageError: the directory cannot be read or written.
     """
     hold = _local_lease if directory.is_local else _remote_lease
     with hold(directory, holder):
-        yield
+        token = _held.set(LeaseName(str(directory), holder.run))
+        try:
+            yield
+        finally:
+            _held.reset(token)
+
+
+def current_lease() -> LeaseName | None:
+    """The lease that is held in this context, and so in this process; None if none is."""
+    return _held.get()
 
 
 def living_holders(directory: Location, holder: LeaseHolder) -> list[LeaseHolder]:
@@ -136,12 +165,21 @@ def _living_holder(path: str) -> LeaseHolder | None:
     """Who holds a lease; a lease that nobody holds is removed."""
     # it may be given back at any moment
     with suppress(FileNotFoundError), open(path, "rb+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _parse_holder(file.read(), path)
+        if not _locked(file):
+            return parse_holder(file.read(), path)
         os.unlink(path)
     return None
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Locks a lease that nobody holds; False if somebody does."""
+    for look in range(_LOOKS):
+        if look:  # who only watches a lease locks it for some microseconds, once its holder is dead
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 @contextmanager
@@ -197,7 +235,7 @@ class _RemoteLease:
                 f"{self._lost_to}. Start again when nobody else is converting into this target"
             )
         silent_seconds = time.monotonic() - self._renewed
-        if silent_seconds > _IN_DOUBT_AFTER_SECONDS:
+        if silent_seconds > IN_DOUBT_AFTER_SECONDS:
             raise StorageError(
                 f"{self.location}: the lease could not be renewed for {silent_seconds:.0f} s, so that another run may "
                 "take over",
@@ -249,7 +287,7 @@ class _RemoteLease:
         rivals = set()
         for path in paths - {self.location.path}:
             if path not in self._known:
-                self._known[path] = _parse_holder(bytes(fs.cat_file(path)), path)
+                self._known[path] = parse_holder(bytes(fs.cat_file(path)), path)
             if _shared_ranks(self._known[path], self._holder):
                 rivals.add(path)
         # who began at the same moment gives way at once: only who stays has taken over
@@ -282,16 +320,21 @@ def _read_leases(directory: Location) -> list[tuple[LeaseHolder, bytes]]:
         if not location.name.endswith(".json"):
             continue
         try:
-            text = read_small_file(location, _LARGEST_LEASE_BYTES)
+            text = read_small_file(location, LARGEST_LEASE_BYTES)
         except StorageError as error:
             if is_missing(error):
                 continue  # given back in the meantime
             raise
-        leases.append((_parse_holder(text, str(location)), text))
+        leases.append((parse_holder(text, str(location)), text))
     return leases
 
 
-def _parse_holder(text: bytes, origin: str) -> LeaseHolder:
+def parse_holder(text: bytes, origin: str) -> LeaseHolder:
+    """Who holds a lease, from its content.
+
+    Raises:
+        TargetError: it cannot be understood.
+    """
     try:
         fields = json.loads(text)
         fields.pop("renewal", None)
@@ -309,7 +352,7 @@ def _refuse_overlap(holder: LeaseHolder, living: Sequence[LeaseHolder]) -> None:
         shared = _shared_ranks(holder, other)
         if shared:
             told = ", ".join(map(str, shared[:8])) + (" …" if len(shared) > 8 else "")
-            raise TargetError(
+            raise TargetBusyError(
                 f"another run is already converting into this target: {other}. It holds target ranks {told}. "
                 "Wait for it, or convert other ranks with --ranks"
             )

@@ -19,7 +19,7 @@ from itertools import combinations, product
 from typing import Any
 
 from core.errors import InputError
-from core.request import ConversionRequest
+from core.request import ConversionOptions
 from core.secrets import NAME_ADVICE, is_name
 from core.storage.filesystems import Options, open_filesystem, url_of
 
@@ -40,13 +40,19 @@ class _Storage:
     options: Options = field(repr=False)
 
 
+Pairs = tuple[tuple[str, str], ...]
+"""URLs, each with the name of the options that everything at and below it is opened with; an empty name: none."""
+
+
 @dataclass(frozen=True)
-class _Storages:
-    asked: tuple[tuple[str, str], ...] = ()
+class Storages:
+    """Names of storage options that were resolved, and the URLs that they are for."""
+
+    asked: Pairs = ()
     found: tuple[_Storage, ...] = ()
 
 
-_current: ContextVar[_Storages] = ContextVar("reshard_storages", default=_Storages())  # noqa: B039
+_current: ContextVar[Storages] = ContextVar("reshard_storages", default=Storages())  # noqa: B039
 
 
 def options_for(url: str) -> Options:
@@ -61,17 +67,21 @@ def options_for(url: str) -> Options:
 
 
 @contextmanager
-def storages_of(request: ConversionRequest, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+def storages_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
     """Opens what a request names with the storage options that it names; see `named_storages`."""
+    with named_storages(storage_pairs(request), resolvers):
+        yield
+
+
+def storage_pairs(request: ConversionOptions) -> Pairs:
+    """The URLs of a request, and the names of the options that open them."""
     source, target = request.source_storage, request.target_storage
-    pairs = (
+    return (
         (request.source, source),
         (request.source_strategy, source),
         (request.target, target),
         (request.target_strategy, target),
     )
-    with named_storages(pairs, resolvers):
-        yield
 
 
 @contextmanager
@@ -84,20 +94,40 @@ def named_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Res
     Raises:
         InputError: a name cannot be resolved, or two storages cannot be told apart by their URLs.
     """
-    asked = tuple((url, name) for url, name in pairs if "://" in url)
-    if _current.get().asked == asked:
+    if _current.get().asked == _asked(pairs):
         yield
         return
+    with storages_in_force(resolve_storages(pairs, resolvers)):
+        yield
+
+
+def resolve_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Resolver] | None = None) -> Storages:
+    """The storages of URLs and names, to be put in force in several contexts of a process; see `named_storages`.
+
+    Raises:
+        InputError: a name cannot be resolved, or two storages cannot be told apart by their URLs.
+    """
+    asked = _asked(pairs)
     options = {name: _resolved(name, resolvers or {}) for name in dict.fromkeys(name for _, name in pairs) if name}
     found = [
         _Storage(_starts(url, options.get(name, {})), name, options.get(name, {})) for url, name in asked if options
     ]
     _check_apart(found)
-    token = _current.set(_Storages(asked, tuple(found)))
+    return Storages(asked, tuple(found))
+
+
+@contextmanager
+def storages_in_force(storages: Storages) -> Iterator[None]:
+    """Inside the block these storages, and no others, are known."""
+    token = _current.set(storages)
     try:
         yield
     finally:
         _current.reset(token)
+
+
+def _asked(pairs: Sequence[tuple[str, str]]) -> Pairs:
+    return tuple((url, name) for url, name in pairs if "://" in url)
 
 
 def _starts(url: str, options: Options) -> tuple[str, ...]:

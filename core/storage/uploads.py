@@ -16,6 +16,7 @@ from typing import Any
 
 from core.budget import UploadBuffers
 from core.errors import StorageError
+from core.storage.claims import check_claim
 from core.storage.filesystems import speaks_s3
 from core.storage.requests import requested, submitted
 from core.storage.urls import Location
@@ -105,6 +106,7 @@ class Upload:
     def _complete(self) -> None:
         while self._under_way:
             self._await_part()
+        check_claim()  # sending the last parts, or copying, may have taken long
         try:
             self._request(
                 "complete it",

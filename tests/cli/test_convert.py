@@ -136,3 +136,13 @@ def test_the_prefect_engine_does_the_same(
     assert shown.code == 0, shown.err
     assert ConversionReport.model_validate_json(shown.out).committed
     assert read_tree(tmp_path / "out") == CASE.want
+
+
+@pytest.mark.parametrize("option", [("--dask-scheduler", "local"), ("--concurrency-limit", "disks")])
+def test_the_direct_engine_refuses_what_only_a_flow_can_do(
+    reshard: Callable[..., Any], tmp_path: Path, option: tuple[str, str]
+) -> None:
+    shown = reshard("convert", SOURCE, tmp_path / "out", *DIRECT, *option)
+    assert shown.code == 2
+    assert f"{option[0]}: --engine direct knows neither clusters nor limits" in shown.err
+    assert not (tmp_path / "out").exists()

@@ -2,10 +2,13 @@
 
 import click
 import pytest
+from pydantic.fields import FieldInfo
 
 from cli.convert import command as convert_command
-from cli.options import CONVERTING, PLANNING
+from cli.convert_latest import command as latest_command
+from cli.options import CONVERTING, CONVERTING_LATEST, PLANNING
 from cli.plan import command as plan_command
+from core.latest_request import LatestConversionRequest
 from core.request import ConversionRequest
 
 OWN = {"dry_run", "engine", "as_json"}
@@ -22,9 +25,21 @@ def test_every_field_is_an_option_or_an_argument() -> None:
     assert arguments == {"source", "target"}
 
 
-@pytest.mark.parametrize("name", CONVERTING)
-def test_an_option_is_called_and_explained_as_its_field(name: str) -> None:
-    option, field = options_of(convert_command)[name], ConversionRequest.model_fields[name]
+def test_every_field_of_a_scheduled_conversion_is_an_option_or_an_argument() -> None:
+    """It is done without Prefect: the fields that need it are left to the flow."""
+    given = {str(each.name) for each in latest_command.params} - OWN | {"dry_run"}
+    assert given | {"dask_scheduler", "concurrency_limit"} == LatestConversionRequest.model_fields.keys()
+
+
+EVERY_OPTION = [
+    *((convert_command, name, ConversionRequest.model_fields[name]) for name in CONVERTING),
+    *((latest_command, name, LatestConversionRequest.model_fields[name]) for name in CONVERTING_LATEST),
+]
+
+
+@pytest.mark.parametrize(("command", "name", "field"), EVERY_OPTION)
+def test_an_option_is_called_and_explained_as_its_field(command: click.Command, name: str, field: FieldInfo) -> None:
+    option = options_of(command)[name]
     assert option.opts == [f"--{name.replace('_', '-')}"]
     assert field.description
     assert (option.help or "").startswith(field.description)
@@ -33,5 +48,5 @@ def test_an_option_is_called_and_explained_as_its_field(name: str) -> None:
 
 
 def test_planning_has_the_options_that_change_a_plan() -> None:
-    assert set(CONVERTING) - set(PLANNING) == {"verify", "overwrite"}
+    assert set(CONVERTING) - set(PLANNING) == {"verify", "overwrite", "dask_scheduler", "concurrency_limit"}
     assert options_of(plan_command).keys() == {*PLANNING, "rank", "param", "as_json"}

@@ -24,7 +24,7 @@ from core.manifest import ShardRecord
 from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
 from core.retry import WORK, RetryPolicy
-from core.session import Session, open_session
+from core.session import Session, check_rank, convert_rank, open_session
 from core.storage.publishing import publish
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
@@ -812,3 +812,18 @@ def test_overwriting_an_object_store_target_spares_what_its_name_would_match(mem
     convert(FOUR_TO_THREE.request(f"{memory}/{name}", prefix="p_", overwrite=True))
     assert {path: fs.cat_file(path) for path in fs.find(f"{memory}/out1")} == spared
     assert not verify_target(f"{memory}/{name}", VerifyLevel.CHECKSUM).problems
+
+
+def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp_path: Path) -> None:
+    """A task that was given to two workers: one ends when the other's file is checked already."""
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    with open_session(request, make_plan(request)) as session:
+        workspace, plan, budget = session.workspace, session.plan, session.budget
+        for rank in (0, 1, 2):
+            convert_rank(workspace, plan, rank, budget, lambda _: None, group=(rank,), lanes=1)
+            check_rank(workspace, plan, rank, request.verify, lambda _: None)
+        convert_rank(workspace, plan, 1, budget, lambda _: None, group=(1,), lanes=1)
+        with pytest.raises(StorageError, match="rank_1: said to be done, but no checked file is recorded"):
+            session.finish({}, 1.0)
+    assert not (tmp_path / "out").exists()
+    assert convert(request).committed

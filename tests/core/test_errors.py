@@ -23,6 +23,7 @@ PARENTS = {
     "CatalogError": "InputError",
     "PlanError": "InputError",
     "TargetError": "InputError",
+    "TargetBusyError": "TargetError",
     "VerificationError": "ReshardError",
     "ConversionError": "ReshardError",
     "StorageError": "ConversionError",

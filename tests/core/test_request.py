@@ -41,15 +41,17 @@ def test_two_fields_are_enough() -> None:
         "target_storage": "",
         "format": OutputFormat.SAME,
         "prefix": "checkpoint_",
-        "step": "",
         "source_prefix": "",
-        "ranks": "",
         "workers": 0,
         "memory_limit": "2GiB",
         "verify": VerifyLevel.CHECKSUM,
         "check_crc": True,
         "unmatched": UnmatchedPolicy.DROP,
         "allow_missing": [],
+        "dask_scheduler": "",
+        "concurrency_limit": "",
+        "step": "",
+        "ranks": "",
         "overwrite": False,
     }
     assert asked.memory_limit_bytes == 2 * 2**30
@@ -95,6 +97,7 @@ def test_a_request_cannot_be_changed() -> None:
         ({"memory_limit": "16MB"}, "--memory-limit '16MB': must be at least 16MiB"),
         ({"memory_limit": "lots"}, "--memory-limit 'lots': must be a size such as 512MiB or 2GiB"),
         ({"ranks": "0-"}, "--ranks '0-': must be ranks such as 0-3,7"),
+        ({"dask_scheduler": "10.0.0.5"}, "--dask-scheduler '10.0.0.5': must be the address of a Dask scheduler"),
         ({"step": "10"}, "--step '10': must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint"),
         ({"allow_missing": ["a", 5]}, "--allow-missing 5: Input should be a valid string"),
         ({"allow_missing": "adam_*"}, "--allow-missing 'adam_*': Input should be a valid list"),
@@ -114,7 +117,7 @@ def test_what_is_missing_is_named_alone() -> None:
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
     lines = refusal(ranks="x", step="y", workers=-1).splitlines()
-    assert [line.split()[0] for line in lines] == ["--step", "--ranks", "--workers"]
+    assert [line.split()[0] for line in lines] == ["--workers", "--step", "--ranks"]
 
 
 @pytest.mark.parametrize("prefix", ["a/b", "/", "..", "a..b", ".hidden", "a\\b", "a\0"])

@@ -8,15 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import httpx
 import prefect.task_engine
 import pytest
-from prefect import Task, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import FlowRun, State
-from prefect.client.schemas.sorting import TaskRunSort
+from prefect import Task
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Pending
 
@@ -32,6 +28,7 @@ from flows.convert_checkpoint import convert_checkpoint
 from tasks.conversion import transform_rank
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
+from tests.support.flow_runs import Run, failing
 
 FOUR_TO_THREE = case(7009)
 """MindSpore itself refuses it: the device counts do not divide."""
@@ -45,55 +42,13 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-class Run:
-    """A finished run, as Prefect's API tells of it."""
-
-    def __init__(self, request: ConversionRequest) -> None:
-        self.state: State[ConversionReport] = convert_checkpoint(request, return_state=True)
-        assert self.state.state_details.flow_run_id
-        self.id: UUID = self.state.state_details.flow_run_id
-
-    @property
-    def told(self) -> FlowRun:
-        with get_client(sync_client=True) as client:
-            return client.read_flow_run(self.id)
-
-    @property
-    def artifacts(self) -> dict[str, str]:
-        """What the run left, by key."""
-        ours = {"artifacts": {"flow_run_id": {"any_": [str(self.id)]}}}
-        with get_client(sync_client=True) as client:
-            found = client.request("POST", "/artifacts/filter", json=ours).json()
-        return {artifact["key"]: artifact["data"] for artifact in found}
-
-    def wait_for_tasks(self, names: set[str]) -> dict[str, str]:
-        """Task runs by name, with their states; the server learns of them a little later."""
-        ours = FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
-        deadline = time.monotonic() + 20
-        while True:
-            with get_client(sync_client=True) as client:
-                runs = client.read_task_runs(flow_run_filter=ours, sort=TaskRunSort.ID_DESC, limit=100)
-            states = {run.name: str(run.state_name) for run in runs}
-            if names <= {name for name, state in states.items() if state not in ("Pending", "Running")}:
-                return states
-            assert time.monotonic() < deadline, states
-            time.sleep(0.1)
+def converted(request: ConversionRequest) -> Run[ConversionRequest, ConversionReport]:
+    return Run(convert_checkpoint, request)
 
 
-def replace_step(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None]) -> list[int]:
-    """Makes writing a rank raise what `fails` says; returns the list of the ranks that were tried."""
-    tried: list[int] = []
-    write = core.session.convert_rank
-
-    def step(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> ShardRecord:
-        tried.append(rank)
-        error = fails(rank)
-        if error is not None:
-            raise error
-        return write(workspace, plan, rank, *args, **kwargs)
-
-    monkeypatch.setattr("core.session.convert_rank", step)
-    return tried
+def states(run: Run[Any, Any], names: set[str]) -> dict[str, str]:
+    """The states that its tasks ended in, when these have."""
+    return {name: str(task.state_name) for name, task in run.tasks(lambda found: names <= found.keys()).items()}
 
 
 def strategy_of_copies(path: Path) -> Path:
@@ -121,15 +76,15 @@ def test_writes_what_mindspore_would(conversion: Case, format: str, target: Path
 
 
 def test_names_say_what_is_done(target: Path) -> None:
-    run = Run(FOUR_TO_THREE.request(target, ranks="0-1"))
+    run = converted(FOUR_TO_THREE.request(target, ranks="0-1"))
     assert run.told.name == f"convert case_7009/src -> {target.parent.name}/out (ranks 0-1)"
     names = {"merge-strategy-source", "merge-strategy-target", "catalog", "plan", "commit"}
     names |= {f"{step}-rank-{rank}" for step in ("transform", "verify") for rank in range(2)}
-    assert run.wait_for_tasks(names) == dict.fromkeys(names, "Completed")
+    assert states(run, names) == dict.fromkeys(names, "Completed")
 
 
 def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
-    run = Run(PIPELINES.request(target))
+    run = converted(PIPELINES.request(target))
     artifacts = run.artifacts
     assert "8 → 12 ranks" in artifacts["conversion-plan"]
     assert "Verified: every byte" in artifacts["conversion-summary"]
@@ -197,21 +152,21 @@ def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.Mo
 
 def test_ranks_that_share_reads_are_written_in_one_turn(tmp_path: Path) -> None:
     columns = column_case(tmp_path)
-    run = Run(columns.request(workers=1))
+    run = converted(columns.request(workers=1))
     report = run.state.result()
     assert read_tree(columns.target) == columns.want
     assert report.read_bytes == columns.source_bytes
     names = {f"{task}-rank-{rank}" for task in ("transform", "verify") for rank in range(COLUMN_RANKS)}
-    states = run.wait_for_tasks(names)
-    assert {states[name] for name in names} == {"Completed"}
+    ended = states(run, names)
+    assert {ended[name] for name in names} == {"Completed"}
 
 
 def test_a_failing_rank_of_a_group_lets_the_others_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = column_case(tmp_path)
     with monkeypatch.context() as patch:
-        tried = replace_step(patch, lambda rank: StorageError("no") if rank == 0 else None)
+        tried = failing(patch, lambda rank: StorageError("no") if rank == 0 else None)
         with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_0: no"):
-            Run(columns.request(workers=1)).state.result()
+            converted(columns.request(workers=1)).state.result()
     assert sorted(tried) == list(range(COLUMN_RANKS))
     assert convert_checkpoint(columns.request(workers=1)).committed
     assert read_tree(columns.target) == columns.want
@@ -224,8 +179,8 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        tried = replace_step(patch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
-        run = Run(FOUR_TO_THREE.request(target))
+        tried = failing(patch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
+        run = converted(FOUR_TO_THREE.request(target))
     assert sorted(tried) == [0, 1, 2]
     told = run.told.state
     assert told
@@ -238,7 +193,7 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
     assert "rank_1: its disk is broken" in run.artifacts["conversion-summary"]
     assert not target.exists()
 
-    tried = replace_step(monkeypatch, lambda rank: None)
+    tried = failing(monkeypatch, lambda rank: None)
     report = convert_checkpoint(FOUR_TO_THREE.request(target))
     assert tried == [1]
     assert [rank.outcome.value for rank in report.ranks] == ["resumed", "written", "resumed"]
@@ -248,13 +203,13 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
 def test_a_transient_failure_is_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform_rank, "retry_delay_seconds", [0.01] * 3)
     failures = iter([StorageError("slow down", transient=True)])
-    tried = replace_step(monkeypatch, lambda rank: next(failures, None) if rank == 1 else None)
+    tried = failing(monkeypatch, lambda rank: next(failures, None) if rank == 1 else None)
     assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed
     assert sorted(tried) == [0, 1, 1, 2]
 
 
 def test_a_permanent_failure_is_not_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = replace_step(monkeypatch, lambda rank: TargetError("no room"))
+    tried = failing(monkeypatch, lambda rank: TargetError("no room"))
     with pytest.raises(InputError, match="3 of 3 target ranks failed"):
         convert_checkpoint(FOUR_TO_THREE.request(target))
     assert sorted(tried) == [0, 1, 2]
@@ -263,7 +218,7 @@ def test_a_permanent_failure_is_not_tried_again(target: Path, monkeypatch: pytes
 def test_copies_of_a_failed_rank_are_not_tried(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = FOUR_TO_THREE.request(target, target_strategy=str(strategy_of_copies(target.parent / "whole.ckpt")))
     with monkeypatch.context() as patch:
-        tried = replace_step(patch, lambda rank: StorageError("broken"))
+        tried = failing(patch, lambda rank: StorageError("broken"))
         with pytest.raises(ConversionError, match="rank_2: not written, because it is a copy of rank_0, which failed"):
             convert_checkpoint(request)
     assert tried == [0]
@@ -276,8 +231,8 @@ def test_a_lost_task_is_never_a_completed_run(
     end: BaseException, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        replace_step(patch, lambda rank: end if rank == 2 else None)
-        run = Run(FOUR_TO_THREE.request(target))
+        failing(patch, lambda rank: end if rank == 2 else None)
+        run = converted(FOUR_TO_THREE.request(target))
     assert run.told.state_name == "Failed"
     with pytest.raises(ConversionError, match=f"rank_2: its task was lost: {type(end).__name__}: gone"):
         run.state.result()
@@ -292,15 +247,15 @@ def test_a_task_that_never_ran_is_never_a_completed_run(target: Path, monkeypatc
         return Pending(name="NotReady") if task is transform_rank else run_task(task, **options)
 
     monkeypatch.setattr("prefect.task_engine.run_task_sync", lose_ranks)
-    run = Run(FOUR_TO_THREE.request(target))
+    run = converted(FOUR_TO_THREE.request(target))
     assert run.told.state_name == "Failed"
     with pytest.raises(ConversionError, match="rank_0: its task was lost: it ended as NotReady"):
         run.state.result()
 
 
 def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_step(monkeypatch, lambda rank: KeyError("a bug") if rank == 1 else None)
-    run = Run(FOUR_TO_THREE.request(target))
+    failing(monkeypatch, lambda rank: KeyError("a bug") if rank == 1 else None)
+    run = converted(FOUR_TO_THREE.request(target))
     assert run.told.state_name == "Failed"
     with pytest.raises(KeyError, match="a bug"):
         run.state.result()
@@ -332,7 +287,7 @@ def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.Mo
 def test_wrong_input_is_the_runs_message(
     options: dict[str, str], kind: type[Exception], message: str, target: Path
 ) -> None:
-    run = Run(FOUR_TO_THREE.request(target, **options))
+    run = converted(FOUR_TO_THREE.request(target, **options))
     with pytest.raises(kind) as raised:
         run.state.result()
     assert message in str(raised.value)

@@ -1,12 +1,14 @@
 """The tasks as plain functions, and what Prefect does with them and what they get."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.logging import disable_run_logger
 from prefect.states import Failed
 from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
@@ -14,10 +16,10 @@ from prefect.utilities.collections import StopVisiting, visit_collection
 from core.convert import make_plan
 from core.errors import ConversionError, InputError, StorageError, TargetError
 from core.progress import SilentProgress
-from core.request import VerifyLevel
 from core.session import open_session
+from tasks.assignment import Assignment
 from tasks.catalog import catalog_source
-from tasks.conversion import commit_target, transform_rank
+from tasks.conversion import commit_target, transform_rank, transform_ranks
 from tasks.planning import plan_conversion
 from tasks.policies import retry_transient, untouched
 from tasks.progress import RunProgress
@@ -26,7 +28,7 @@ from tasks.verification import verify_rank
 from tests.support.checkpoints import case, read_tree
 
 FOUR_TO_THREE = case(7009)
-STORAGE_TASKS = [merge_strategy, catalog_source, transform_rank, verify_rank, commit_target]
+STORAGE_TASKS = [merge_strategy, catalog_source, transform_rank, transform_ranks, verify_rank, commit_target]
 
 
 def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
@@ -35,11 +37,13 @@ def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
     target = merge_strategy.fn(request.target_strategy, "target")
     plan = plan_conversion.fn(request, catalog_source.fn(request, source, target), source, target)
     with open_session(request, plan) as session:
-        plan_url, identity = session.workspace.plan_url, session.workspace.identity
+        assignment = Assignment.of(session)
         for rank in session.ranks:
-            size_bytes = transform_rank.fn(plan_url, identity, rank, session.budget, group=(rank,), lanes=1)
-            read_bytes = verify_rank.fn(plan_url, identity, rank, VerifyLevel.CHECKSUM)
-            assert 0 < read_bytes < size_bytes
+            written = transform_rank.fn(assignment, rank, group=(rank,))
+            assert str(written.message).startswith(f"rank {rank}: ")
+            assert "from source ranks" in str(written.message)
+            checked = verify_rank.fn(assignment, rank)
+            assert str(checked.message).startswith(f"rank {rank}: every byte is right")
         report = commit_target.fn(session, 1.0)
     assert report.committed
     assert read_tree(tmp_path / "out") == FOUR_TO_THREE.want
@@ -51,8 +55,10 @@ def test_no_strategy_is_no_cut() -> None:
 
 def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:
     request = FOUR_TO_THREE.request(tmp_path / "out")
-    with open_session(request, make_plan(request)) as session, pytest.raises(TargetError, match="another conversion"):
-        transform_rank.fn(session.workspace.plan_url, "0" * 32, 0, session.budget, group=(0,), lanes=1)
+    with open_session(request, make_plan(request)) as session:
+        other = replace(Assignment.of(session), identity="0" * 32)
+        with pytest.raises(TargetError, match="another conversion"):
+            transform_rank.fn(other, 0, group=(0,))
 
 
 def failed(error: BaseException) -> State[object]:
@@ -105,7 +111,8 @@ def test_prefect_does_not_search_untouched_values() -> None:
 
 
 def test_work_ends_at_its_next_block_when_the_run_is_stopped() -> None:
-    progress = RunProgress(SilentProgress(), threading.Event())
+    with disable_run_logger():
+        progress = RunProgress(SilentProgress(), threading.Event())
     progress.advance(1)
     progress.stop()
     with pytest.raises(ConversionError, match="stopped"):

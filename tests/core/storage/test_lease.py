@@ -397,7 +397,7 @@ def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
 
 
 def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.storage.lease._IN_DOUBT_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
     pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
 
     def failing(*args: object, **kwargs: object) -> None:

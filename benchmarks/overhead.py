@@ -1,0 +1,102 @@
+"""What the flow adds to ranks that are next to no work: `python -m benchmarks.overhead threads|local|cluster RANKS`.
+
+Prints as JSON how long the flow took, that for each rank, and how much later the server had recorded the last task
+run. Starting a cluster is not in it if it runs already: `cluster` is a scheduler and two workers on this machine.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.sorting import TaskRunSort
+from prefect.events.worker import EventsWorker
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.files import write_checkpoint, write_strategies
+from benchmarks.models import cut_by, matrices
+from core.checkpoint.model import CheckpointFormat
+from core.request import ConversionRequest
+from flows.convert_checkpoint import convert_checkpoint
+from tests.support.dask_processes import dask_processes
+
+KINDS = ("threads", "local", "cluster")
+_WORKERS = 2
+_SHAPE = (4000, 8)  # divides by every number of ranks that is measured
+_RECORDED_SECONDS = 120
+_QUIET_POLLS = 4
+_POLL_SECONDS = 0.25
+
+
+def main() -> None:
+    """The command."""
+    kind, ranks = sys.argv[1], int(sys.argv[2])
+    with tempfile.TemporaryDirectory(prefix="reshard-overhead-") as place, _scheduler(kind, Path(place)) as scheduler:
+        request = _request(Path(place), ranks).model_copy(update={"dask_scheduler": scheduler})
+        started = time.perf_counter()
+        state = convert_checkpoint(request, return_state=True)
+        seconds = time.perf_counter() - started
+        if not state.is_completed() or state.state_details.flow_run_id is None:
+            raise BenchmarkError(f"the conversion failed: {state.message}")
+        recorded = _await_recording(state.state_details.flow_run_id)
+    figures = {"flow_seconds": seconds, "seconds_per_rank": seconds / ranks, "recorded_seconds": recorded}
+    print(json.dumps(figures))
+
+
+def _request(directory: Path, ranks: int) -> ConversionRequest:
+    model = matrices(1, _SHAPE, cut_by(0, 1), cut_by(0, ranks))
+    write_checkpoint(model, CheckpointFormat.CKPT, directory / "source")
+    write_strategies(model, directory)
+    return ConversionRequest(
+        source=str(directory / "source"),
+        target=str(directory / "out"),
+        source_strategy=str(directory / "source_strategy.ckpt"),
+        target_strategy=str(directory / "target_strategy.ckpt"),
+        workers=_WORKERS,
+    )
+
+
+@contextmanager
+def _scheduler(kind: str, directory: Path) -> Iterator[str]:
+    if kind != "cluster":
+        yield "" if kind == "threads" else "local"
+        return
+    with dask_processes(directory / "dask") as cluster:
+        cluster.add_workers(_WORKERS)
+        yield cluster.address
+
+
+def _await_recording(flow_run_id: UUID) -> float:
+    """How long it takes until the server knows the end of as many task runs as it will."""
+    EventsWorker.instance().wait_until_empty()
+    started = last = time.perf_counter()
+    ended, quiet = -1, 0
+    while quiet < _QUIET_POLLS:
+        time.sleep(_POLL_SECONDS)
+        now = _ended_tasks(flow_run_id)
+        quiet = quiet + 1 if now == ended else 0
+        last = last if now == ended else time.perf_counter()
+        ended = now
+        if time.perf_counter() - started > _RECORDED_SECONDS:
+            raise BenchmarkError(f"the server has recorded the end of {ended} task runs, and is still at it")
+    return last - started
+
+
+def _ended_tasks(flow_run_id: UUID) -> int:
+    ours = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+    count, offset = 0, 0
+    with get_client(sync_client=True) as client:
+        while runs := client.read_task_runs(flow_run_filter=ours, sort=TaskRunSort.ID_DESC, limit=200, offset=offset):
+            count += sum(run.state is not None and run.state.is_final() for run in runs)
+            offset += len(runs)
+    return count
+
+
+if __name__ == "__main__":
+    main()

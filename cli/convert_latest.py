@@ -1,0 +1,62 @@
+"""`reshard convert-latest`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.convert import print_report
+from cli.options import CONVERTING_LATEST, conversion_options
+from cli.output import print_facts, print_json, printable
+from cli.progress import shown_progress
+from cli.storages import storages_named_in
+from core.latest_request import LatestConversionRequest
+from core.request import build_options
+from core.wording import counted
+
+if TYPE_CHECKING:
+    from core.latest import LatestReport
+
+
+@click.command("convert-latest")
+@click.argument("source")
+@click.argument("target")
+@conversion_options(CONVERTING_LATEST, LatestConversionRequest)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(source: str, target: str, as_json: bool, **options: Any) -> None:
+    """Converts the newest step that training has saved completely in SOURCE, into TARGET/{epoch}_{step}.
+
+    SOURCE is a directory with rank_0, rank_1, …, or a pattern with {rank} in it. A step that is being written is waited
+    for. If the newest one was converted before there is nothing to do, so that the command can be given again and
+    again, by cron say; it works in this process, without Prefect. Of what it converted before, all is kept unless an
+    option says otherwise; nothing that reshard did not write is ever removed, but who reads what is removed loses it.
+
+    \b
+    Examples:
+      what would be done now:
+        reshard convert-latest ckpt converted --source-strategy strategy --dry-run
+      every ten minutes, keeping the five newest:
+        */10 * * * *  reshard convert-latest ckpt converted --source-strategy strategy --keep-checkpoint-max 5
+    """
+    from core.latest import convert_latest
+
+    request = build_options(LatestConversionRequest, source=source, target=target, **options)
+    with shown_progress("converting") as progress, storages_named_in(request):
+        report = convert_latest(request, progress)
+    if as_json:
+        print_json(report)
+    else:
+        _print_latest(report, request.dry_run)
+
+
+def _print_latest(report: "LatestReport", dry_run: bool) -> None:
+    if report.conversion:
+        print_report(report.conversion)
+        click.echo()
+    removed = "would be removed" if dry_run else "removed"
+    facts = [
+        ("outcome", report.message),
+        *([(removed, ", ".join(report.removed))] if report.removed else []),
+        *([("kept", counted(len(report.kept), "conversion"))] if report.kept else []),
+        *(("note", printable(note)) for note in report.notes),
+    ]
+    print_facts(facts)

@@ -1,0 +1,47 @@
+"""`reshard serve`."""
+
+from itertools import chain
+
+import click
+
+
+@click.command("serve")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Runs at once, each in a process of its own; the others wait.",
+)
+def command(limit: int) -> None:
+    """Serves conversions to a Prefect server from this process, without a worker.
+
+    The server is the one that PREFECT_API_URL or the active profile names. Its pages then show the deployments convert,
+    convert-latest, verify and merge-strategy; their runs are started there, on schedules, or by `prefect deployment
+    run`, and are carried out on this machine as long as this process runs. Ctrl-C ends it, and the runs under way; they
+    resume when they are retried. Schedules, limits and automations that are on the server already are left as they are.
+    For several machines, and for a server that many use, rather deploy to a work pool: reshard deploy.
+
+    \b
+    Examples:
+      prefect server start
+      PREFECT_API_URL=http://127.0.0.1:4200/api reshard serve --limit 2
+      prefect deployment run convert-checkpoint/convert --param source=/data/checkpoint --param target=/data/whole
+    """
+    from prefect import settings
+    from prefect.runner import Runner
+
+    from deployments.deploy import make_what_runs_need
+    from deployments.described import configured_server, read_descriptions
+    from deployments.serving import register, serve_here, served_deployments
+
+    descriptions = read_descriptions()
+    with configured_server() as client:
+        deployments = served_deployments(client, descriptions)
+        runner = Runner(limit=limit)
+        needed = make_what_runs_need(client, descriptions)
+        for line in chain(needed, register(client, runner, descriptions, deployments)):
+            click.echo(line, err=True)
+        click.echo(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C ends it", err=True)
+    serve_here(runner, descriptions)

@@ -1,0 +1,81 @@
+"""Merging the strategy files of a job's ranks into one file."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from core.errors import InputError
+from core.request import WITHOUT_CREDENTIALS, StorageName, without_credentials
+from core.storage.files import kind_of
+from core.storage.urls import parse_url
+from core.strategy.files import read_strategy, write_strategy
+from core.target import check_apart
+
+
+class MergeRequest(BaseModel):
+    """Merge the strategy files that the ranks of one job wrote into one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    source: Annotated[
+        str,
+        AfterValidator(without_credentials),
+        Field(
+            title="Strategy files",
+            min_length=1,
+            description="The directory of the ranks' strategy files, whatever their names; or one strategy file, to be "
+            "written in the other format.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
+    ]
+    target: Annotated[
+        str,
+        AfterValidator(without_credentials),
+        Field(
+            title="Merged strategy",
+            min_length=1,
+            description="The file to be written: JSON if its name ends in .json, else protobuf.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
+    ]
+    overwrite: Annotated[
+        bool, Field(title="Overwrite", description="Replace the file if it is there; it stays until the new one is.")
+    ] = False
+    storage: StorageName = ""
+
+
+class MergeReport(BaseModel):
+    """The strategy that was written: where, and what it is for."""
+
+    model_config = ConfigDict(frozen=True)
+
+    url: str
+    stages: int
+    devices_per_stage: int
+    parameters: int
+
+
+def merge_files(source: str, target: str, overwrite: bool = False) -> MergeReport:
+    """Merges a directory's strategy files into one file; see `read_strategy` and `write_strategy`.
+
+    Raises:
+        InputError: the target is there already, or is a directory.
+        StrategyError: the files do not make one strategy, or the target's format cannot hold it.
+        StorageError: it cannot be read or written.
+    """
+    location = parse_url(target)
+    # inside, it would be taken for one more rank's file next time
+    check_apart(parse_url(source), location)
+    kind = kind_of(location)
+    if kind == "directory":
+        raise InputError(f"{location}: is a directory; name the file to be written")
+    if not overwrite and kind is not None:
+        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
+    strategy = read_strategy(source)
+    write_strategy(strategy, target)
+    return MergeReport(
+        url=str(location),
+        stages=len(strategy.stages),
+        devices_per_stage=strategy.devices_per_stage,
+        parameters=len(strategy.parameters),
+    )

@@ -1,0 +1,211 @@
+"""Brings the deployments, and what they need, to a Prefect server.
+
+Deployments are brought up to date. Everything else is made if it is missing, and never changed: how many slots a limit
+has, whether a schedule or an automation is on and what its parameters are is for those to say who run the server. Just
+an automation that would start a deployment that was deleted is told of the one that has taken its place.
+
+`prefect deploy` is not used: it knows no limits and no automations, resets schedules and makes triggers anew each time.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect import Flow
+from prefect.automations import AutomationCore
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentUpdate,
+    GlobalConcurrencyLimitCreate,
+    WorkPoolCreate,
+)
+from prefect.client.schemas.objects import ConcurrencyOptions, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.events import EventTrigger, Posture, ResourceSpecification
+from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeployment
+from prefect.events.schemas.automations import Automation
+from prefect.exceptions import ObjectNotFound
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.workers.process import ProcessWorker
+
+from core import __version__
+from deployments.described import Described, WorkPool
+
+RANKS_LIMIT = "reshard-ranks"
+"""The global concurrency limit that a run's parameter `concurrency_limit` may name."""
+
+_RANKS_LIMIT_SLOTS = 8
+CRASHED_AUTOMATION = "reshard: killed runs are crashed"
+HEARTBEATS_MISSED = timedelta(seconds=90)
+"""Three heartbeats, as prefect.yaml sets them."""
+
+
+def deploy(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iterator[str]:
+    """Deploys everything to a server; says of each thing what became of it, as soon as it is done.
+
+    Raises:
+        PrefectException, httpx.HTTPError: the server refused something, or does not answer any more.
+    """
+    # what they cannot be made of is found before anything is made
+    flows: list[Flow[..., Any]] = [load_flow_from_entrypoint(described.entrypoint) for described in descriptions]
+    for pool in {each.work_pool.name: each.work_pool for each in descriptions}.values():
+        yield f"work pool {pool.name}: {_made_if(_make_pool(client, pool))}"
+    yield from make_what_runs_need(client, descriptions)
+    for described, flow in zip(descriptions, flows, strict=True):
+        yield from _deploy_one(client, described, flow)
+
+
+def make_what_runs_need(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iterator[str]:
+    """Makes what runs are to find on a server, wherever they are carried out; says what became of it."""
+    yield f"concurrency limit {RANKS_LIMIT}: {_made_if(_make_ranks_limit(client))}"
+    automation = crashed_automation(sorted({tag for each in descriptions for tag in each.tags}))
+    yield f"automation {automation.name}: {_made_if(_make_automation(client, automation))}"
+
+
+def make_triggers(client: SyncPrefectClient, described: Described, deployment_id: UUID) -> Iterator[str]:
+    """Makes the automations that start a deployment, which is there already; says what became of them."""
+    for trigger in described.triggers:
+        trigger.set_deployment_id(deployment_id)
+        automation = trigger.as_automation()
+        # those that a deployment owns Prefect deletes whenever that is served, and what a user changed of them
+        automation.owner_resource = None
+        mended = [_mend(client, there, deployment_id) for there in client.read_automations_by_name(automation.name)]
+        made = _made_if(_make_automation(client, automation))
+        yield f"automation {automation.name}: {'mended: it started a deployment that is gone' if any(mended) else made}"
+
+
+def crashed_automation(tags: Sequence[str], missed: timedelta = HEARTBEATS_MISSED) -> AutomationCore:
+    """What ends runs as Crashed whose process was killed together with its worker: nobody else would.
+
+    A worker that lives sees that itself, at once.
+    """
+    ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+    return AutomationCore(
+        name=CRASHED_AUTOMATION,
+        description="A run that was running and gives no sign of life was killed with its worker; a retry resumes.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *ended},
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tag}" for tag in tags]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=missed,
+        ),
+        actions=[
+            ChangeFlowRunState(
+                name="Crashed",
+                state=StateType.CRASHED,
+                message=f"No sign of life for {missed.seconds} s: its process was killed. A retry resumes.",
+                force=False,
+            )
+        ],
+    )
+
+
+def _made_if(made: bool) -> str:
+    return "made" if made else "is there already, left as it is"
+
+
+def _make_pool(client: SyncPrefectClient, pool: WorkPool) -> bool:
+    try:
+        client.read_work_pool(pool.name)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=pool.name, type=ProcessWorker.type, base_job_template=template))
+        return True
+    return False
+
+
+def _make_ranks_limit(client: SyncPrefectClient) -> bool:
+    try:
+        client.read_global_concurrency_limit_by_name(RANKS_LIMIT)
+    except ObjectNotFound:
+        limit = GlobalConcurrencyLimitCreate(name=RANKS_LIMIT, limit=_RANKS_LIMIT_SLOTS)
+        client.create_global_concurrency_limit(limit)
+        return True
+    return False
+
+
+def _make_automation(client: SyncPrefectClient, automation: AutomationCore) -> bool:
+    if client.read_automations_by_name(automation.name):
+        return False
+    client.create_automation(automation)
+    return True
+
+
+def _mend(client: SyncPrefectClient, there: Automation, deployment_id: UUID) -> bool:
+    """Has an automation start this deployment in place of one that is gone; whether that was needed."""
+    actions = [_mended(client, action, deployment_id) for action in there.actions]
+    if actions == there.actions:
+        return False
+    # all else is as it was: whether it is on, its parameters, what else it does
+    kept = there.model_dump(exclude={"id", "actions"}, exclude_unset=True)
+    mended = AutomationCore.model_validate(kept | {"actions": actions})
+    client.update_automation(there.id, mended)
+    return True
+
+
+def _mended(client: SyncPrefectClient, action: ActionTypes, deployment_id: UUID) -> ActionTypes:
+    if not isinstance(action, RunDeployment) or action.deployment_id is None:
+        return action
+    try:
+        client.read_deployment(action.deployment_id)
+    except ObjectNotFound:
+        return action.model_copy(update={"deployment_id": deployment_id})
+    return action
+
+
+def _deploy_one(client: SyncPrefectClient, described: Described, flow: Flow[..., Any]) -> Iterator[str]:
+    full_name = f"{flow.name}/{described.name}"
+    update = DeploymentUpdate(
+        version=__version__,
+        description=described.description,
+        tags=described.tags,
+        entrypoint=described.entrypoint,
+        # the entrypoint is an import path: nothing is fetched, and no directory is gone to
+        path=None,
+        pull_steps=[],
+        parameters={},
+        parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
+        enforce_parameter_schema=True,
+        work_pool_name=described.work_pool.name,
+        job_variables=described.work_pool.job_variables,
+        **_limited(described),
+    )
+    there = _found(client, full_name)
+    if there is None:
+        fields = {name: getattr(update, name) for name in update.model_fields_set}
+        schedules = [DeploymentScheduleCreate.from_schedule(schedule) for schedule in described.schedules]
+        flow_id = client.create_flow_from_name(flow.name)
+        deployment_id = client.create_deployment(flow_id, described.name, schedules=schedules, **fields)
+        yield f"deployment {full_name}: made"
+    else:
+        deployment_id = there.id
+        if not there.work_pool_name:
+            # who served it until now has paused it at the end
+            update.paused = False
+        client.update_deployment(deployment_id, update)
+        yield f"deployment {full_name}: brought up to date"
+    yield from make_triggers(client, described, deployment_id)
+
+
+def _limited(described: Described) -> dict[str, Any]:
+    limit = described.concurrency_limit
+    if limit is None:
+        return {"concurrency_limit": None, "concurrency_options": None}
+    return {
+        "concurrency_limit": limit.limit,
+        "concurrency_options": ConcurrencyOptions(collision_strategy=limit.collision_strategy),
+    }
+
+
+def _found(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | None:
+    try:
+        return client.read_deployment_by_name(full_name)
+    except ObjectNotFound:
+        return None

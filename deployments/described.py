@@ -1,0 +1,82 @@
+"""The deployments as prefect.yaml beside this file describes them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+from prefect import settings
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.events import DeploymentTriggerTypes
+from prefect.exceptions import PrefectException
+from prefect.schedules import Schedule
+from pydantic import BaseModel, ConfigDict
+
+from core.errors import ConversionError, InputError
+
+PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
+
+
+class WorkPool(BaseModel):
+    """Where a deployment's runs are carried out, and what is set for their processes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    job_variables: dict[str, Any]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a flow run's process."""
+        variables: dict[str, str] = self.job_variables["env"]
+        return variables
+
+
+class Described(BaseModel):
+    """One deployment; the fields are those of Prefect's own format."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    entrypoint: str
+    description: str
+    tags: list[str]
+    work_pool: WorkPool
+    concurrency_limit: ConcurrencyLimitConfig | None = None
+    schedules: list[Schedule] = []
+    triggers: list[DeploymentTriggerTypes] = []
+
+
+def read_descriptions() -> list[Described]:
+    """All deployments of prefect.yaml."""
+    content = yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))
+    return [Described.model_validate(each) for each in content["deployments"]]
+
+
+@contextmanager
+def configured_server() -> Iterator[SyncPrefectClient]:
+    """A client of the server that PREFECT_API_URL or the active profile names; it answers.
+
+    Raises:
+        InputError: none is named.
+        ConversionError: it does not answer, or not as a Prefect server does; also if it ceases to inside the block.
+    """
+    url = settings.PREFECT_API_URL.value()
+    if not url:
+        raise InputError(
+            "no Prefect server is configured. Set PREFECT_API_URL=http://HOST:4200/api, or start one here: "
+            "prefect server start"
+        )
+    try:
+        with get_client(sync_client=True) as client:
+            client.api_version()
+            yield client
+    except (httpx.HTTPError, PrefectException, ValueError) as error:
+        # ValueError: a page, say, where JSON should be
+        raise ConversionError(
+            f"the Prefect server at {url} does not answer as it should: {error!r}. "
+            "Is it running, and does PREFECT_API_URL end in /api?"
+        ) from error

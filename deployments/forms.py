@@ -1,0 +1,106 @@
+"""The flows as they are deployed: a run's parameters are the fields of its request, one by one.
+
+So the form in Prefect's UI is flat, and a run is started with `--param source=…`. Programs call the flows in `flows/`,
+which take the request as a whole; a deployed flow has the name of that flow, and does the same.
+
+What the form shows, and what the server refuses before there is a run, comes from the fields: title, description,
+limits, `json_schema_extra`. What only the request's validators know ends the run at once as Failed, with their message.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from prefect import Flow, flow
+from prefect.runtime import flow_run
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from core.errors import InputError
+from core.latest_request import LatestConversionRequest
+from core.merge import MergeRequest
+from core.request import ConversionRequest, describe_validation
+from core.verify import VerificationRequest
+from flows import convert_checkpoint as conversion
+from flows import convert_latest_checkpoint as latest
+from flows import merge_strategy as merging
+from flows import verify_checkpoint as verification
+from flows.outcome import failed
+
+Request = TypeVar("Request", bound=BaseModel)
+
+FIELD_ORDER = (
+    # what everybody fills in
+    *("source", "target", "source_strategy", "target_strategy", "step", "format"),
+    # how careful it is
+    *("level", "verify", "overwrite", "dry_run"),
+    # which conversions stay, and when a step counts as saved
+    *("keep_checkpoint_max", "keep_checkpoint_per_n_minutes", "settle_seconds", "patience_seconds"),
+    # what is taken, what is left out, what it is called
+    *("prefix", "source_prefix", "ranks", "unmatched", "allow_missing", "check_crc"),
+    # where it runs, and with what
+    *("storage", "source_storage", "target_storage", "workers", "memory_limit", "dask_scheduler", "concurrency_limit"),
+)
+"""Fields of a form from top to bottom; others follow in the order of their model."""
+
+
+def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callable[[Request], str]) -> Flow[..., Any]:
+    """A flow like `inner`, whose parameters are the fields of its request; `title_of` names its runs."""
+    fn: Callable[[Request], Any] = inner.fn
+
+    @functools.wraps(fn)
+    def run(**fields: Any) -> Any:
+        try:
+            request = model.model_validate(fields)
+        except ValidationError as error:
+            wrong = InputError(describe_validation(error, lambda name: _title(model, name)))
+            return failed(wrong)
+        return fn(request)
+
+    def run_name() -> str:
+        try:
+            return title_of(model.model_validate(flow_run.parameters))
+        except ValidationError:
+            return f"{inner.name}: not understood"
+
+    run.__signature__ = inspect.Signature(_parameters(model))  # type: ignore[attr-defined]
+    # Prefect's own validation knows no more than the request's; it logs a stack trace and all that was asked for
+    options: dict[str, Any] = {"name": inner.name, "flow_run_name": run_name, "persist_result": False}
+    form: Flow[..., Any] = flow(**options, validate_parameters=False)(run)
+    return form
+
+
+def _parameters(model: type[BaseModel]) -> list[inspect.Parameter]:
+    fields = model.model_fields
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if fields[name].is_required() else fields[name].get_default(),
+            annotation=Annotated[fields[name].annotation, fields[name], _shown(fields[name])],
+        )
+        for name in sorted(fields, key=_place)
+    ]
+
+
+def _place(name: str) -> int:
+    return FIELD_ORDER.index(name) if name in FIELD_ORDER else len(FIELD_ORDER)
+
+
+def _shown(field: FieldInfo) -> FieldInfo:
+    """Title and description where Prefect leaves them alone: elsewhere it puts the parameter's name, and nothing."""
+    told: dict[str, Any] = {"title": field.title, "description": field.description}
+    shown: FieldInfo = Field(json_schema_extra=told)
+    return shown
+
+
+def _title(model: type[BaseModel], name: str) -> str:
+    field = model.model_fields.get(name)
+    return (field and field.title) or name
+
+
+convert = form_of(conversion.convert_checkpoint, ConversionRequest, conversion.title_of)
+convert_latest = form_of(latest.convert_latest_checkpoint, LatestConversionRequest, latest.title_of)
+verify = form_of(verification.verify_checkpoint, VerificationRequest, verification.title_of)
+merge = form_of(merging.merge_strategy, MergeRequest, merging.title_of)

@@ -1,0 +1,54 @@
+"""The flow `convert-latest-checkpoint`: the newest step that training has saved, to be run on a schedule."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from core.latest import LatestReport, run_latest
+from core.latest_request import LatestConversionRequest
+from core.progress import Progress, current_progress, reporting_to
+from core.report import ConversionReport
+from core.request import ConversionRequest
+from core.storage.named_options import storages_of
+from flows.convert_checkpoint import convert_checkpoint
+from flows.outcome import carried_out, tail_of
+from tasks.artifacts import publish_latest
+from tasks.storages import RESOLVERS
+
+
+def title_of(request: LatestConversionRequest) -> str:
+    """What a run is called."""
+    dry = " (dry run)" if request.dry_run else ""
+    return f"convert latest of {tail_of(request.source)} -> {tail_of(request.target)}{dry}"
+
+
+def _run_name() -> str:
+    return title_of(flow_run.parameters["request"])
+
+
+@flow(name="convert-latest-checkpoint", flow_run_name=_run_name, persist_result=False)
+def convert_latest_checkpoint(request: LatestConversionRequest) -> LatestReport:
+    """Converts the newest step that training has saved completely, if it is not converted yet.
+
+    The conversion is a run of its own, below this one. The state's message says what was done, or why nothing was.
+
+    Raises:
+        InputError: the request or what it names is wrong; or no step is complete, and none is being written.
+        VerificationError: a written file is not what it was to be.
+        ConversionError: it failed all the same.
+    """
+    listener = current_progress()
+    return carried_out(title_of(request), lambda _: _convert_latest(request, listener))
+
+
+def _convert_latest(request: LatestConversionRequest, listener: Progress) -> LatestReport:
+    def convert_step(conversion: ConversionRequest) -> ConversionReport:
+        # it tells its own run of its progress: this one would log the same lines, and show the same bar
+        with reporting_to(listener):
+            return convert_checkpoint(conversion)
+
+    with storages_of(request, RESOLVERS):
+        report = run_latest(request, convert_step)
+    publish_latest(report)
+    # whoever called the flow in a program gets the report
+    return Completed(message=report.message, data=report)  # type: ignore[return-value]

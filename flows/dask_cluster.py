@@ -1,0 +1,186 @@
+"""Ranks on the workers of a Dask cluster, by way of Prefect's runner for it; needs `reshard[dask]`.
+
+Dask moves the work between machines, repeats it elsewhere when a worker dies, and gives a task up whose workers die
+again and again. What is done here is what it leaves open: to look what became of each task, and whether anybody is left
+to run them.
+"""
+
+import logging
+import time
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import distributed
+from distributed.deploy.utils import nprocesses_nthreads
+from prefect import Task, settings
+from prefect.context import FlowRunContext
+from prefect_dask.task_runners import DaskTaskRunner
+
+from core.budget import Crew
+from core.errors import ConversionError, InputError
+from flows.runners import Future, Outcome, RunnerLostError
+
+CONNECT_SECONDS = 10.0
+NO_WORKERS_SECONDS = 30.0
+"""As long a cluster may be without workers while it is in use: some restart theirs."""
+_FIRST_WORKERS_SECONDS = 5.0
+_CHECK_SECONDS = 2.0
+_ANSWER_SECONDS = 10.0
+
+
+_local_cluster: Any = distributed.LocalCluster
+_breakdown: Any = nprocesses_nthreads
+
+
+class DaskRunner:
+    """The workers of a Dask cluster."""
+
+    def __init__(self, runner: DaskTaskRunner, name: str) -> None:
+        self._runner = runner
+        self._client: Any = runner.client  # distributed is not typed
+        self._name = name
+        self._threads: dict[str, int] = {}
+        self._checked = self._had_workers = time.monotonic()
+        self._await_workers()
+        self.crew = Crew(len(self._threads), max(self._threads.values()))
+
+    def capacity(self, most_in_each: int) -> int:
+        """Of each worker process as many as it has threads."""
+        return sum(min(threads, most_in_each) for threads in self._threads.values())
+
+    def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
+        """Has a worker run a task.
+
+        Raises:
+            RunnerLostError: the scheduler is gone.
+        """
+        if self._client.status != "running":
+            raise RunnerLostError(f"{self._name}: the scheduler does not answer any more")
+        future = self._runner.submit(task, parameters)
+        _when_done(future, ended)
+        return future
+
+    def outcome(self, future: Any, ended: Callable[[Future], None]) -> Outcome | None:
+        """The state, or why there is none: KilledWorker, a lost scheduler, what cannot be loaded there."""
+        try:
+            state: Outcome = future.wrapped_future.result(timeout=_ANSWER_SECONDS)
+        except TimeoutError as error:
+            if future.wrapped_future.done():
+                return error
+            # the worker that had the answer died before it gave it: another one does the task again
+            _when_done(future, ended)
+            return None
+        except (Exception, CancelledError) as error:
+            return error
+        return state
+
+    def check(self) -> None:
+        """Looks who is there.
+
+        Raises:
+            RunnerLostError: nobody, for long.
+        """
+        if time.monotonic() - self._checked < _CHECK_SECONDS:
+            return
+        self._threads = self._threads_now()
+        self._checked = time.monotonic()
+        if self._threads:
+            self._had_workers = self._checked
+        elif self._checked - self._had_workers > NO_WORKERS_SECONDS:
+            raise RunnerLostError(f"{self._name} has had no workers for {NO_WORKERS_SECONDS:.0f} s")
+
+    def _threads_now(self) -> dict[str, int]:
+        """Threads of each worker; none if the scheduler does not tell."""
+        try:
+            return dict(self._client.sync(self._client.scheduler.ncores, callback_timeout=_ANSWER_SECONDS))
+        except (OSError, TimeoutError, AttributeError):  # while it reconnects it knows no scheduler
+            return {}
+
+    def _await_workers(self) -> None:
+        deadline = time.monotonic() + _FIRST_WORKERS_SECONDS
+        while not self._threads:
+            self._threads = self._threads_now()
+            if not self._threads and time.monotonic() > deadline:
+                raise ConversionError(
+                    f"{self._name} has no workers. Start some, on machines that see source and target: "
+                    "dask worker SCHEDULER"
+                )
+            time.sleep(0 if self._threads else 0.1)
+
+
+def _when_done(future: Any, ended: Callable[[Future], None]) -> None:
+    future.wrapped_future.add_done_callback(lambda _: ended(future))
+
+
+@contextmanager
+def running_cluster(address: str) -> Iterator[DaskRunner]:
+    """A cluster that runs already.
+
+    Raises:
+        InputError: Prefect's server could not be reached from there.
+        ConversionError: the scheduler does not answer, or has no workers.
+    """
+    if not settings.PREFECT_API_URL.value():
+        raise InputError(
+            f"dask_scheduler {address}: the cluster's workers could not reach Prefect's embedded server. Start one "
+            "that they reach (prefect server start --host …), and name it in PREFECT_API_URL"
+        )
+    with _quiet(), DaskTaskRunner(address=address, client_kwargs={"timeout": CONNECT_SECONDS}) as runner:
+        try:
+            _ = runner.client  # connects
+        except (OSError, TimeoutError) as error:
+            raise ConversionError(f"the Dask scheduler at {address} does not answer: {error}") from error
+        yield DaskRunner(runner, f"the Dask cluster at {address}")
+
+
+@contextmanager
+def local_cluster(workers: int) -> Iterator[DaskRunner]:
+    """A cluster of processes on this machine, which nobody else can use and which ends with the block."""
+    processes, threads = _breakdown(workers)
+    quiet = {
+        "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "critical",
+        # task runs are told to Prefect's server; the console is this process's
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    }
+    with (
+        _quiet(),
+        _server_for_others(),
+        _local_cluster(
+            n_workers=processes,
+            threads_per_worker=threads,
+            processes=True,
+            host="127.0.0.1",
+            protocol="tls://",
+            security=True,
+            dashboard_address="127.0.0.1:0",
+            memory_limit=0,  # buffers are bounded by the request's own limit
+            silence_logs=logging.CRITICAL,
+            env=quiet,
+        ) as cluster,
+        DaskTaskRunner(cluster=cluster) as runner,
+    ):
+        yield DaskRunner(runner, "the local Dask cluster")
+
+
+def _server_for_others() -> Any:
+    """Settings by which processes of this machine reach the embedded server, if that is this one's."""
+    context = FlowRunContext.get()
+    if settings.PREFECT_API_URL.value() or context is None:
+        return nullcontext()
+    return settings.temporary_settings({settings.PREFECT_API_URL: str(context.client.api_url)})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What Dask says of connections and workers that come and go is no concern of the user's."""
+    names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

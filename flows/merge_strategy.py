@@ -1,0 +1,40 @@
+"""The flow `merge-strategy`: the strategy files that the ranks of one job wrote become one file."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from core.merge import MergeReport, MergeRequest
+from core.storage.named_options import named_storages
+from flows.outcome import carried_out, tail_of
+from tasks.artifacts import publish_merge
+from tasks.progress import RunProgress
+from tasks.storages import RESOLVERS
+from tasks.strategies import merge_files
+
+
+def title_of(request: MergeRequest) -> str:
+    """What a run is called."""
+    return f"merge {tail_of(request.source)} -> {tail_of(request.target)}"
+
+
+def _run_name() -> str:
+    return title_of(flow_run.parameters["request"])
+
+
+@flow(name="merge-strategy", flow_run_name=_run_name, persist_result=False)
+def merge_strategy(request: MergeRequest) -> MergeReport:
+    """Merges the strategy files of a job's ranks into one file.
+
+    Raises:
+        InputError: they cannot be merged, or the file that is to be written is there already.
+        ConversionError: it failed all the same.
+    """
+    return carried_out(title_of(request), lambda progress: _merge(request, progress))
+
+
+def _merge(request: MergeRequest, progress: RunProgress) -> MergeReport:
+    with named_storages([(url, request.storage) for url in (request.source, request.target)], RESOLVERS):
+        report = merge_files(request)
+    progress.note(f"{report.url}: {report.stages} stages of {report.devices_per_stage}, {report.parameters} parameters")
+    publish_merge(report)
+    return report

@@ -1,0 +1,122 @@
+"""Where tasks on ranks are run: threads of this process, or the processes of a Dask cluster.
+
+Runners are entered explicitly, not given to the flow: deployments ignore a flow's own task runner options. What became
+of a task is asked of its future's outcome: Prefect leaves a future whose task was lost as it is, and would call the run
+completed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from prefect import Task
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from core.budget import Crew
+from core.errors import ConversionError, InputError
+from core.request import ConversionRequest
+
+Future = PrefectFuture[Any]
+Outcome = State[Any] | BaseException
+"""The state that a task ended in, or what kept it from ending in any."""
+
+
+class RunnerLostError(ConversionError):
+    """There is nobody any more who could run tasks; those under way are lost."""
+
+
+class Runner(Protocol):
+    """Runs tasks."""
+
+    def capacity(self, most_in_each: int) -> int:
+        """How many tasks there may be at once, if each process may have so many of its own."""
+
+    def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
+        """Has a task run; `ended` is called, in any thread, when it has ended somehow.
+
+        Raises:
+            RunnerLostError: nobody runs it.
+        """
+
+    def outcome(self, future: Future, ended: Callable[[Future], None]) -> Outcome | None:
+        """What became of a task that has ended; None if it has to be run again: then `ended` is called once more."""
+
+    def check(self) -> None:
+        """Makes sure that tasks can still come to an end; to be called now and then.
+
+        Raises:
+            RunnerLostError: they cannot.
+        """
+
+
+class ThreadRunner:
+    """Threads of this process."""
+
+    def __init__(self, runner: ThreadPoolTaskRunner[Any], workers: int) -> None:
+        self._runner = runner
+        self._workers = workers
+
+    def capacity(self, most_in_each: int) -> int:
+        """As many as there are threads."""
+        return min(self._workers, most_in_each)
+
+    def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
+        """Has a thread run a task."""
+        future = self._runner.submit(task, parameters)
+        future.add_done_callback(ended)
+        return future
+
+    def outcome(self, future: Any, ended: Callable[[Future], None]) -> Outcome | None:
+        """The state; threads lose tasks only to what is no Exception."""
+        lost: BaseException | None = future.wrapped_future.exception()
+        if lost is not None:
+            return lost
+        future.wait()
+        state: State[Any] = future.state
+        return state
+
+    def check(self) -> None:
+        """Threads end with the process."""
+
+
+@contextmanager
+def threads(workers: int) -> Iterator[Runner]:
+    """So many threads; leaving the block waits for them."""
+    runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
+    with runner:
+        yield ThreadRunner(runner, workers)
+
+
+class CrewRunner(Runner, Protocol):
+    """Runs tasks in other processes."""
+
+    @property
+    def crew(self) -> Crew:
+        """The processes."""
+
+
+@contextmanager
+def crew_of(request: ConversionRequest) -> Iterator[CrewRunner | None]:
+    """The Dask cluster that a request names, for the time of the block; None if it names none.
+
+    Raises:
+        InputError: Dask is not installed.
+        ConversionError: the cluster does not answer, or has no workers.
+    """
+    if not request.dask_scheduler:
+        yield None
+        return
+    try:
+        from flows.dask_cluster import local_cluster, running_cluster
+    except ImportError as error:
+        raise InputError(
+            f"dask_scheduler {request.dask_scheduler}: Dask is not installed ({error}): pip install 'reshard[dask]'"
+        ) from error
+    if request.dask_scheduler == "local":
+        with local_cluster(request.worker_count) as runner:
+            yield runner
+    else:
+        with running_cluster(request.dask_scheduler) as runner:
+            yield runner

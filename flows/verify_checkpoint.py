@@ -1,0 +1,49 @@
+"""The flow `verify-checkpoint`: a converted checkpoint is compared with the records that were written with it."""
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+from core.errors import VerificationError
+from core.report import VerificationReport
+from core.storage.named_options import named_storages
+from core.verify import VerificationRequest
+from flows.outcome import carried_out, tail_of
+from tasks.artifacts import publish_verification
+from tasks.progress import RunProgress
+from tasks.storages import RESOLVERS
+from tasks.verification import verify_target
+
+_MOST_TOLD = 20
+
+
+def title_of(request: VerificationRequest) -> str:
+    """What a run is called."""
+    return f"verify {tail_of(request.target)}"
+
+
+def _run_name() -> str:
+    return title_of(flow_run.parameters["request"])
+
+
+@flow(name="verify-checkpoint", flow_run_name=_run_name, persist_result=False)
+def verify_checkpoint(request: VerificationRequest) -> VerificationReport:
+    """Checks a converted checkpoint against its manifest; needs nothing but the checkpoint.
+
+    Raises:
+        InputError: there is no finished conversion.
+        VerificationError: something is not as it was written; the message says what.
+        ConversionError: it failed all the same.
+    """
+    return carried_out(title_of(request), lambda progress: _verify(request, progress))
+
+
+def _verify(request: VerificationRequest, progress: RunProgress) -> VerificationReport:
+    with named_storages([(request.target, request.storage)], RESOLVERS):
+        report = verify_target(request)
+    if report.problems:
+        more = len(report.problems) - _MOST_TOLD
+        told = [*report.problems[:_MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
+        raise VerificationError(f"{report.target}: is not as it was written:\n" + "\n".join(told))
+    publish_verification(report)
+    progress.note(f"{report.target}: {report.ranks} ranks checked ({report.level}), all is as written")
+    return report

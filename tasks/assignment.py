@@ -1,0 +1,205 @@
+"""What tasks on ranks are told, and how they take it up in whatever process they are run.
+
+It is small, and means the same everywhere: no plans, no secrets. In the run's own process all else is there. Another
+one, a Dask worker's, opens the storages by their names, loads the plan, looks whether the run is still alive, and tells
+the run at the end what it did.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from core import __version__
+from core.budget import Budget
+from core.errors import ConversionError, InputError
+from core.plan import ConversionPlan
+from core.plan_file import load_plan
+from core.progress import current_progress, reporting_to
+from core.request import VerifyLevel
+from core.retry import RetryCount, counting_retries, stoppable
+from core.session import Session, is_still_used
+from core.storage.files import exists
+from core.storage.lease import LeaseName, current_lease
+from core.storage.named_options import Pairs, Storages, resolve_storages, storage_pairs, storages_in_force
+from core.storage.urls import parse_url
+from core.storage.watching import watched_lease
+from core.target import Workspace
+from tasks.progress import RunProgress
+from tasks.storages import RESOLVERS
+
+_ROOM_SECONDS = 1.0
+_once = threading.Lock()
+"""Or all threads that begin together would load the plan, each for itself."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What all tasks on a run's ranks are told.
+
+    Attributes:
+        plan_url: where the plan is.
+        identity: its identity.
+        lease: by which the run is known to be alive.
+        storages: names of the storage options that open URLs.
+        budget: what a process has.
+        lanes: how many workers gather for one group.
+        level: how closely written ranks are checked.
+        version: of reshard.
+    """
+
+    plan_url: str
+    identity: str
+    lease: LeaseName | None
+    storages: Pairs
+    budget: Budget
+    lanes: int
+    level: VerifyLevel
+    version: str = __version__
+
+    @classmethod
+    def of(cls, session: Session) -> "Assignment":
+        """That of a session in this process."""
+        return cls(
+            plan_url=session.workspace.plan_url,
+            identity=session.workspace.identity,
+            lease=current_lease(),
+            storages=storage_pairs(session.request),
+            budget=session.budget,
+            lanes=session.lanes,
+            level=session.request.verify,
+        )
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many groups a process has memory for."""
+        return max(1, self.budget.workers // self.lanes)
+
+
+@dataclass(frozen=True)
+class Deeds:
+    """What was done in another process, to be told where the run is; nothing if it was told there already."""
+
+    advanced_bytes: int = 0
+    retried_requests: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """An assignment that was taken up."""
+
+    assignment: Assignment
+    workspace: Workspace
+    plan: ConversionPlan
+    advance: Callable[[int], None]
+    deeds: Callable[[], Deeds]
+
+
+@contextmanager
+def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
+    """Everything that work on ranks needs, in this process; `writes`: it takes memory from the budget.
+
+    Raises:
+        InputError: this process does not see what the run sees.
+        TargetError: the run is over, or the plan is another one.
+        StorageError: a transient failure to read.
+    """
+    if assignment.lease == current_lease():
+        workspace, plan = open_plan(assignment)
+        yield Work(assignment, workspace, plan, current_progress().advance, Deeds)
+        return
+    assert assignment.lease is not None
+    _check_version(assignment)
+    tally = _Tally()
+    with ExitStack() as held:
+        stop = held.enter_context(stoppable())
+        retries: RetryCount = held.enter_context(counting_retries())
+        held.enter_context(storages_in_force(_storages(assignment)))
+        held.enter_context(reporting_to(RunProgress(tally, stop)))
+        _check_seen(assignment)
+        workspace = Workspace.of_plan(assignment.plan_url, assignment.identity)
+        held.enter_context(watched_lease(assignment.lease, stop, lambda: is_still_used(workspace)))
+        if writes:
+            held.enter_context(_room(assignment, stop))
+        _, plan = open_plan(assignment)
+        advance = current_progress().advance
+        yield Work(assignment, workspace, plan, advance, lambda: Deeds(tally.advanced_bytes, retries.value))
+
+
+def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:
+    """The workspace that a plan's file stands in, and the plan; it is loaded once in a process.
+
+    Raises:
+        TargetError: the file holds another plan, or none.
+        StorageError: it cannot be read.
+    """
+    with _once:
+        plan = load_plan(assignment.plan_url, assignment.identity)
+        return Workspace.of_plan(assignment.plan_url, assignment.identity), plan
+
+
+class _Tally:
+    """Counts what the run is told of at the end; it hears no notes, which go to the task's log."""
+
+    def __init__(self) -> None:
+        self.advanced_bytes = 0
+        self._lock = threading.Lock()
+
+    def note(self, message: str) -> None:
+        pass
+
+    def begin(self, total_bytes: int) -> None:
+        pass
+
+    def advance(self, count_bytes: int) -> None:
+        with self._lock:
+            self.advanced_bytes += count_bytes
+
+
+def _storages(assignment: Assignment) -> Storages:
+    with _once:
+        return _resolved(assignment.storages, assignment.lease)
+
+
+@lru_cache(maxsize=4)
+def _resolved(pairs: Pairs, lease: LeaseName) -> Storages:
+    """Once for each run: a block is asked of Prefect's server."""
+    return resolve_storages(pairs, RESOLVERS)
+
+
+@contextmanager
+def _room(assignment: Assignment, stop: threading.Event) -> Iterator[None]:
+    """Waits until the process has memory for another group: it may have more threads than the budget has shares."""
+    with _once:
+        room = _rooms(assignment.lease, assignment.groups_at_once)
+    while not room.acquire(timeout=_ROOM_SECONDS):
+        if stop.is_set():
+            raise ConversionError("stopped")
+    try:
+        yield
+    finally:
+        room.release()
+
+
+@lru_cache(maxsize=16)
+def _rooms(lease: LeaseName, size: int) -> threading.Semaphore:
+    return threading.Semaphore(size)
+
+
+def _check_version(assignment: Assignment) -> None:
+    if assignment.version != __version__:
+        raise InputError(
+            f"reshard {__version__} is installed on {socket.gethostname()}, where a Dask worker runs, but the run's is "
+            f"{assignment.version}: install the same"
+        )
+
+
+def _check_seen(assignment: Assignment) -> None:
+    if not exists(parse_url(assignment.plan_url)):
+        raise InputError(
+            f"{assignment.plan_url}: is not seen on {socket.gethostname()}, where a Dask worker runs. Unless the run "
+            "has just ended: source and target have to be on a file system that all machines of the cluster share, "
+            "under the same path, or on an object store"
+        )

@@ -1,0 +1,80 @@
+"""Events on which automations can act when a conversion ends: the figures that are worth an alert.
+
+    reshard.conversion.completed    seconds, bytes, requests that were made again, how closely all was checked
+    reshard.conversion.failed       seconds, kind and message of the error
+
+Their resource is the target, `reshard.checkpoint.<URL>`, whichever run makes it; the run is related. Prefect sends them
+in the background, and logs those that it cannot send: a conversion never fails for an event.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect.events import emit_event
+
+from core.errors import InputError
+from core.report import ConversionReport
+from core.request import ConversionRequest
+from core.retry import retries_counted
+from core.storage.urls import parse_url
+
+COMPLETED = "reshard.conversion.completed"
+FAILED = "reshard.conversion.failed"
+_LARGEST_MESSAGE_CHARACTERS = 4000
+"""Prefect refuses events above 1.5 MB; an alert wants less."""
+
+
+def tell_completed(report: ConversionReport) -> None:
+    """Says what a conversion did; also when other runs are still to do some ranks, see `committed`."""
+    payload = report.model_dump(mode="json", include=_FIGURES) | {"ranks": len(report.ranks)}
+    _emit(COMPLETED, report.target, payload)
+
+
+@contextmanager
+def telling_failure(request: ConversionRequest) -> Iterator[None]:
+    """Says of what goes wrong inside the block that the conversion failed."""
+    started = time.monotonic()
+    try:
+        yield
+    except Exception as error:
+        payload = {
+            "source": request.source,
+            "error": type(error).__name__,
+            "message": str(error)[:_LARGEST_MESSAGE_CHARACTERS],
+            "seconds": round(time.monotonic() - started, 3),
+            "retried_requests": retries_counted(),
+        }
+        _emit(FAILED, _url_of(request.target), payload)
+        raise
+
+
+_FIGURES = {
+    "identity",
+    "source",
+    "step",
+    "source_world_size",
+    "target_world_size",
+    "committed",
+    "seconds",
+    "written_bytes",
+    "read_bytes",
+    "crc_bytes",
+    "verified_bytes",
+    "retried_requests",
+    "verified",
+}
+
+
+def _url_of(target: str) -> str:
+    """The target as a finished conversion would call it, if it can be."""
+    try:
+        return str(parse_url(target))
+    except InputError:
+        return target
+
+
+def _emit(event: str, target: str, payload: dict[str, Any]) -> None:
+    resource = {"prefect.resource.id": f"reshard.checkpoint.{target}", "prefect.resource.name": target}
+    emit_event(event=event, resource=resource, payload=payload)

@@ -1,0 +1,273 @@
+"""The pages of Prefect's UI, as markdown: a manager reads a page's head, an engineer its tables.
+
+The UI opens no links to files or buckets: where things are is shown as code, to be copied.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from core.errors import InputError, ReshardError, VerificationError
+from core.latest import LatestOutcome, LatestReport
+from core.merge import MergeReport
+from core.report import ConversionReport, Outcome, PlanSummary, RankReport, VerificationReport
+from core.request import VerifyLevel
+from core.wording import counted, ranks_text, seconds_text, size_text
+
+LARGEST_TABLE_ROWS = 5000
+"""The UI's tables stay quick up to here."""
+_LARGEST_MARKDOWN_ROWS = 100
+_LARGEST_MESSAGE_CHARACTERS = 100_000
+
+_VERIFIED = {
+    VerifyLevel.NONE: "Not verified.",
+    VerifyLevel.STRUCTURE: "Verified: every file's parameters, dtypes and shapes.",
+    VerifyLevel.CHECKSUM: "Verified: every byte was read back and is what was written.",
+}
+_HEADLINES = {
+    LatestOutcome.CONVERTED: "Converted",
+    LatestOutcome.NOTHING_NEW: "Nothing new",
+    LatestOutcome.BUSY: "Another run is at it",
+    LatestOutcome.WOULD_CONVERT: "Dry run: would convert",
+    LatestOutcome.WOULD_WAIT: "Dry run: would wait",
+}
+_CORRECT = (
+    "What was asked for, or what it names, is not as it should be: trying again cannot help. Correct what the message "
+    "names, and start a new run. Nothing was published."
+)
+_DO_AGAIN = (
+    "A file is not what was to be written. Run the conversion again with the same parameters: it keeps the files that "
+    "are right, and makes the others anew. If that fails again, suspect the storage or the machine."
+)
+_RETRY = (
+    "The input is right, but storage, space or a server failed. Mend what the message names, then retry this run, or "
+    "start one with the same parameters: what is done is kept, and not done again."
+)
+
+
+def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
+    """The page of a plan for `target`; `picture` an SVG of which ranks feed which, or nothing."""
+    copies = sum(rank.copy_of is not None for rank in summary.ranks)
+    facts = {
+        "Source": _code(summary.source),
+        "Target": _code(target),
+        "Step": summary.step or "-",
+        "Ranks": f"{summary.source_world_size} → {summary.target_world_size}"
+        + (f", {copies} of them copies of another" if copies else ""),
+        "Parameters": f"{summary.parameters} cut anew, in {counted(summary.layout_classes, 'way')}"
+        + (f"; {len(summary.carried)} copied to every rank" if summary.carried else ""),
+        "Format": summary.format,
+        "Needed of the source": size_text(summary.read_bytes),
+        "To write": size_text(summary.written_bytes),
+        "Workers": f"{summary.workers}, with {size_text(summary.buffer_bytes)} of buffers",
+    }
+    head = (
+        f"# Plan: {summary.source_world_size} → {summary.target_world_size} ranks\n\n"
+        f"{size_text(summary.written_bytes)} will be written."
+    )
+    rows = (
+        (rank.rank, _code(rank.file), size_text(rank.shard_bytes), _listed(rank.source_ranks), _copy(rank.copy_of))
+        for rank in summary.ranks[:_LARGEST_MARKDOWN_ROWS]
+    )
+    return _page(
+        head,
+        _facts(facts),
+        _notes(summary.notes),
+        _under("## Which ranks feed which", _image("Bytes from each source rank to each target rank", picture)),
+        "## Target ranks",
+        _table(("Rank", "File", "Shards", "Source ranks", "Copy of"), rows),
+        _rest(len(summary.ranks)),
+    )
+
+
+def report_page(report: ConversionReport) -> str:
+    """The page of a finished conversion."""
+    missing = f"**Not complete yet: target ranks {ranks_text(report.missing_ranks)} are still to be converted.**"
+    facts = {
+        "Source": _code(report.source),
+        "Target": _code(report.target),
+        "Step": report.step or "-",
+        "Ranks": f"{report.source_world_size} → {report.target_world_size}: {_outcomes(report.ranks)}",
+        "Size": size_text(sum(rank.size_bytes for rank in report.ranks)),
+        **_traffic(report),
+        "Took": seconds_text(report.seconds),
+        "Verification": str(report.verified),
+        "Plan": _code(report.identity),
+    }
+    return _page(
+        _headline(report),
+        _what_was_done(report),
+        "" if report.committed else missing,
+        _facts(facts),
+        _under("## To note", _notes(report.notes)),
+        "## To check it again, at any time",
+        f"```\nreshard verify {report.target}\n```",
+    )
+
+
+def failure_page(title: str, error: ReshardError) -> str:
+    """The page of a run that failed."""
+    message = str(error)[:_LARGEST_MESSAGE_CHARACTERS].replace("```", "'''")
+    if isinstance(error, InputError):
+        advice = _CORRECT
+    else:
+        advice = _DO_AGAIN if isinstance(error, VerificationError) else _RETRY
+    return _page(f"# Failed: {title}", f"{type(error).__name__}:", f"```\n{message}\n```", "## What to do next", advice)
+
+
+def verification_page(report: VerificationReport) -> str:
+    """The page of a check that found everything as it was written."""
+    facts = {
+        "Checkpoint": _code(report.target),
+        "Verification": str(report.level),
+        "Read": size_text(report.read_bytes),
+        "Took": seconds_text(report.seconds),
+    }
+    how = {
+        VerifyLevel.STRUCTURE: "Every file has the parameters, dtypes and shapes that it was written with.",
+        VerifyLevel.CHECKSUM: "Every byte was read, and is what was written.",
+    }
+    return _page(f"# All is as written: {counted(report.ranks, 'rank')}", how.get(report.level, ""), _facts(facts))
+
+
+def merge_page(report: MergeReport) -> str:
+    """The page of a merged strategy."""
+    facts = {
+        "Strategy": _code(report.url),
+        "Pipeline stages": str(report.stages),
+        "Devices of each": str(report.devices_per_stage),
+        "Parameters": str(report.parameters),
+    }
+    head = f"# Merged: a strategy for {counted(report.stages * report.devices_per_stage, 'rank')}"
+    return _page(head, _facts(facts), "## To look at it", f"```\nreshard inspect {report.url}\n```")
+
+
+def latest_page(report: LatestReport) -> str:
+    """The page of a scheduled conversion."""
+    dry_run = report.outcome in (LatestOutcome.WOULD_CONVERT, LatestOutcome.WOULD_WAIT)
+    facts = {
+        "Source": _code(report.source),
+        "Newest complete step": report.step or "none yet",
+        "Target": _code(report.target) if report.target else "-",
+        "Would be removed" if dry_run else "Removed": ", ".join(report.removed) or "nothing",
+        "Kept": ", ".join(report.kept) or "all that is there",
+    }
+    head = f"# {_HEADLINES[report.outcome]}{f': step {report.step}' if report.step else ''}\n\n{_sentence(report)}"
+    return _page(head, _facts(facts), _under("## Notes", _notes(report.notes)))
+
+
+def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
+    """The table of the ranks: plain numbers; the UI shows as many columns as fit, and scrolls to the others."""
+    return [
+        {
+            "rank": rank.rank,
+            "outcome": str(rank.outcome),
+            "sources": ranks_text(rank.source_ranks),
+            "size_bytes": rank.size_bytes,
+            "seconds": rank.seconds,
+            "MiB/s": _mib_per_second(rank),
+            "verified": str(rank.verified),
+            "read_bytes": rank.read_bytes,
+            "file": rank.file,
+            "record_digest": rank.record_digest,
+        }
+        for rank in ranks[:LARGEST_TABLE_ROWS]
+    ]
+
+
+def _sentence(report: LatestReport) -> str:
+    return f"{report.message[:1].upper()}{report.message[1:]}."
+
+
+def _headline(report: ConversionReport) -> str:
+    if not report.committed:
+        return f"# Converted in part: {len(report.ranks)} of {counted(report.target_world_size, 'rank')}"
+    already = all(rank.outcome is Outcome.RESUMED for rank in report.ranks)
+    worlds = f"{report.source_world_size} → {counted(report.target_world_size, 'rank')}"
+    return f"# Converted{' already' if already else ''}: {worlds}"
+
+
+def _what_was_done(report: ConversionReport) -> str:
+    """The sentences that a manager reads."""
+    resumed = [rank for rank in report.ranks if rank.outcome is Outcome.RESUMED]
+    there = f"{counted(len(resumed), 'rank')} ({size_text(sum(rank.size_bytes for rank in resumed))})"
+    if len(resumed) == len(report.ranks):
+        return (
+            f"Nothing was left to do: {there} had been converted by an earlier run, and were checked again in "
+            f"{seconds_text(report.seconds)}. {_VERIFIED[report.verified]}"
+        )
+    rate = size_text(report.written_bytes / report.seconds) if report.seconds else "-"
+    done = f"**{size_text(report.written_bytes)}** written in **{seconds_text(report.seconds)}** ({rate}/s)."
+    kept = f" {there} had been done by an earlier run, and were checked again." if resumed else ""
+    return f"{done}{kept} {_VERIFIED[report.verified]}"
+
+
+def _outcomes(ranks: Sequence[RankReport]) -> str:
+    said = {Outcome.WRITTEN: "written", Outcome.COPIED: "copied from another", Outcome.RESUMED: "from an earlier run"}
+    counts = {outcome: sum(rank.outcome is outcome for rank in ranks) for outcome in Outcome}
+    return ", ".join(f"{count} {said[outcome]}" for outcome, count in counts.items() if count)
+
+
+def _traffic(report: ConversionReport) -> dict[str, str]:
+    """What was read and written; what did not happen is not told."""
+    sizes = {
+        "Read": report.read_bytes,
+        "Read to check CRCs": report.crc_bytes,
+        "Written": report.written_bytes,
+        "Read back": report.verified_bytes,
+    }
+    counts = {
+        "Repeated requests": report.retried_requests,
+        "Dropped parameters": len(report.dropped),
+        "Missing, as allowed": len(report.excused),
+    }
+    facts = {name: size_text(count) for name, count in sizes.items() if count}
+    return facts | {name: str(count) for name, count in counts.items() if count}
+
+
+def _mib_per_second(rank: RankReport) -> float | None:
+    return round(rank.size_bytes / 2**20 / rank.seconds, 1) if rank.seconds else None
+
+
+def _image(description: str, svg: str) -> str:
+    """An SVG inside the page: as an artifact of its own the UI would write out all of its data below it."""
+    return f"![{description}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})" if svg else ""
+
+
+def _page(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _under(heading: str, text: str) -> str:
+    return f"{heading}\n\n{text}" if text else ""
+
+
+def _facts(facts: dict[str, str]) -> str:
+    return _table(("", ""), facts.items())
+
+
+def _notes(notes: Sequence[str]) -> str:
+    return "\n".join(f"- {note}" for note in notes)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _rest(count: int) -> str:
+    hidden = count - _LARGEST_MARKDOWN_ROWS
+    return f"… and {hidden} more." if hidden > 0 else ""
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _copy(rank: int | None) -> str:
+    return "" if rank is None else f"rank {rank}"
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    told = ranks_text(ranks[:16])
+    return told + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

@@ -1,0 +1,177 @@
+"""What `reshard deploy` makes on a server, and what it leaves as it is."""
+
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.events.actions import RunDeployment
+from prefect.events.schemas.automations import AutomationCore
+from prefect.schedules import Interval
+
+from core import __version__
+from deployments.deploy import CRASHED_AUTOMATION, RANKS_LIMIT
+from tests.deployments.conftest import reshard
+from tests.support.prefect_server import PrefectServer, until
+
+pytestmark = pytest.mark.slow
+
+NAMES = {
+    "convert-checkpoint/convert",
+    "convert-latest-checkpoint/convert-latest",
+    "verify-checkpoint/verify",
+    "merge-strategy/merge-strategy",
+}
+LATEST = "convert-latest-checkpoint/convert-latest"
+SAVED_AUTOMATION = "reshard: a checkpoint was saved"
+
+
+def test_deployments_and_what_they_need_are_there(server: PrefectServer) -> None:
+    client = server.client
+    for name in NAMES:
+        deployment = client.read_deployment_by_name(name)
+        assert (deployment.work_pool_name, deployment.version, deployment.tags) == ("reshard", __version__, ["reshard"])
+        assert not deployment.path
+        assert not deployment.pull_steps
+        assert "```" in str(deployment.description)
+        assert deployment.enforce_parameter_schema
+        assert ":" not in str(deployment.entrypoint)
+    assert client.read_work_pool("reshard").type == "process"
+    assert client.read_global_concurrency_limit_by_name(RANKS_LIMIT).active
+    assert [automation.enabled for automation in client.read_automations_by_name(CRASHED_AUTOMATION)] == [True]
+    assert [automation.enabled for automation in client.read_automations_by_name(SAVED_AUTOMATION)] == [True]
+
+
+def test_only_one_looks_for_the_newest_step_at_once_and_its_schedule_is_off(server: PrefectServer) -> None:
+    deployment = server.client.read_deployment_by_name(LATEST)
+    limit, options = deployment.global_concurrency_limit, deployment.concurrency_options
+    assert limit
+    assert limit.limit == 8
+    assert options
+    assert options.collision_strategy == "ENQUEUE"
+    assert [(each.slug, each.active, each.parameters) for each in deployment.schedules] == [
+        ("every-10-minutes", False, {})
+    ]
+
+
+@pytest.fixture
+def edited(server: PrefectServer) -> Iterator[None]:
+    """What a user changes on the server's pages; it is as it was afterwards."""
+    client = server.client
+    deployment = client.read_deployment_by_name(LATEST)
+    (schedule,) = deployment.schedules
+    client.update_deployment_schedule(
+        deployment.id, schedule.id, active=True, parameters={"source": "/a", "target": "/b"}
+    )
+    own = DeploymentScheduleCreate.from_schedule(
+        Interval(timedelta(hours=1), parameters={"source": "/c", "target": "/d"})
+    )
+    (created,) = client.create_deployment_schedules(deployment.id, [own])
+    client.request(
+        "PATCH", "/v2/concurrency_limits/{id_or_name}", path_params={"id_or_name": RANKS_LIMIT}, json={"limit": 3}
+    )
+    (automation,) = client.read_automations_by_name(SAVED_AUTOMATION)
+    client.pause_automation(automation.id)
+    yield
+    client.resume_automation(automation.id)
+    client.delete_deployment_schedule(deployment.id, created.id)
+    client.update_deployment_schedule(deployment.id, schedule.id, active=False, parameters={})
+
+
+@pytest.mark.usefixtures("edited")
+def test_deploying_again_changes_nothing_of_what_a_user_edited(server: PrefectServer) -> None:
+    before = _state_of(server)
+    done = reshard(server, "deploy")
+    assert done.returncode == 0, done.stderr
+    assert f"deployment {LATEST}: brought up to date" in done.stdout
+    assert "prefect worker start --pool reshard" in done.stdout
+    assert _state_of(server) == before
+
+
+OWN_PARAMETERS = {"source": "{{ event.payload.source }}", "target": "/mine"}
+
+
+@pytest.fixture
+def gone(server: PrefectServer) -> Iterator[UUID]:
+    """The id of convert-latest, which a user has deleted; its automation, edited and switched off, is still there."""
+    client = server.client
+    (automation,) = client.read_automations_by_name(SAVED_AUTOMATION)
+    (action,) = automation.actions
+    kept = automation.model_dump(exclude={"id", "actions", "enabled"}, exclude_unset=True)
+    edited = {"actions": [action.model_copy(update={"parameters": OWN_PARAMETERS})], "enabled": False}
+    client.update_automation(automation.id, AutomationCore.model_validate(kept | edited))
+    deployment = client.read_deployment_by_name(LATEST)
+    client.delete_deployment(deployment.id)
+    yield deployment.id
+    for left in client.read_automations_by_name(SAVED_AUTOMATION):
+        client.delete_automation(left.id)
+    assert reshard(server, "deploy").returncode == 0
+
+
+def test_the_event_starts_nothing_once_a_deployment_was_deleted_and_made_again(
+    server: PrefectServer, gone: UUID
+) -> None:
+    client = server.client
+    done = reshard(server, "deploy")
+    assert done.returncode == 0, done.stderr
+    assert f"automation {SAVED_AUTOMATION}: mended: it started a deployment that is gone\n" in done.stdout
+    made = client.read_deployment_by_name(LATEST).id
+    assert made != gone
+    (automation,) = client.read_automations_by_name(SAVED_AUTOMATION)
+    (action,) = automation.actions
+    assert isinstance(action, RunDeployment)
+    assert (automation.enabled, action.deployment_id, action.parameters) == (False, made, OWN_PARAMETERS)
+    assert f"automation {SAVED_AUTOMATION}: is there already, left as it is\n" in reshard(server, "deploy").stdout
+
+    client.resume_automation(automation.id)
+    event = {
+        "event": "reshard.checkpoint.saved",
+        "resource": {"prefect.resource.id": "training.llama"},
+        "payload": {"source": "/saved"},
+        "id": str(uuid4()),
+        "occurred": datetime.now(UTC).isoformat(),
+    }
+    client.request("POST", "/events", json=[event])
+    ours = DeploymentFilter(id=DeploymentFilterId(any_=[made]))
+    (started,) = until(lambda: client.read_flow_runs(deployment_filter=ours, limit=10), "no run", 60)
+    client.delete_flow_run(started.id)
+    assert (started.parameters["source"], started.parameters["target"]) == ("/saved", "/mine")
+
+
+def _state_of(server: PrefectServer) -> dict[str, Any]:
+    client = server.client
+    deployments = {name: client.read_deployment_by_name(name) for name in sorted(NAMES)}
+    return {
+        name: deployment.model_dump(mode="json", exclude={"updated", "updated_by", "status", "schedules"})
+        | {"schedules": [schedule.model_dump(exclude={"updated"}) for schedule in deployment.schedules]}
+        for name, deployment in deployments.items()
+    } | {
+        "limit": client.read_global_concurrency_limit_by_name(RANKS_LIMIT).limit,
+        "automations": [
+            (automation.id, automation.enabled)
+            for name in (CRASHED_AUTOMATION, SAVED_AUTOMATION)
+            for automation in client.read_automations_by_name(name)
+        ],
+    }
+
+
+@pytest.mark.parametrize("command", ["deploy", "serve"])
+def test_no_server_is_configured(bare_server: PrefectServer, command: str) -> None:
+    done = reshard(bare_server, command, PREFECT_API_URL="")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("reshard: error: no Prefect server is configured. Set PREFECT_API_URL=")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["deploy", "serve"])
+def test_a_server_that_does_not_answer(bare_server: PrefectServer, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    done = reshard(bare_server, command, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"the Prefect server at http://127.0.0.1:{port}/api does not answer as it should" in done.stderr
+    assert done.stderr.count("\n") == 1

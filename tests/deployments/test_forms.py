@@ -1,0 +1,140 @@
+"""The forms: what they show of each field, what the server refuses by their schema, and what ends a run at once."""
+
+from typing import Any
+
+import pytest
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.schema_tools.validation import validate
+from pydantic import BaseModel, ValidationError
+
+from core.errors import InputError
+from core.latest_request import LatestConversionRequest
+from core.merge import MergeRequest
+from core.request import ConversionRequest
+from core.verify import VerificationRequest
+from deployments import forms
+from deployments.forms import FIELD_ORDER
+
+FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
+    (forms.convert, ConversionRequest),
+    (forms.convert_latest, LatestConversionRequest),
+    (forms.verify, VerificationRequest),
+    (forms.merge, MergeRequest),
+]
+EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "name", ""))
+WHERE = {"source": "/data/in", "target": "/data/out"}
+
+
+@EACH_FORM
+def test_every_field_has_its_title_and_description(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    shown = form.parameters.properties
+    assert shown.keys() == model.model_fields.keys()
+    for name, field in model.model_fields.items():
+        assert field.title
+        assert field.description
+        assert (shown[name]["title"], shown[name]["description"]) == (field.title, field.description)
+
+
+@EACH_FORM
+def test_defaults_are_the_requests(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    required = [name for name, field in model.model_fields.items() if field.is_required()]
+    assert sorted(form.parameters.required) == sorted(required)
+    given = {name: shown["default"] for name, shown in form.parameters.properties.items() if "default" in shown}
+    values = dict.fromkeys(required, "/data/x")
+    assert model.model_validate(values | given) == model.model_validate(values)
+
+
+def test_what_everybody_fills_in_comes_first() -> None:
+    properties = forms.convert.parameters.properties
+    order = sorted(properties, key=lambda name: properties[name]["position"])
+    assert order[:6] == ["source", "target", "source_strategy", "target_strategy", "step", "format"]
+
+
+@EACH_FORM
+def test_every_field_has_its_place(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    shown = form.parameters.properties
+    assert sorted(shown, key=lambda name: shown[name]["position"]) == [name for name in FIELD_ORDER if name in shown]
+
+
+def test_choices_are_choices() -> None:
+    schema = forms.convert.parameters
+    for name, count in {"format": 3, "verify": 3, "unmatched": 2}.items():
+        definition = schema.properties[name]["$ref"].rpartition("/")[2]
+        assert len(schema.definitions[definition]["enum"]) == count
+
+
+WRONG = [
+    ("source", ""),
+    ("source", "s3://bob:hunter2@bucket/run"),
+    ("target", "https://host/x?X-Amz-Signature=abc"),
+    ("source_strategy", "s3://bob:hunter2@bucket/run"),
+    ("step", "newest"),
+    ("ranks", "a-b"),
+    ("memory_limit", "2 apples"),
+    ("prefix", "../up"),
+    ("prefix", "a/b"),
+    ("source_storage", '{"key": "hunter2"}'),
+    ("dask_scheduler", "somewhere"),
+    ("format", "pickle"),
+    ("workers", 5000),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_the_server_refuses_what_is_plainly_wrong(name: str, value: object) -> None:
+    schema = forms.convert.parameters.model_dump_for_openapi()
+    [error] = validate(WHERE | {name: value}, schema)
+    assert list(error.absolute_path) == [name]
+
+
+@pytest.mark.parametrize("form", [forms.verify, forms.merge], ids=["verify", "merge"])
+def test_the_server_refuses_secrets_and_so_stores_none(form: Flow[..., Any]) -> None:
+    schema = form.parameters.model_dump_for_openapi()
+    right = dict.fromkeys(schema["required"], "/data/x")
+    assert not validate(right, schema)
+    for name in schema["required"]:
+        assert validate(right | {name: "s3://bob:hunter2@bucket/run"}, schema)
+    assert validate(right | {"storage": "hunter2"}, schema)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"step": "10_5_breakpoint", "ranks": " 0-3, 7", "memory_limit": "1.5 gib", "prefix": "net-"},
+        {"ranks": "", "memory_limit": "500MB", "prefix": "", "step": ""},
+        {"source": "s3://bucket/run@5/x", "target": "obs://host:443/bucket", "source_strategy": "a b/é.ckpt"},
+        {"source_storage": "block:training-bucket", "target_storage": "file:/run/secrets/s3.json"},
+        {"dask_scheduler": "tcp://10.0.0.5:8786", "workers": 1024, "format": "ckpt"},
+    ],
+)
+def test_the_schema_refuses_nothing_that_is_right(fields: dict[str, Any]) -> None:
+    ConversionRequest.model_validate(WHERE | fields)
+    assert not validate(WHERE | fields, forms.convert.parameters.model_dump_for_openapi())
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_what_the_schema_refuses_the_request_refuses_too(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        ConversionRequest.model_validate(WHERE | {name: value})
+
+
+def test_what_only_the_request_knows_is_told_by_the_fields_titles() -> None:
+    ended: State[Any] = forms.convert.fn(**WHERE, memory_limit="1MiB", ranks="3-1")
+    assert ended.is_failed()
+    assert ended.message == "Memory limit '1MiB': must be at least 16MiB\nRanks '3-1': must be ranks such as 0-3,7"
+    assert isinstance(ended.data, InputError)
+
+
+def test_a_secret_is_not_repeated() -> None:
+    ended: State[Any] = forms.verify.fn(target="/data/x", storage="hunter2")
+    assert ended.is_failed()
+    assert str(ended.message).startswith("Storage: must be env:NAME")
+    assert "hunter2" not in str(ended.message)
+
+
+@pytest.mark.parametrize("name", ["convert", "convert_latest", "verify", "merge"])
+def test_a_worker_finds_the_form_by_its_import_path(name: str) -> None:
+    found: Flow[..., Any] = load_flow_from_entrypoint(f"deployments.forms.{name}")
+    assert found.parameters == getattr(forms, name).parameters

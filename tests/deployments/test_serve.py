@@ -1,0 +1,82 @@
+"""`reshard serve`: runs without a worker."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.events.actions import RunDeployment
+from prefect.events.schemas.automations import AutomationCore
+from prefect.schedules import Interval
+
+from cli.main import run
+from tests.deployments.conftest import CONVERT, Demo, reshard
+from tests.support.prefect_server import PrefectServer, Worker, await_run, logs_of, prefect_server, start_run, until
+
+pytestmark = pytest.mark.slow
+
+LATEST = "convert-latest-checkpoint/convert-latest"
+SAVED_AUTOMATION = "reshard: a checkpoint was saved"
+
+
+@contextmanager
+def serving(server: PrefectServer, directory: Path) -> Iterator[None]:
+    """`reshard serve` in an empty directory, for the time of the block."""
+    serve = [sys.executable, "-m", "cli.main", "serve", "--limit", "2"]
+    served = Worker(server, directory, serve, {"PYTHONPATH": ":".join(filter(None, sys.path))})
+    try:
+        until(lambda: "serving to" in served.log.read_text(), f"it does not serve: {served.log}", 60)
+        yield
+    finally:
+        served.kill()
+
+
+def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp_path: Path) -> None:
+    with prefect_server(tmp_path / "prefect") as server:
+        with serving(server, tmp_path / "first"):
+            until(lambda: len(server.client.read_deployments(limit=10, offset=0)) == 4, "no deployments", 60)
+            run_id = start_run(server, CONVERT, demo.parameters(tmp_path / "target"))
+            await_run(server, run_id, "Completed")
+        assert run(["verify", str(tmp_path / "target")]) == 0
+        assert not any("Traceback" in log.message for log in logs_of(server, run_id))
+
+        before = server.client.read_deployment_by_name(CONVERT)
+        hourly = DeploymentScheduleCreate.from_schedule(Interval(timedelta(hours=1)))
+        server.client.create_deployment_schedules(before.id, [hourly])
+        with serving(server, tmp_path / "second"):
+            until(lambda: server.client.read_deployment_by_name(CONVERT).updated != before.updated, "not updated", 60)
+        (schedule,) = server.client.read_deployment_by_name(CONVERT).schedules
+        assert (schedule.active, schedule.schedule) == (True, hourly.schedule)
+
+
+def test_serving_again_switches_an_automation_on_that_a_user_switched_off(tmp_path: Path) -> None:
+    with prefect_server(tmp_path / "prefect") as server:
+        client = server.client
+        with serving(server, tmp_path / "first"):
+            (made,) = client.read_automations_by_name(SAVED_AUTOMATION)
+        latest = client.read_deployment_by_name(LATEST)
+        (action,) = made.actions
+        assert isinstance(action, RunDeployment)
+        assert (made.enabled, action.deployment_id) == (True, latest.id)
+
+        edited = action.model_copy(update={"parameters": {"source": "/a", "target": "/b"}})
+        kept = made.model_dump(exclude={"id", "actions", "enabled"}, exclude_unset=True)
+        changed = AutomationCore.model_validate(kept | {"actions": [edited], "enabled": False})
+        client.update_automation(made.id, changed)
+        before = client.read_automations_by_name(SAVED_AUTOMATION)
+        with serving(server, tmp_path / "second"):
+            until(lambda: client.read_deployment_by_name(LATEST).updated != latest.updated, "not updated", 60)
+        assert client.read_automations_by_name(SAVED_AUTOMATION) == before
+        assert [automation.enabled for automation in before] == [False]
+
+
+def test_serve_takes_nothing_away_from_workers(server: PrefectServer) -> None:
+    done = reshard(server, "serve")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        "convert-checkpoint/convert is deployed to the work pool reshard of this server: start a worker" in done.stderr
+    )
+    assert server.client.read_deployment_by_name(CONVERT).work_pool_name == "reshard"

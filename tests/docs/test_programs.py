@@ -1,0 +1,110 @@
+"""The programs of docs/programs.md are run as they stand there, but for paths; README's example too."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.exceptions import ObjectNotFound
+
+from core.storage.urls import parse_url
+from demo.make_checkpoint import make_demo
+from tests.support.prefect_server import PrefectServer, Worker, prefect_server, until
+
+PROJECT = Path(__file__).parents[2]
+PAGE = (PROJECT / "docs" / "programs.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+README_PROGRAMS = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the user is: what the examples name is here."""
+    here = tmp_path_factory.mktemp("user")
+    make_demo(parse_url(str(here / "demo-out")))
+    make_demo(parse_url(str(here / "llama")))
+    return here
+
+
+@pytest.fixture(scope="module")
+def serving(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """`reshard serve`."""
+    worker = Worker(server, tmp_path_factory.mktemp("serve"), [sys.executable, "-m", "cli.main", "serve"], {})
+    try:
+        yield worker
+    finally:
+        worker.kill()
+
+
+def ran(server: PrefectServer, directory: Path, *command: str) -> str:
+    text = [part.replace("/data/llama", str(directory / "llama")) for part in command]
+    result = subprocess.run(
+        text,
+        cwd=directory,
+        env=server.environment | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def python(server: PrefectServer, directory: Path, program: str) -> str:
+    return ran(server, directory, sys.executable, "-c", program)
+
+
+def test_every_example_is_known() -> None:
+    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (5, 1, 1)
+
+
+def test_readme(server: PrefectServer, directory: Path) -> None:
+    assert python(server, directory, README_PROGRAMS[0]).startswith("True ")
+
+
+def test_a_request_in_this_process(server: PrefectServer, directory: Path) -> None:
+    told = python(server, directory, PROGRAMS[0])
+    assert told.startswith("True ")
+    assert "rank_3/checkpoint_3.ckpt" in told
+
+
+def test_several_at_once(server: PrefectServer, directory: Path) -> None:
+    assert python(server, directory, PROGRAMS[1]).splitlines() == [
+        f"{directory}/demo-out/whole 1",
+        f"{directory}/demo-out/four 4",
+    ]
+
+
+def test_runs_on_a_worker(server: PrefectServer, directory: Path, serving: Worker) -> None:
+    start, verify, manifest = PROGRAMS[2:]
+    wait_until_served(server)
+    python(server, directory, start)
+    assert python(server, directory, verify) == "Completed\n"
+    assert python(server, directory, manifest).split()[:2] == ["3_1200", "checksum"]
+    ran(server, directory, "sh", "-eu", "-c", COMMANDS[0])
+    assert (directory / "llama" / "whole" / ".reshard" / "manifest.json").exists()
+    broken = start.replace("/data/llama/strategy", "/nowhere")
+    with pytest.raises(AssertionError, match="Failed: .*/nowhere"):
+        python(server, directory, broken.replace("for_inference", "other"))
+
+
+def wait_until_served(server: PrefectServer) -> None:
+    def there() -> bool:
+        try:
+            server.client.read_deployment_by_name("merge-strategy/merge-strategy")
+        except ObjectNotFound:
+            return False
+        return True
+
+    until(there, "nothing is served", 60)

@@ -1,0 +1,41 @@
+"""Merging strategies as a flow."""
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import InputError, StrategyError
+from core.merge import MergeRequest
+from core.strategy.files import read_strategy
+from flows.merge_strategy import merge_strategy
+from tests.support.checkpoints import case
+
+DIRECTORY = case(7010).directory
+
+
+def test_merged_like_mindspore(tmp_path: Path) -> None:
+    target = tmp_path / "merged.ckpt"
+    report = merge_strategy(MergeRequest(source=str(DIRECTORY / "src_stages"), target=str(target)))
+    assert report.model_dump() == {"url": str(target), "stages": 2, "devices_per_stage": 4, "parameters": 6}
+    merged, want = read_strategy(str(target)), read_strategy(str(DIRECTORY / "src_strategy.ckpt"))
+    assert [stage.layouts for stage in merged.stages] == [stage.layouts for stage in want.stages]
+
+
+def test_what_is_there_is_kept(tmp_path: Path) -> None:
+    target = tmp_path / "merged.ckpt"
+    target.write_text("precious")
+    request = MergeRequest(source=str(DIRECTORY / "src_stages"), target=str(target))
+    with pytest.raises(InputError, match="is there already"):
+        merge_strategy(request)
+    assert target.read_text() == "precious"
+    assert merge_strategy(request.model_copy(update={"overwrite": True})).stages == 2
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    state = merge_strategy(
+        MergeRequest(source="/nowhere/strategy", target=str(tmp_path / "merged.ckpt")), return_state=True
+    )
+    assert state.is_failed()
+    assert "/nowhere/strategy" in str(state.message)
+    with pytest.raises(StrategyError):
+        state.result()

@@ -1,0 +1,138 @@
+"""The pages that a run leaves: what stands on them, and that they stay small."""
+
+from pathlib import Path
+
+import pytest
+
+from core.budget import Budget
+from core.convert import convert, make_plan
+from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
+from core.manifest import parse_manifest
+from core.merge import MergeReport
+from core.report import ConversionReport, VerificationReport, summarize_plan
+from core.request import VerifyLevel
+from core.wording import size_text
+from tasks.pages import (
+    LARGEST_TABLE_ROWS,
+    failure_page,
+    merge_page,
+    plan_page,
+    rank_rows,
+    report_page,
+    verification_page,
+)
+from tests.support.checkpoints import case
+
+FOUR_TO_THREE = case(7009)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def report(target: Path) -> ConversionReport:
+    return convert(FOUR_TO_THREE.request(target))
+
+
+def test_the_plan_tells_what_will_be_done_and_shows_it(target: Path) -> None:
+    plan = make_plan(FOUR_TO_THREE.request(target))
+    page = plan_page(summarize_plan(plan, Budget(2, 2**21, 64), [(0,)], 1), str(target), "<svg/>")
+    assert page.startswith("# Plan: 4 → 3 ranks\n\n")
+    assert f"| Target | `{target}` |" in page
+    assert f"| To write | {size_text(plan.written_bytes)} |" in page
+    assert "| Workers | 2, with 4.0 MiB of buffers |" in page
+    assert "| 2 | `rank_2/checkpoint_2.ckpt` |" in page
+    assert "](data:image/svg+xml;base64,PHN2Zy8+)" in page
+
+
+def test_a_plan_that_cuts_nothing_has_no_picture(target: Path) -> None:
+    plan = make_plan(FOUR_TO_THREE.request(target))
+    assert "feed" not in plan_page(summarize_plan(plan, Budget(2, 2**21, 64), [(0,)], 1), str(target), "")
+
+
+def test_the_summary_begins_with_what_a_manager_asks(report: ConversionReport) -> None:
+    head = report_page(report).split("\n\n")[:2]
+    assert head[0] == "# Converted: 4 → 3 ranks"
+    assert f"**{size_text(report.written_bytes)}** written in" in head[1]
+    assert "every byte was read back" in head[1]
+
+
+def test_a_resumed_run_says_what_was_there(target: Path, report: ConversionReport) -> None:
+    assert report.committed
+    page = report_page(convert(FOUR_TO_THREE.request(target)))
+    assert page.startswith("# Converted already: 4 → 3 ranks\n\nNothing was left to do: 3 ranks (")
+    assert "0 B" not in page
+    assert ": 3 from an earlier run |" in page
+
+
+def test_a_partly_resumed_run_says_what_was_there(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target, ranks="1"))
+    page = report_page(convert(FOUR_TO_THREE.request(target)))
+    assert "1 rank (" in page
+    assert "had been done by an earlier run" in page
+    assert ": 2 written, 1 from an earlier run |" in page
+
+
+def test_an_incomplete_target_is_told_as_such(target: Path) -> None:
+    page = report_page(convert(FOUR_TO_THREE.request(target, ranks="1")))
+    assert page.startswith("# Converted in part: 1 of 3 ranks")
+    assert "target ranks 0,2 are still to be converted" in page
+
+
+def test_the_table_holds_plain_numbers_and_the_manifests_digests(target: Path, report: ConversionReport) -> None:
+    row = rank_rows(report.ranks)[1]
+    assert row["rank"] == 1
+    assert row["size_bytes"] == report.ranks[1].size_bytes
+    assert row["verified"] == "checksum"
+    manifest = parse_manifest((target / ".reshard" / "manifest.json").read_bytes(), "")
+    assert [row["record_digest"] for row in rank_rows(report.ranks)] == [rank.record_digest for rank in manifest.ranks]
+
+
+def test_thousands_of_ranks_make_no_endless_page(target: Path, report: ConversionReport) -> None:
+    many = report.model_copy(update={"ranks": report.ranks * 4000})
+    assert len(rank_rows(many.ranks)) == LARGEST_TABLE_ROWS
+    assert len(report_page(many)) < 20_000
+    plan = make_plan(FOUR_TO_THREE.request(target))
+    summary = summarize_plan(plan, Budget(2, 2**21, 64), [(0,)], 1)
+    page = plan_page(summary.model_copy(update={"ranks": summary.ranks * 4000}), str(target), "")
+    assert len(page) < 20_000
+    assert "… and 11900 more" in page
+
+
+def test_a_failure_shows_its_message_as_it_is() -> None:
+    page = failure_page("convert a -> b", ConversionError("2 of 3 target ranks failed\n  rank_1: a | ```pipe```"))
+    assert "```\n2 of 3 target ranks failed\n  rank_1: a | '''pipe'''\n```" in page
+    assert page.startswith("# Failed: convert a -> b\n\nConversionError:")
+    long = failure_page("convert a -> b", ConversionError("x" * 10**6))
+    assert len(long) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (InputError("no"), "start a new run"),
+        (TargetError("no"), "start a new run"),
+        (VerificationError("no"), "makes the others anew"),
+        (ConversionError("no"), "retry this run"),
+    ],
+)
+def test_a_failure_says_what_to_do_next(error: ReshardError, advice: str) -> None:
+    assert advice in failure_page("convert a -> b", error).partition("## What to do next")[2]
+
+
+def test_a_check_and_a_merge_say_what_they_found() -> None:
+    checked = VerificationReport(
+        target="/data/x", level=VerifyLevel.CHECKSUM, ranks=3, read_bytes=2048, seconds=61, problems=()
+    )
+    page = verification_page(checked)
+    assert page.startswith("# All is as written: 3 ranks\n\nEvery byte was read")
+    assert "| Took | 1 min 01 s |" in page
+    merged = MergeReport(url="/data/s.json", stages=2, devices_per_stage=4, parameters=7)
+    assert merge_page(merged).startswith("# Merged: a strategy for 8 ranks\n")
+
+
+def test_a_bar_in_a_name_does_not_break_a_table(report: ConversionReport) -> None:
+    page = report_page(report.model_copy(update={"target": "/a|b"}))
+    assert "| Target | `/a\\|b` |" in page
