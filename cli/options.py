@@ -26,13 +26,29 @@ PLANNING = (
     "check_crc",
     "unmatched",
     "allow_missing",
+    "shared_parameters",
+    "check_replicas",
+    "recover",
+    "fault_ranks",
+    "decrypt_key",
+    "decrypt_mode",
+    "encrypt_key",
+    "encrypt_mode",
+    "write_crc",
+    "append_info",
+    "remove_redundancy",
+    "replicas",
 )
 """Fields that decide what is planned."""
 _OF_PREFECT = ("dask_scheduler", "concurrency_limit")
 CONVERTING = (*PLANNING[:11], "verify", *PLANNING[11:], "overwrite", *_OF_PREFECT)
 """Fields of a whole conversion but source and target, in the order of the help."""
 CONVERTING_LATEST = (
-    *(name for name in CONVERTING if name not in {"step", "ranks", "overwrite", *_OF_PREFECT}),
+    *(
+        name
+        for name in CONVERTING
+        if name not in {"step", "ranks", "recover", "fault_ranks", "overwrite", *_OF_PREFECT}
+    ),
     "settle_seconds",
     "patience_seconds",
     "keep_checkpoint_max",
@@ -53,6 +69,12 @@ _METAVARS = {
     "workers": "N",
     "memory_limit": "SIZE",
     "allow_missing": "PATTERN",
+    "shared_parameters": "first|fail|STAGE",
+    "fault_ranks": "3,7",
+    "decrypt_key": "NAME",
+    "encrypt_key": "NAME",
+    "append_info": "NAME=VALUE",
+    "replicas": "N",
     "settle_seconds": "SECONDS",
     "patience_seconds": "SECONDS",
     "keep_checkpoint_max": "N",

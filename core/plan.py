@@ -45,6 +45,11 @@ class PlanInputs:
         fail_on_unmatched: whether a parameter without a place in the target's strategy is an error; else it is dropped.
         allow_missing: shell-style patterns of parameters that the target may lack.
         saved_whole: the source's contents say that every rank holds whole tensors, whatever its strategy cuts.
+        shared_parameters: of a parameter that several source stages hold: `first`, `fail` or a stage's number.
+        replicas: how many copies of each slice the target's ranks keep; 0: every rank has all of its slices.
+        append_info: names and values that every target file gets, in place of the source's.
+        write_crc: whether the target's files carry a CRC.
+        encryption: how the target's files are encrypted, MindSpore's `enc_mode`; empty: not at all.
     """
 
     catalog: CheckpointCatalog
@@ -55,6 +60,11 @@ class PlanInputs:
     fail_on_unmatched: bool = False
     allow_missing: tuple[str, ...] = ()
     saved_whole: bool = False
+    shared_parameters: str = "first"
+    replicas: int = 0
+    append_info: tuple[tuple[str, bool | int | float | str], ...] = ()
+    write_crc: bool = False
+    encryption: str = ""
 
 
 @dataclass(frozen=True)

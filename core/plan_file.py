@@ -92,6 +92,11 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "fail_on_unmatched": inputs.fail_on_unmatched,
         "allow_missing": list(inputs.allow_missing),
         "saved_whole": inputs.saved_whole,
+        "shared_parameters": inputs.shared_parameters,
+        "replicas": inputs.replicas,
+        "append_info": inputs.append_info,
+        "write_crc": inputs.write_crc,
+        "encryption": inputs.encryption,
     }
 
 
@@ -107,6 +112,11 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         fail_on_unmatched=data["fail_on_unmatched"],
         allow_missing=tuple(data["allow_missing"]),
         saved_whole=data["saved_whole"],
+        shared_parameters=data["shared_parameters"],
+        replicas=data["replicas"],
+        append_info=tuple((name, value) for name, value in data["append_info"]),
+        write_crc=data["write_crc"],
+        encryption=data["encryption"],
     )
 
 

@@ -20,7 +20,12 @@ _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
 _STEP = re.compile(r"(\d+_\d+(_breakpoint)?)?")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
+_SHARED = re.compile(r"^(first|fail|[0-9]+)$")
 _HIGHEST_RANK = 1_000_000
+_KEY_ADVICE = (
+    "Where the key is kept: env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of what stands there, unless "
+    "that begins with hex: or base64:."
+)
 
 
 def _pattern(pattern: str) -> JsonDict:
@@ -55,6 +60,14 @@ class VerifyLevel(StrEnum):
         """Whether it looks less closely than `other`."""
         levels = list(VerifyLevel)
         return levels.index(self) < levels.index(other)
+
+
+class EncryptionMode(StrEnum):
+    """How checkpoint files are encrypted; MindSpore's `enc_mode`."""
+
+    AES_GCM = "AES-GCM"
+    AES_CBC = "AES-CBC"
+    SM4_CBC = "SM4-CBC"
 
 
 class UnmatchedPolicy(StrEnum):
@@ -222,6 +235,69 @@ class ConversionOptions(BaseModel):
             description="Patterns (adam_*) of target parameters that the source need not have.",
         ),
     ] = []
+    decrypt_key: Annotated[
+        str,
+        Field(
+            title="Decryption key",
+            description=f"Of an encrypted source. {_KEY_ADVICE} Empty: the source is not encrypted.",
+            json_schema_extra=_STORAGE_NAME,
+        ),
+    ] = ""
+    decrypt_mode: Annotated[
+        EncryptionMode, Field(title="Decryption mode", description="How an encrypted source is encrypted.")
+    ] = EncryptionMode.AES_GCM
+    encrypt_key: Annotated[
+        str,
+        Field(
+            title="Encryption key",
+            description="Encrypt the target's files, and what is recorded of them. Where the key is kept, likewise. "
+            "Empty: the target is not encrypted.",
+            json_schema_extra=_STORAGE_NAME,
+        ),
+    ] = ""
+    encrypt_mode: Annotated[
+        EncryptionMode, Field(title="Encryption mode", description="How the target is encrypted.")
+    ] = EncryptionMode.AES_GCM
+    write_crc: Annotated[
+        bool,
+        Field(title="Write CRC", description="Give the target's files a CRC, which MindSpore checks with crc_check."),
+    ] = False
+    append_info: Annotated[
+        list[str],
+        Field(
+            title="Appended information",
+            description="NAME=VALUE (epoch_num=5) for every target file: a number, true or false, or text; in place of "
+            "what the source has under that name.",
+        ),
+    ] = []
+    remove_redundancy: Annotated[
+        bool,
+        Field(
+            title="Remove redundancy",
+            description="Of a slice that several target ranks share, only some of them get a copy; MindSpore loads "
+            "such a checkpoint with remove_redundancy=True.",
+        ),
+    ] = False
+    replicas: Annotated[
+        int,
+        Field(title="Replicas", ge=1, description="How many copies of each slice stay when redundancy is removed."),
+    ] = 1
+    check_replicas: Annotated[
+        bool,
+        Field(
+            title="Check replicas",
+            description="Read every copy of each slice that source ranks share, and stop if copies differ.",
+        ),
+    ] = False
+    shared_parameters: Annotated[
+        str,
+        Field(
+            title="Shared parameters",
+            description="Of a parameter that several pipeline stages of the source hold, such as tied embeddings, with "
+            "different contents: first, take the first stage's; a number, that stage's; fail.",
+            json_schema_extra=_pattern(_SHARED.pattern),
+        ),
+    ] = "first"
     dask_scheduler: Annotated[
         str,
         Field(
@@ -245,7 +321,7 @@ class ConversionOptions(BaseModel):
     def _check_url(cls, value: str) -> str:
         return without_credentials(value)
 
-    @field_validator("source_storage", "target_storage")
+    @field_validator("source_storage", "target_storage", "decrypt_key", "encrypt_key")
     @classmethod
     def _check_name(cls, value: str) -> str:
         return storage_name(value)
@@ -262,6 +338,13 @@ class ConversionOptions(BaseModel):
     def _check_memory_limit(cls, value: str) -> str:
         if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
             raise ValueError("must be at least 16MiB")
+        return value
+
+    @field_validator("shared_parameters")
+    @classmethod
+    def _check_shared_parameters(cls, value: str) -> str:
+        if not _SHARED.fullmatch(value):
+            raise ValueError("must be first, fail, or the number of a pipeline stage")
         return value
 
     @field_validator("dask_scheduler")
@@ -310,6 +393,23 @@ class ConversionRequest(ConversionOptions):
         ),
     ] = False
 
+    recover: Annotated[
+        bool,
+        Field(
+            title="Recover",
+            description="Where source files are missing, truncated, fail their CRC or are named as faulty, take what "
+            "they held from other ranks that hold the same, and say so.",
+        ),
+    ] = False
+    fault_ranks: Annotated[
+        str,
+        Field(
+            title="Faulty ranks",
+            description="Source ranks (3,7) whose files are not to be read; needs 'recover'.",
+            json_schema_extra=_pattern(r"^[0-9, -]*$"),
+        ),
+    ] = ""
+
     @field_validator("step")
     @classmethod
     def _check_step(cls, value: str) -> str:
@@ -317,7 +417,7 @@ class ConversionRequest(ConversionOptions):
             raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
         return value
 
-    @field_validator("ranks")
+    @field_validator("ranks", "fault_ranks")
     @classmethod
     def _check_ranks(cls, value: str) -> str:
         parse_ranks(value)
@@ -372,7 +472,7 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str] = 
     for detail in error.errors():
         name = str(detail["loc"][0])
         # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
-        secret = name.endswith("storage") or carries_credentials(str(detail["input"]))
+        secret = name.endswith(("storage", "_key")) or carries_credentials(str(detail["input"]))
         hidden = detail["type"] == "missing" or secret
         given = "" if hidden else f" {detail['input']!r}"
         lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}")

@@ -39,6 +39,11 @@ FIELD_ORDER = (
     *("keep_checkpoint_max", "keep_checkpoint_per_n_minutes", "settle_seconds", "patience_seconds"),
     # what is taken, what is left out, what it is called
     *("prefix", "source_prefix", "ranks", "unmatched", "allow_missing", "check_crc"),
+    # what is damaged or said twice
+    *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
+    # what the files are, beyond their format
+    *("decrypt_key", "decrypt_mode", "encrypt_key", "encrypt_mode"),
+    *("write_crc", "append_info", "remove_redundancy", "replicas"),
     # where it runs, and with what
     *("storage", "source_storage", "target_storage", "workers", "memory_limit", "dask_scheduler", "concurrency_limit"),
 )
