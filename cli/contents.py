@@ -8,13 +8,18 @@ from typing import Any
 import click
 
 from cli.output import print_facts, print_table, printable, wants_table
+from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import RANK_FIELD, parse_name
+from core.checkpoint.opening import open_checkpoint
+from core.checkpoint.scalars import json_value, read_scalars
 from core.checkpoint.survey import refused_as_input, survey
 from core.errors import InputError
+from core.keys import Key, source_key
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.storage.files import SourceFile, file_info, list_folder, open_source, read_bytes
+from core.manifest import unsealed_manifest
+from core.storage.files import SourceFile, file_info, list_folder, read_bytes
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.target import read_manifest
@@ -80,9 +85,9 @@ def _holds_strategies(directory: Location) -> bool:
 
 
 @contextmanager
-def _opened(location: Location) -> Iterator[SourceFile]:
+def _opened(location: Location, key: Key | None = None) -> Iterator[SourceFile]:
     with refused_as_input():
-        file = open_source(location)
+        file = open_checkpoint(location, key)
         try:
             yield file
         finally:
@@ -90,13 +95,16 @@ def _opened(location: Location) -> Iterator[SourceFile]:
 
 
 def _describe_file(location: Location) -> Document:
-    with _opened(location) as file:
+    with _opened(location, source_key()) as file:
         index = read_index(file)
+        information = read_scalars(file, index)
+        encryption = str(file.mode) if isinstance(file, DecryptedSource) else ""
     return {
         "kind": "checkpoint file",
         "url": str(location),
         "format": str(index.format),
         "size_bytes": index.size_bytes,
+        "encryption": encryption,
         "has_crc": index.has_crc,
         "redundancy_removed": index.redundancy_removed,
         "parameters": [
@@ -109,6 +117,7 @@ def _describe_file(location: Location) -> Document:
             }
             for entry in index.entries.values()
         ],
+        "information": {name: json_value(value) for name, value in information.items()},
     }
 
 
@@ -118,6 +127,7 @@ def _print_file(document: Document) -> None:
         [
             ("checkpoint file", document["url"]),
             ("format", f".{document['format']}, {size_text(document['size_bytes'])}"),
+            *([("encrypted", f"with {document['encryption']}")] if document["encryption"] else []),
             ("CRC", "has one" if document["has_crc"] else "none"),
             *([("redundancy", "removed: some slices are on other ranks")] if document["redundancy_removed"] else []),
             ("parameters", f"{len(parameters)}, {size_text(sum(each['size_bytes'] for each in parameters))}"),
@@ -129,6 +139,15 @@ def _print_file(document: Document) -> None:
         [(each["name"], each["dtype"], _shape_or_text(each), each["size_bytes"]) for each in parameters],
         right=("bytes",),
     )
+    if document["information"]:
+        click.echo()
+        print_table(
+            ("information", "value"), [(name, _told_value(value)) for name, value in document["information"].items()]
+        )
+
+
+def _told_value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _shape_or_text(parameter: Document) -> str:
@@ -196,6 +215,8 @@ def _more(count: int, told: int) -> str:
 def _describe_converted(location: Location) -> Document:
     manifest = read_manifest(location)
     assert manifest is not None
+    if source_key() is not None:
+        manifest = unsealed_manifest(manifest, source_key(), str(location))
     return {"kind": "converted checkpoint", "url": str(location), "manifest": manifest.model_dump(mode="json")}
 
 
@@ -210,6 +231,7 @@ def _print_converted(document: Document) -> None:
             ("format", f".{manifest['format']}, {size_text(sum(each['size_bytes'] for each in manifest['ranks']))}"),
             ("written by", f"{manifest['writer']}, {manifest['created']}"),
             ("verified", manifest["verified"]),
+            *([("encrypted", _encryption_text(manifest))] if manifest["encryption"] else []),
             *(("note", printable(note)) for note in manifest["notes"]),
         ]
     )
@@ -220,6 +242,11 @@ def _print_converted(document: Document) -> None:
             [(each["rank"], each["file"], each["size_bytes"]) for each in manifest["ranks"]],
             right=("rank", "bytes"),
         )
+
+
+def _encryption_text(manifest: Document) -> str:
+    sealed = "; what names parameters takes its key: --decrypt-key" if manifest["sealed"] else ""
+    return f"with {manifest['encryption']}{sealed}"
 
 
 def _describe_strategy(url: str) -> Document:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import CONVERTING, conversion_options
+from cli.options import CONVERTING, GroupedCommand, conversion_options
 from cli.output import (
     print_facts,
     print_json,
@@ -13,7 +13,7 @@ from cli.output import (
     wants_table,
 )
 from cli.progress import shown_progress
-from cli.storages import storages_named_in
+from cli.storages import resources_named_in
 from core.errors import InputError
 from core.request import ConversionRequest, VerifyLevel, build_request
 from core.wording import counted, ranks_text, seconds_text, size_text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_NOTED = 20
 
 
-@click.command("convert")
+@click.command("convert", cls=GroupedCommand)
 @click.argument("source")
 @click.argument("target")
 @conversion_options(CONVERTING)
@@ -57,7 +57,7 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
     """
     request = build_request(source=source, target=target, **options)
     if dry_run:
-        with storages_named_in(request):
+        with resources_named_in(request):
             _show_plan(request, as_json)
         return
     if engine == "direct":
@@ -66,7 +66,7 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         if engine == "direct":
             from core.convert import convert
 
-            with storages_named_in(request):
+            with resources_named_in(request):
                 report = convert(request, progress)
         else:
             from flows.local import run_locally

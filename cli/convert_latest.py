@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.convert import print_report
-from cli.options import CONVERTING_LATEST, conversion_options
+from cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
 from cli.output import print_facts, print_json, printable
 from cli.progress import shown_progress
-from cli.storages import storages_named_in
+from cli.storages import resources_named_in
 from core.latest_request import LatestConversionRequest
 from core.request import build_options
 from core.wording import counted
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from core.latest import LatestReport
 
 
-@click.command("convert-latest")
+@click.command("convert-latest", cls=GroupedCommand)
 @click.argument("source")
 @click.argument("target")
 @conversion_options(CONVERTING_LATEST, LatestConversionRequest)
@@ -40,7 +40,7 @@ def command(source: str, target: str, as_json: bool, **options: Any) -> None:
     from core.latest import convert_latest
 
     request = build_options(LatestConversionRequest, source=source, target=target, **options)
-    with shown_progress("converting") as progress, storages_named_in(request):
+    with shown_progress("converting") as progress, resources_named_in(request):
         report = convert_latest(request, progress)
     if as_json:
         print_json(report)

@@ -3,19 +3,21 @@
 import click
 
 from cli.output import print_json
-from cli.storages import storage_named, storage_option
+from cli.storages import key_named, key_options, storage_named, storage_option
 
 
 @click.command("inspect")
 @click.argument("what", metavar="FILE|DIR|STRATEGY")
+@key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def command(what: str, storage: str, as_json: bool) -> None:
+def command(what: str, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> None:
     """Shows what is in a checkpoint file, a checkpoint or a strategy; which of these it is, is found out.
 
-    A checkpoint file: its parameters with dtype, shape and size. A checkpoint (a directory, or a pattern with {rank}):
-    its ranks, and the steps that they have. A converted checkpoint: its manifest. A strategy (a file, or a directory of
-    the ranks' files): its stages, and how each parameter is cut. Contents are not read.
+    A checkpoint file: its parameters with dtype, shape and size, and the values of single numbers and texts, such as
+    epoch_num. A checkpoint (a directory, or a pattern with {rank}): its ranks, and the steps that they have.
+    A converted checkpoint: its manifest. A strategy (a file, or a directory of the ranks' files): its stages, and how
+    each parameter is cut. Other contents are not read.
 
     \b
     Examples:
@@ -25,7 +27,7 @@ def command(what: str, storage: str, as_json: bool) -> None:
     """
     from cli.contents import describe, print_description
 
-    with storage_named(storage, what):
+    with storage_named(storage, what), key_named(decrypt_key, decrypt_mode):
         description = describe(what)
     if as_json:
         print_json(description)

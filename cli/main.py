@@ -22,6 +22,7 @@ _COMMANDS = {
     "convert": ("cli.convert", "Convert a checkpoint to another sharding strategy."),
     "convert-latest": ("cli.convert_latest", "Convert the newest step that training has saved completely."),
     "plan": ("cli.plan", "Show what a conversion would read and write."),
+    "recover": ("cli.recover", "Tell whether a damaged checkpoint can be recovered."),
     "verify": ("cli.verify", "Check a converted checkpoint."),
     "merge-strategy": ("cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "inspect": ("cli.inspect", "Show what is in a checkpoint or a strategy."),

@@ -11,51 +11,36 @@ from core.request import ConversionOptions, ConversionRequest
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-PLANNING = (
-    "source_strategy",
-    "target_strategy",
-    "source_storage",
-    "target_storage",
-    "format",
-    "prefix",
-    "step",
-    "source_prefix",
-    "ranks",
-    "workers",
-    "memory_limit",
-    "check_crc",
-    "unmatched",
-    "allow_missing",
-    "shared_parameters",
-    "check_replicas",
-    "recover",
-    "fault_ranks",
-    "decrypt_key",
-    "decrypt_mode",
-    "encrypt_key",
-    "encrypt_mode",
-    "write_crc",
-    "append_info",
-    "remove_redundancy",
-    "replicas",
-)
-"""Fields that decide what is planned."""
-_OF_PREFECT = ("dask_scheduler", "concurrency_limit")
-CONVERTING = (*PLANNING[:11], "verify", *PLANNING[11:], "overwrite", *_OF_PREFECT)
-"""Fields of a whole conversion but source and target, in the order of the help."""
-CONVERTING_LATEST = (
-    *(
-        name
-        for name in CONVERTING
-        if name not in {"step", "ranks", "recover", "fault_ranks", "overwrite", *_OF_PREFECT}
+GROUPS = {
+    "What is converted": (
+        *("source_strategy", "target_strategy", "step", "source_prefix", "ranks"),
+        *("unmatched", "allow_missing", "shared_parameters"),
     ),
-    "settle_seconds",
-    "patience_seconds",
-    "keep_checkpoint_max",
-    "keep_checkpoint_per_n_minutes",
-    "dry_run",
-)
-"""Those of a scheduled conversion, which this command does without Prefect, likewise."""
+    "What is written": (
+        *("format", "prefix", "append_info", "write_crc", "encrypt_key", "encrypt_mode"),
+        *("remove_redundancy", "replicas"),
+    ),
+    "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
+    "How careful it is": ("verify", "check_crc", "check_replicas", "overwrite", "dry_run"),
+    "When a step counts as saved, which conversions stay": (
+        *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
+    ),
+    "Where it runs, and with what": (
+        *("workers", "memory_limit", "source_storage", "target_storage", "dask_scheduler", "concurrency_limit"),
+    ),
+}
+"""Fields of the requests but source and target, as the help shows them."""
+_OF_LATEST = (*GROUPS["When a step counts as saved, which conversions stay"], "dry_run")
+_OF_PREFECT = ("dask_scheduler", "concurrency_limit")
+_OF_ONE_STEP = ("step", "ranks", "recover", "fault_ranks", "overwrite")
+_ALL = tuple(name for names in GROUPS.values() for name in names)
+
+CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)
+"""Fields of a whole conversion."""
+PLANNING = tuple(name for name in CONVERTING if name not in ("verify", "overwrite", *_OF_PREFECT))
+"""Those that decide what is planned."""
+CONVERTING_LATEST = tuple(name for name in _ALL if name not in (*_OF_ONE_STEP, *_OF_PREFECT))
+"""Those of a scheduled conversion, which this command does without Prefect."""
 
 _METAVARS = {
     "source_strategy": "URL",
@@ -97,6 +82,21 @@ def conversion_options(
         return command
 
     return decorated
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows the options of a conversion in groups, and its own at the end."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options into the help."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        shown = {str(option.name): option.get_help_record(ctx) for option in options}
+        own = tuple(name for name in shown if name not in _ALL)
+        for title, names in (*GROUPS.items(), ("Options", own)):
+            records = [record for name in names if (record := shown.get(name))]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:

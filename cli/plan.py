@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import PLANNING, conversion_options
+from cli.options import PLANNING, GroupedCommand, conversion_options
 from cli.output import print_facts, print_json, print_table, printable
-from cli.storages import storages_named_in
+from cli.storages import resources_named_in
 from core.errors import InputError
 from core.request import build_request
 from core.wording import ranks_text, size_text
@@ -22,7 +22,7 @@ _NOWHERE = "memory://reshard-plan"
 """Stands for a target that nobody named: it is on no disk, so no source lies inside it."""
 
 
-@click.command("plan")
+@click.command("plan", cls=GroupedCommand)
 @click.argument("source")
 @click.argument("target", required=False)
 @conversion_options(PLANNING)
@@ -49,7 +49,7 @@ def command(
     request = build_request(source=source, target=target or _NOWHERE, **options)
     from core.convert import describe_plan
 
-    with storages_named_in(request):
+    with resources_named_in(request):
         plan, summary = describe_plan(request)
     if rank is not None and param is not None:
         reads = describe_reads(plan, rank, param)

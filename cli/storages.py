@@ -1,14 +1,17 @@
-"""Storage options by name, for commands: the option --storage, and Prefect's blocks if one of them is named."""
+"""Storage options and keys by name, for commands: their options, and Prefect's blocks if one of them is named."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.errors import InputError
+from core.request import KEY_DESCRIPTION, EncryptionMode, key_name, mode_with_key
+
 if TYPE_CHECKING:
+    from core.named_values import Resolver
     from core.request import ConversionOptions
-    from core.storage.named_options import Resolver
 
 storage_option = click.option(
     "--storage",
@@ -18,6 +21,19 @@ storage_option = click.option(
     "storage options as a JSON object. Empty: as the environment says.",
 )
 """For commands that are about one place."""
+
+
+def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command that is about one place the options --decrypt-key and --decrypt-mode."""
+    key = click.option("--decrypt-key", metavar="NAME", default="", help=KEY_DESCRIPTION)
+    mode = click.option(
+        "--decrypt-mode",
+        type=click.Choice([str(mode) for mode in EncryptionMode]),
+        default=str(EncryptionMode.AES_GCM),
+        show_default=True,
+        help="How an encrypted checkpoint is encrypted.",
+    )
+    return key(mode(command))
 
 
 @contextmanager
@@ -30,11 +46,30 @@ def storage_named(name: str, *urls: str) -> Iterator[None]:
 
 
 @contextmanager
-def storages_named_in(request: "ConversionOptions") -> Iterator[None]:
-    """Opens what a request names with the storage options that it names."""
-    from core.storage.named_options import storages_of
+def key_named(name: str, mode: str) -> Iterator[None]:
+    """Decrypts with the key of a name, whether it is a source's or what a conversion has written.
 
-    with storages_of(request, _resolvers(request.source_storage, request.target_storage)):
+    Raises:
+        InputError: it is no name, or there is no such key.
+    """
+    from core.keys import KeyNames, named_keys
+
+    chosen = EncryptionMode(mode)
+    try:
+        mode_with_key(chosen, key_name(name), "--decrypt-key")
+    except ValueError as error:
+        raise InputError(f"{'--decrypt-key' if name else '--decrypt-mode'}: {error}") from None
+    with named_keys(KeyNames(name, chosen, name, chosen), _resolvers(name)):
+        yield
+
+
+@contextmanager
+def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
+    """Opens what a request names with the storage options and the keys that it names."""
+    from core.resources import resources_of
+
+    names = (request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key)
+    with resources_of(request, _resolvers(*names)):
         yield
 
 

@@ -6,7 +6,7 @@ import click
 
 from cli.output import print_json, printable
 from cli.progress import shown_progress
-from cli.storages import storage_named, storage_option
+from cli.storages import key_named, key_options, storage_named, storage_option
 from core.request import VerifyLevel
 from core.wording import counted, seconds_text, size_text
 
@@ -25,13 +25,14 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     show_default=True,
     help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing.",
 )
+@key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(target: str, level: str, storage: str, as_json: bool) -> int:
+def command(target: str, level: str, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> int:
     """Checks the converted checkpoint TARGET against its manifest, which was written with it.
 
     Every file is compared with its record: that it is there and holds what it was written with. Ends with 0 if all is
-    right and with 1 if anything is not. Needs nothing but TARGET.
+    right and with 1 if anything is not. Needs nothing but TARGET, and its key if it is encrypted.
 
     \b
     Examples:
@@ -41,7 +42,7 @@ def command(target: str, level: str, storage: str, as_json: bool) -> int:
     """
     from core.verify import verify_target
 
-    with storage_named(storage, target), shown_progress("verifying") as progress:
+    with storage_named(storage, target), key_named(decrypt_key, decrypt_mode), shown_progress("verifying") as progress:
         report = verify_target(target, VerifyLevel(level), progress)
     if as_json:
         print_json(report)

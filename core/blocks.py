@@ -27,7 +27,10 @@ class Part:
 
 @dataclass
 class Block:
-    """A stretch of a file: literal bytes by their position in the block, and parts of shards."""
+    """A stretch of a file: literal bytes by their position in the block, and parts of shards.
+
+    Where contents are known beforehand, they are both.
+    """
 
     size_bytes: int = 0
     literals: list[tuple[int, bytes]] = field(default_factory=list)
@@ -41,9 +44,14 @@ def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputE
 
 # the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only
 @lru_cache(maxsize=4)
-def planned_file(file_format: CheckpointFormat, entries: tuple[OutputEntry, ...]) -> FilePlan:
+def planned_file(
+    file_format: CheckpointFormat,
+    entries: tuple[OutputEntry, ...],
+    redundancy_removed: bool = False,
+    with_crc: bool = False,
+) -> FilePlan:
     """The file that holds `entries`; see `plan_file`."""
-    return plan_file(file_format, entries)
+    return plan_file(file_format, entries, redundancy_removed=redundancy_removed, with_crc=with_crc)
 
 
 def file_blocks(file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes: int) -> Iterator[Block]:
@@ -66,6 +74,8 @@ def file_blocks(file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes
             if block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
+            if entry.literal:
+                block.literals.append((block.size_bytes, entry.literal))
             block.parts.append(Part(segment.name, box, block.size_bytes, size_bytes))
             block.size_bytes += size_bytes
     yield block
@@ -79,7 +89,10 @@ def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry
         text = entry.text
         if entry.dtype is MAP_TENSOR:
             piece_bytes = tuple(extent.length for extent in entry.extents)
-    return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes)
+    literal = b""
+    if parameter.appended:
+        text, literal = parameter.appended.text, parameter.appended.content
+    return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes, literal)
 
 
 def _part_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:

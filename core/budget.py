@@ -2,8 +2,9 @@
 
 Every worker has blocks that it fills. From local files it reads by way of a scratch buffer, and holds some of them
 open; what it asks a remote storage for comes in buffers of its own. Of each file that goes to an object store one part
-is filled while others are being sent. Buffers beyond a few MiB gain nothing: locally they no longer fit the processor's
-caches between being read, digested and written, and larger requests are no faster.
+is filled while others are being sent; of each that is encrypted, some is held back until its tag is known.
+Buffers beyond a few MiB gain nothing: locally they no longer fit the processor's caches between being read, digested
+and written, and larger requests are no faster.
 """
 
 import resource
@@ -21,6 +22,10 @@ REMOTE_BLOCKS_TOGETHER_BYTES = 16 * 2**20
 PART_BYTES = 8 * 2**20
 SMALLEST_PART_BYTES = 5 * 2**20
 """S3 refuses smaller ones, but for the last."""
+
+CIPHER_BLOCK_BYTES = 4 * 2**20
+"""Of an encrypted file: what is encrypted together, and held until its length and its tag are known, which stand first.
+Shorter ones mean more requests for who opens such a file on an object store."""
 
 MOST_LANES = 8
 """Beyond these a file's writer, which digests and writes some 3 GB/s, cannot follow."""
@@ -40,10 +45,14 @@ _FILES_OF_OTHERS = 128
 
 @dataclass(frozen=True)
 class UploadBuffers:
-    """A file is sent in parts of `part_bytes`, of which at most `ahead` are under way while the next is filled."""
+    """A file is sent in parts of `part_bytes`, of which at most `ahead` are under way while the next is filled.
+
+    With `keeps_first` the first part is held back, and sent last: until then it may be changed.
+    """
 
     part_bytes: int = PART_BYTES
     ahead: int = 1
+    keeps_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,8 @@ class Budget:
         part_bytes: size of the parts in which files are sent to the target's storage; 0 on local disks.
         remote_source: whether source files are on a remote storage.
         processes: how many processes have as much.
+        keeps_first: whether the first part of each file is held back until all others are sent.
+        cipher_bytes: what of each file is encrypted together; 0 where nothing is.
     """
 
     workers: int
@@ -100,6 +111,8 @@ class Budget:
     part_bytes: int = 0
     remote_source: bool = False
     processes: int = 1
+    keeps_first: bool = False
+    cipher_bytes: int = 0
 
     @property
     def most_lanes(self) -> int:
@@ -110,23 +123,26 @@ class Budget:
     def most_blocks(self) -> int:
         """How many ranks can be written side by side."""
         if self.remote_source:
-            each = 2 * self.part_bytes + self.most_lanes * (1 + _ANSWERS_OF_A_BLOCK) * _SMALLEST_BUFFER_BYTES
+            each = _fewest_parts(self.keeps_first) * self.part_bytes + self.cipher_bytes
+            each += self.most_lanes * (1 + _ANSWERS_OF_A_BLOCK) * _SMALLEST_BUFFER_BYTES
             room = self.most_lanes * self.worker_bytes // each
             return max(1, min(MOST_REMOTE_BLOCKS_TOGETHER, room, self.most_lanes * self.worker_files // 2))
         room = self.worker_bytes - _buffer_bytes(self.worker_bytes // 2, LARGEST_BUFFER_BYTES)
-        return max(
-            1, min(MOST_BLOCKS_TOGETHER, room // (_SMALLEST_BUFFER_BYTES + 2 * self.part_bytes), self.worker_files // 2)
-        )
+        each = _SMALLEST_BUFFER_BYTES + _fewest_parts(self.keeps_first) * self.part_bytes + self.cipher_bytes
+        return max(1, min(MOST_BLOCKS_TOGETHER, room // each, self.worker_files // 2))
 
     def shares(self, count: int, lanes: int = 1) -> Shares:
         """What a group of `count` ranks has for which as many workers as `lanes` gather."""
         upload = None
         upload_bytes = 0
         if self.part_bytes:
-            ahead = self.worker_bytes * lanes // 2 // (count * self.part_bytes) - 1
-            upload = UploadBuffers(self.part_bytes, max(1, min(_MOST_PARTS_AHEAD, ahead)))
-            upload_bytes = count * (1 + upload.ahead) * upload.part_bytes
-        lane_bytes = max(0, self.worker_bytes - upload_bytes // lanes)
+            # beside those under way: the one being filled, and the one held back
+            others = _fewest_parts(self.keeps_first) - 1
+            ahead = self.worker_bytes * lanes // 2 // (count * self.part_bytes) - others
+            upload = UploadBuffers(self.part_bytes, max(1, min(_MOST_PARTS_AHEAD, ahead)), self.keeps_first)
+            upload_bytes = count * (others + upload.ahead) * upload.part_bytes
+        files_bytes = upload_bytes + count * self.cipher_bytes
+        lane_bytes = max(0, self.worker_bytes - files_bytes // lanes)
         if self.remote_source:
             scratch_bytes = 0
             together = max(REMOTE_BLOCKS_TOGETHER_BYTES, count * _REMOTE_BLOCK_WORTH_ASKING_FOR_BYTES)
@@ -144,7 +160,7 @@ class Budget:
             scratch_bytes=scratch_bytes,
             sources_open=max(1, min(_MOST_SOURCES_OPEN, self.worker_files - count)),
             upload=upload,
-            total_bytes=upload_bytes + lanes * held_bytes,
+            total_bytes=files_bytes + lanes * held_bytes,
         )
 
 
@@ -156,6 +172,8 @@ def share_out(
     part_bytes: int = 0,
     remote_source: bool = False,
     processes: int = 1,
+    keeps_first: bool = False,
+    cipher_bytes: int = 0,
 ) -> Budget:
     """The shares of a process's workers, fewer than asked for if even the smallest would not fit the limits.
 
@@ -163,7 +181,7 @@ def share_out(
     """
     files = open_files - _FILES_OF_OTHERS
     smallest_bytes = 3 * _SMALLEST_BUFFER_BYTES if remote_source else 2 * _SMALLEST_BUFFER_BYTES
-    smallest_bytes += 2 * part_bytes
+    smallest_bytes += _fewest_parts(keeps_first) * part_bytes + cipher_bytes
     workers = max(1, min(workers, limit_bytes // smallest_bytes, files // 2))
     return Budget(
         workers,
@@ -172,7 +190,14 @@ def share_out(
         part_bytes=part_bytes,
         remote_source=remote_source,
         processes=processes,
+        keeps_first=keeps_first,
+        cipher_bytes=cipher_bytes,
     )
+
+
+def _fewest_parts(keeps_first: bool) -> int:
+    """How many parts of a file are in memory at least: one is filled while another is sent."""
+    return 3 if keeps_first else 2
 
 
 def upload_part_bytes(limit_bytes: int, file_bytes: int) -> int:

@@ -15,23 +15,27 @@ from contextvars import copy_context
 
 from core.blocks import expected_entries, planned_file
 from core.checkpoint.catalog import build_catalog
+from core.checkpoint.crc_writing import stands_at_beginning
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.names import RANK_FIELD
+from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import rank_names
+from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
-from core.errors import CatalogError, ReshardError
+from core.damage import damage_policy
+from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
+from core.keys import source_key
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.report import ConversionReport, PlanSummary, summarize_plan
-from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy
+from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy, parse_ranks
+from core.resources import resources_of
 from core.retry import Losses, counting_retries, stoppable, with_retries
 from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
-from core.storage.files import open_source
-from core.storage.named_options import storages_of
+from core.storage.files import takes_rewriting
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
@@ -40,8 +44,14 @@ from core.target import check_apart
 _SMALL_CONTENT_BYTES = 2**20
 
 
-def convert(request: ConversionRequest, progress: Progress | None = None) -> ConversionReport:
+def convert(
+    request: ConversionRequest,
+    progress: Progress | None = None,
+    plan_of: Callable[[ConversionRequest], ConversionPlan] | None = None,
+) -> ConversionReport:
     """Converts a checkpoint in this process; what was done by an earlier, interrupted run is not done again.
+
+    `plan_of` makes the plan if another one than `make_plan`'s is wanted.
 
     Raises:
         InputError: the request or what it names is wrong.
@@ -50,14 +60,14 @@ def convert(request: ConversionRequest, progress: Progress | None = None) -> Con
     """
     with (
         reporting_to(progress or SilentProgress()),
-        storages_of(request),
+        resources_of(request),
         counting_retries(),
         stoppable() as stop,
         rare_collections(),
     ):
         started = time.monotonic()
         note = current_progress().note
-        plan = with_retries(lambda: make_plan(request), note)
+        plan = with_retries(lambda: (plan_of or make_plan)(request), note)
         with open_session(request, plan) as session:
             failures = _run_ranks(session, stop)
             return with_retries(lambda: session.finish(failures, time.monotonic() - started), note)
@@ -70,7 +80,7 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
         InputError: the request or what it names is wrong.
         StorageError: what it names cannot be read.
     """
-    with storages_of(request):
+    with resources_of(request):
         source, target = load_strategies(request)
         catalog = catalog_source(request, source, target)
         return plan_conversion(request, catalog, source, target)
@@ -110,14 +120,19 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         source.ranks if source else None,
         step=request.step or None,
         source_prefix=request.source_prefix or None,
-        digest=_wants_digest(source, target),
+        digest=wants_digest(source, target),
         check_crc=request.check_crc,
         workers=request.worker_count,
         allow_extra_ranks=own_stage,
         found=found,
+        damage=damage_policy(
+            source, target, recovers=request.recover, faulty=parse_ranks(request.fault_ranks) if request.recover else ()
+        ),
     )
+    if source is None:
+        _check_not_scattered(catalog)
     _check_links(request, catalog)
-    if own_stage and source is not None:
+    if own_stage and source is not None and catalog.records:
         return _of_own_stage(source, catalog, found)
     return catalog
 
@@ -128,9 +143,10 @@ def plan_conversion(
     """The plan; nothing is written, and only samples are read.
 
     Raises:
-        CatalogError: the source's ranks disagree about a parameter.
+        CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
         PlanError: source, target and options do not fit together.
     """
+    _check_any_left(catalog)
     plan = build_plan(
         PlanInputs(
             catalog=catalog,
@@ -141,9 +157,14 @@ def plan_conversion(
             fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
             allow_missing=tuple(request.allow_missing),
             saved_whole=source is not None and contents_say_whole(catalog, source),
+            replicas=request.replicas if request.remove_redundancy else 0,
+            write_crc=request.write_crc,
+            encryption=_target_encryption(request, catalog),
+            append_info=request.info,
         )
     )
     _check_format_holds_all(plan)
+    _check_crc_can_be_written(request, plan)
     return plan
 
 
@@ -208,7 +229,7 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
     return failures
 
 
-def _wants_digest(source: Strategy | None, target: Strategy | None) -> Callable[[int, TensorEntry], bool]:
+def wants_digest(source: Strategy | None, target: Strategy | None) -> Callable[[int, TensorEntry], bool]:
     """Says whose contents have to be compared, because no source layout tells which ranks hold the same.
 
     Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole.
@@ -233,13 +254,52 @@ def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> Ch
     return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
 
 
+def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:
+    """How the target's files are encrypted; empty if they are not."""
+    if not request.encrypt_key:
+        return ""
+    if _target_format(request, catalog) is CheckpointFormat.SAFETENSORS:
+        raise PlanError(
+            f"{catalog.url}: holds .safetensors files, and so would the target, but MindSpore knows no encrypted ones: "
+            "--format ckpt, or name no --encrypt-key"
+        )
+    return str(request.encrypt_mode)
+
+
 def _check_format_holds_all(plan: ConversionPlan) -> None:
     """Finds out before anything is written that the target's format cannot hold a parameter.
 
-    The ranks of a stage hold the same names and dtypes: one of them tells for all.
+    The ranks of a stage hold the same names and dtypes, or parts of them: one of them tells for all.
     """
     for rank in plan.first_ranks:
-        planned_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank)))
+        planned_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
+
+
+def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
+    """Finds out before anything is written that the target's storage does not take files with a CRC."""
+    at_beginning = request.write_crc and stands_at_beginning(plan.inputs.format)
+    if at_beginning and not takes_rewriting(parse_url(request.target)):
+        raise TargetError(
+            f"{request.target}: the CRC of a .safetensors file stands at its beginning and is known at its end, but "
+            "this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name a local "
+            "directory or an object store of the S3 kind"
+        )
+
+
+def _check_any_left(catalog: CheckpointCatalog) -> None:
+    if not catalog.records:
+        reasons = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items()]
+        raise CatalogError(f"{catalog.url}: there is no rank whose file could be used:\n  {listed(reasons)}")
+
+
+def _check_not_scattered(catalog: CheckpointCatalog) -> None:
+    """Makes sure that a file taken for a whole checkpoint is none of a redundancy-removed one."""
+    for record in catalog.records.values():
+        if record.index.redundancy_removed:
+            raise CatalogError(
+                f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
+                "rank's file only. Name the checkpoint of all ranks, and its strategy with --source-strategy"
+            )
 
 
 def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:
@@ -260,7 +320,7 @@ def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: Checkpoin
     misfit = len(found.ranks) % source.devices_per_stage != 0
     # the ranks of a stage hold the same names: its first one tells for all
     for rank in {rank // source.devices_per_stage: rank for rank in reversed(extra)}.values():
-        file = open_source(found.files[rank][0].location)
+        file = open_checkpoint(found.files[rank][0].location, source_key())
         try:
             misfit = misfit or held <= set(read_index(file).entries)
         finally:

@@ -303,6 +303,8 @@ class _Fetches:
 
     def _spans(self, block: RankBlock, part: Part) -> tuple[Span, ...]:
         parameter = block.parameters[part.name]
+        if parameter.appended:
+            return ()
         itemsize = parameter.dtype.itemsize
 
         def source_shape(rank: int) -> Shape:

@@ -20,11 +20,11 @@ from core.latest_request import LatestConversionRequest
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
 from core.report import ConversionReport
 from core.request import ConversionRequest
+from core.resources import resources_of
 from core.retention import KeepRules, Retention, apply_retention
 from core.retry import paused, stoppable, with_retries
 from core.steps import FoundSteps, StepWatch, is_converted
 from core.storage.lease import RENEWAL_SECONDS
-from core.storage.named_options import storages_of
 from core.storage.onlooking import seen_holders
 from core.storage.publishing import STATE_DIRECTORY, working_location
 from core.storage.urls import parse_url
@@ -86,7 +86,7 @@ def convert_latest(request: LatestConversionRequest, progress: Progress | None =
 
     Raises: see `run_latest`.
     """
-    with reporting_to(progress or SilentProgress()), storages_of(request), stoppable():
+    with reporting_to(progress or SilentProgress()), resources_of(request), stoppable():
         return run_latest(request, lambda conversion: convert.convert(conversion, progress))
 
 

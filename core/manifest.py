@@ -3,17 +3,24 @@
 TARGET/.reshard/manifest.json          the commit marker: a target without it is not a checkpoint
 TARGET/.reshard/plan.json.gz           what the conversion was planned from; its identity decides about resuming
 TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
+
+Of an encrypted target the plan and the records are sealed with its key (`core.sealing`); the manifest names no
+parameter, and its digests mean nothing without the key.
 """
 
+import base64
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from core.errors import TargetError
+from core.errors import InputError, TargetError
+from core.keys import Key
 from core.request import VerifyLevel
+from core.sealing import seal, unseal
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
+_MANIFEST = "manifest"
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 
@@ -86,6 +93,8 @@ class Manifest(_Record):
         carried: parameters that no strategy knows, copied to every rank.
         notes: what was chosen, in sentences.
         ranks: the target's files.
+        encryption: how the files are encrypted; empty: not at all.
+        sealed: of an encrypted target, what of the above names parameters, which is empty there; base64.
     """
 
     schema_version: Literal[1] = 1
@@ -104,6 +113,49 @@ class Manifest(_Record):
     carried: tuple[str, ...]
     notes: tuple[str, ...]
     ranks: tuple[RankSummary, ...]
+    encryption: str = ""
+    sealed: str = ""
+
+
+class _Details(_Record):
+    """What of a manifest names parameters."""
+
+    dropped: tuple[str, ...] = ()
+    excused: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
+    """The manifest of an encrypted target: what names parameters is sealed."""
+    details = _Details(**{name: getattr(manifest, name) for name in _Details.model_fields})
+    sealed = base64.b64encode(seal(details.model_dump_json().encode(), key, _MANIFEST)).decode()
+    return manifest.model_copy(update=_Details().model_dump() | {"encryption": str(key.mode), "sealed": sealed})
+
+
+def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifest:
+    """A manifest with all that it says, if `key` is the target's; `origin` is what messages call it.
+
+    Raises:
+        InputError: it is encrypted, and the key is missing or not its own; or it is not encrypted, and there is one.
+        TargetError: it is damaged.
+    """
+    if not manifest.encryption:
+        if key is not None:
+            raise InputError(f"{origin}: is not encrypted, but {key.name} is named as its key: name none")
+        return manifest
+    if key is None or key.mode != manifest.encryption:
+        named = "" if key is None else f", not with {key.mode}"
+        raise InputError(
+            f"{origin}: is encrypted with {manifest.encryption}{named}: name its key with --decrypt-key, and "
+            f"--decrypt-mode {manifest.encryption}"
+        )
+    try:
+        sealed = base64.b64decode(manifest.sealed, validate=True)
+        details = _Details.model_validate_json(unseal(sealed, key, _MANIFEST, origin))
+    except ValueError as error:
+        raise TargetError(f"{origin}: not a readable manifest: what is sealed in it is damaged") from error
+    return manifest.model_copy(update=details.model_dump() | {"sealed": ""})
 
 
 def dump_record(record: ShardRecord | Manifest) -> bytes:

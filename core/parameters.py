@@ -10,7 +10,7 @@ holds it           is None            moved: joined to the whole tensor
 holds it           lacks it           unmatched: dropped with a report, or an error, as asked
 lacks it           holds it           moved, if all ranks that hold it hold the same whole tensor
 lacks it           lacks it           carried: copied unchanged to every target rank
-(in no file)       holds it           missing: an error, unless excused
+(in no file)       holds it           missing: an error, unless excused, or another stage's and one stage is converted
 =================  =================  ==================================================================
 
 MindSpore copies unmatched and strategy-less parameters uncut under the full name, which is garbage or a guess.
@@ -21,13 +21,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
+from core.append_info import REDUNDANCY_MARK, AppendedParameter, appended_parameters
 from core.checkpoint.model import TensorEntry
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.checkpoint.selection import listed, rank_names
 from core.dtypes import MAP_TENSOR, TEXT, DType
 from core.errors import CatalogError, LayoutError, PlanError
+from core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
+from core.info_texts import InfoValue
 from core.layout import ParameterLayout, whole_layout
 from core.slices import Shape
 from core.strategy.model import StageStrategy, Strategy
+from core.subnetwork import part_of_target
 
 _MOST_PROBLEMS_TOLD = 20
 
@@ -40,17 +45,20 @@ class MovedParameter:
         name: the parameter's name.
         dtype: element type.
         shape: shape of the whole tensor.
-        source_first_rank: global rank of the first device of the source stage that it is read from.
-        source_layout: its layout in that stage.
+        copies: the source stage that it is read from; if cells have no holder there, other stages that hold it.
         target_layouts: target stage -> its layout there.
     """
 
     name: str
     dtype: DType
     shape: Shape
-    source_first_rank: int
-    source_layout: ParameterLayout
+    copies: tuple[SourceCopy, ...]
     target_layouts: Mapping[int, ParameterLayout]
+
+    @property
+    def source_first_rank(self) -> int:
+        """Global rank of the first device of the source stage that it is read from."""
+        return self.copies[0].first_rank
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,9 @@ class ParameterMatch:
         dropped: names in the source's strategy that the target's lacks.
         excused: names in the target's strategy that no source file holds and that were allowed to be missing.
         integrated: the source's ranks were saved whole although the strategy cuts them.
+        lost: what would be moved, but is in no file.
+        elsewhere: names in the target's strategy that other stages have, which are converted by themselves.
+        appended: what every target file gets besides, in place of the source's.
     """
 
     moved: tuple[MovedParameter, ...]
@@ -78,6 +89,9 @@ class ParameterMatch:
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
     integrated: bool
+    appended: tuple[AppendedParameter, ...] = ()
+    lost: tuple[LostBox, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,8 @@ class _Held:
     layout: ParameterLayout
     shards: tuple[tuple[int, TensorEntry], ...]
     """(stage rank, entry): one for each distinct file index of the stage; every rank's if they are cut unevenly."""
+    lacking: frozenset[int] = frozenset()
+    """Global ranks of the stage whose files do not hold it."""
 
     @property
     def entry(self) -> TensorEntry:
@@ -103,15 +119,18 @@ def match_parameters(
     fail_on_unmatched: bool = False,
     allow_missing: Sequence[str] = (),
     saved_whole: bool = False,
+    append_info: Sequence[tuple[str, InfoValue]] = (),
 ) -> ParameterMatch:
     """Decides what becomes of every parameter.
 
     `allow_missing` are shell-style patterns of names that the target's strategy may hold without a source.
     `saved_whole`: contents say that the source's ranks hold whole tensors; otherwise shapes may still prove it.
+    `append_info` are names and values that every target file gets.
 
     Raises:
-        CatalogError: ranks disagree about a parameter, or lack one that their strategy gives them.
-        PlanError: parameters are missing, unmatched where that is to fail, or do not fit the target's layout.
+        CatalogError: ranks disagree about a parameter.
+        PlanError: parameters are missing, unmatched where that is to fail, or do not fit the target's layout, or
+            information has the name of one.
     """
     order = _names_in_order(catalog)
     known = source.parameters if source else frozenset()
@@ -126,17 +145,29 @@ def match_parameters(
     builders |= {name: partial(_moved_without_layout, catalog, name, target) for name in unknown}
     to_move = [name for name in order if (name in held if wanted is None else name in wanted)]
     moved = _build_all(to_move, builders, problems)
-    carried = tuple(
-        _carried(catalog, name, problems) for name in unknown if name not in known and name not in (wanted or ())
-    )
+    in_strategies = known | (wanted or frozenset())
+    appended = appended_parameters(append_info, catalog, in_strategies, problems)
+    not_carried = in_strategies | {each.name for each in appended} | {REDUNDANCY_MARK}
+    carried = tuple(_carried(catalog, name, problems) for name in unknown if name not in not_carried)
     dropped = tuple(name for name in held if wanted is not None and name not in wanted)
-    missing = sorted((wanted or frozenset()) - set(order))
+    unheld = _unheld(catalog, source, held, wanted) if source else {}
+    missing = sorted((wanted or frozenset()) - set(order) | set(unheld))
     excused = tuple(name for name in missing if any(fnmatchcase(name, pattern) for pattern in allow_missing))
+    lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if name not in excused]
+    for parameter in moved:
+        lost.extend(lost_boxes(parameter.name, parameter.shape, parameter.copies))
+    needed = known if wanted is None else known & wanted
+    absent = _in_absent_parts(catalog, needed - set(order), allow_missing, problems)
+    missing = [name for name in missing if name not in unheld and name not in absent]
+    elsewhere: tuple[str, ...] = ()
+    if part_of_target(source, target, allow_missing) is not None:
+        elsewhere = tuple(name for name in missing if name not in known and name not in excused)
+        missing = [name for name in missing if name not in elsewhere]
     _check_missing(missing, excused, problems, own_stage=source is not None and not source.merged)
     if fail_on_unmatched:
         problems.extend(f"parameter {name!r} of the source has no place in the target's strategy" for name in dropped)
     _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
-    return ParameterMatch(moved, carried, dropped, excused, integrated)
+    return ParameterMatch(moved, carried, dropped, excused, integrated, appended, tuple(lost), elsewhere)
 
 
 def _names_in_order(catalog: CheckpointCatalog) -> list[str]:
@@ -156,25 +187,27 @@ def _held_by_stages(
     held: dict[str, list[_Held]] = {}
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
-        by_index: dict[int, CatalogRecord] = {}
-        for rank in ranks:
-            by_index.setdefault(id(catalog.records[rank].index), catalog.records[rank])
-        distinct = list(by_index.values())
+        distinct = _alike(catalog, ranks)
+        lacking_of: dict[tuple[int, ...], frozenset[int]] = {}
         for name, layout in stage.layouts.items():
-            having = [record for record in distinct if name in record.index.entries]
-            if not having:
+            without = tuple(key for key, alike in distinct.items() if name not in alike[0].index.entries)
+            if len(without) == len(distinct):
                 continue
-            if len(having) < len(distinct):
-                problems.append(_lacking(catalog, ranks, name))
-                continue
+            lacking = lacking_of.get(without)
+            if lacking is None:
+                # one object for all that the same ranks lack: as many as a redundancy-removed source has parameters
+                there = {record.rank for key, alike in distinct.items() if key not in without for record in alike}
+                lacking = lacking_of[without] = frozenset(rank for rank in ranks if rank not in there)
             if layout.param_split_shape:  # files that are alike may still be wrong for one of their ranks
-                having = [catalog.records[rank] for rank in ranks]
+                having = [catalog.records[rank] for rank in ranks if rank not in lacking]
+            else:
+                having = [alike[0] for key, alike in distinct.items() if key not in without]
             shards = tuple((record.rank - ranks.start, record.index.entries[name]) for record in having)
             problem = _disagreement(ranks.start, shards, layout)
             if problem:
                 problems.append(problem)
             else:
-                held.setdefault(name, []).append(_Held(stage, ranks.start, layout, shards))
+                held.setdefault(name, []).append(_Held(stage, ranks.start, layout, shards, lacking))
     return {name: held[name] for name in order if name in held}
 
 
@@ -186,11 +219,43 @@ def _misplaced(catalog: CheckpointCatalog, name: str) -> str:
     )
 
 
-def _lacking(catalog: CheckpointCatalog, ranks: range, name: str) -> str:
-    lacking = [rank for rank in ranks if name not in catalog.records[rank].index.entries]
-    told = ", ".join(f"rank_{rank}" for rank in lacking[:8]) + (" …" if len(lacking) > 8 else "")
-    first = catalog.records[lacking[0]].location
-    return f"parameter {name!r} has no holder on {told} ({first}), other ranks of the stage have it"
+def _alike(catalog: CheckpointCatalog, ranks: Iterable[int]) -> dict[int, list[CatalogRecord]]:
+    """The records of a stage, those together whose files are laid out alike."""
+    distinct: dict[int, list[CatalogRecord]] = {}
+    for rank in ranks:
+        record = catalog.records.get(rank)
+        if record is not None:
+            distinct.setdefault(id(record.index), []).append(record)
+    return distinct
+
+
+def _unheld(
+    catalog: CheckpointCatalog, source: Strategy, held: Mapping[str, Sequence[_Held]], wanted: frozenset[str] | None
+) -> dict[str, tuple[int, ...]]:
+    """Parameters that files which are lost may have held and no other does, and the ranks that should hold them.
+
+    A name without a holder may as well be of a parameter that was never saved. That is so if a stage's files show that
+    more copies of a slice were saved than ranks are lost: then one of that parameter would be left, too.
+    """
+    unheld: dict[str, tuple[int, ...]] = {}
+    for stage in source.stages:
+        ranks = source.stage_ranks(stage)
+        lost = [rank for rank in ranks if rank in catalog.lost]
+        names = [name for name in stage.layouts if name not in held and (wanted is None or name in wanted)]
+        here = [each for stages in held.values() for each in stages if each.first_rank == ranks.start]
+        if lost and names and not any(_copies_left(each) > len(lost) for each in here):
+            for name in names:
+                unheld[name] = (*unheld.get(name, ()), *ranks)
+    return unheld
+
+
+def _copies_left(held: _Held) -> int:
+    """How many ranks hold the same slice, of the one that most hold."""
+    try:
+        cells = held.layout.cut(len(held.entry.shape)).holders.values()
+    except LayoutError:
+        return 0
+    return max(sum(held.first_rank + rank not in held.lacking for rank in ranks) for ranks in cells)
 
 
 def _disagreement(first_rank: int, shards: Sequence[tuple[int, TensorEntry]], layout: ParameterLayout) -> str | None:
@@ -259,12 +324,8 @@ def _target_shape(name: str, target: Strategy | None) -> Shape | None:
 def _moved(stages: Sequence[_Held], target: Strategy | None, integrated: bool) -> MovedParameter:
     held = stages[0]
     entry = held.entry
-    axis_count = len(entry.shape)
-    layout = held.layout
-    if integrated or entry.dtype in (TEXT, MAP_TENSOR):
-        _check_opaque(entry, layout)
-        layout = whole_layout(axis_count, layout.device_count)
-    cut = layout.cut(axis_count)
+    copy = _source_copy(held, integrated)
+    cut = copy.layout.cut(len(entry.shape))
     shape = {cut.whole_shape(rank, shard.shape) for rank, shard in held.shards}.pop()
     for other in stages[1:]:
         _check_same_whole(held, shape, other, integrated)
@@ -273,9 +334,20 @@ def _moved(stages: Sequence[_Held], target: Strategy | None, integrated: bool) -
         raise LayoutError(
             f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says {list(known)}"
         )
+    copies = [copy]
+    if lacks_cells(copy, len(shape)):
+        copies += [_source_copy(other, integrated) for other in stages if other is not held]
     return MovedParameter(
-        entry.name, entry.dtype, shape, held.first_rank, layout, _target_layouts(entry.name, entry, shape, target)
+        entry.name, entry.dtype, shape, tuple(copies), _target_layouts(entry.name, entry, shape, target)
     )
+
+
+def _source_copy(held: _Held, integrated: bool) -> SourceCopy:
+    layout = held.layout
+    if integrated or held.entry.dtype in (TEXT, MAP_TENSOR):
+        _check_opaque(held.entry, layout)
+        layout = whole_layout(len(held.entry.shape), layout.device_count)
+    return SourceCopy(held.first_rank, layout, held.lacking)
 
 
 def _check_opaque(entry: TensorEntry, layout: ParameterLayout) -> None:
@@ -336,7 +408,8 @@ def _moved_without_layout(catalog: CheckpointCatalog, name: str, target: Strateg
                 "hold different contents"
             )
     layouts = _target_layouts(name, entry, entry.shape, target)
-    return MovedParameter(name, entry.dtype, entry.shape, first.rank, whole_layout(len(entry.shape)), layouts)
+    copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
+    return MovedParameter(name, entry.dtype, entry.shape, (copy,), layouts)
 
 
 def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> CarriedParameter:
@@ -352,6 +425,37 @@ def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> Carr
             )
             break
     return CarriedParameter(name, frozenset(record.rank for record in holders))
+
+
+def check_nothing_lost(catalog: CheckpointCatalog, match: ParameterMatch) -> None:
+    """Makes sure that every box of every parameter that is moved has a holder.
+
+    Raises:
+        CatalogError: boxes have none; lists them, and the ranks that should hold them.
+    """
+    problems = [f"parameter {told}" for told in map(lost_text, match.lost)]
+    _raise_listed(CatalogError, f"{catalog.url}: parts of it are in no usable file", problems)
+
+
+def lost_text(lost: LostBox) -> str:
+    """What is lost, in words."""
+    what = "all of it" if lost.box is None else f"{lost.box} of the whole tensor"
+    return f"{lost.name!r}: {what} has no holder; it should be on {rank_names(lost.ranks, 8)}"
+
+
+def _in_absent_parts(
+    catalog: CheckpointCatalog, unheld: frozenset[str], allow_missing: Sequence[str], problems: list[str]
+) -> list[str]:
+    """Of the parameters that are needed and in no file, those that are not excused, if files are parts: a problem."""
+    if not catalog.parts:
+        return []
+    absent = sorted(name for name in unheld if not any(fnmatchcase(name, pattern) for pattern in allow_missing))
+    if absent:
+        problems.append(
+            f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only, and {len(absent)} parameters "
+            f"of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are missing"
+        )
+    return absent
 
 
 def _check_missing(missing: Sequence[str], excused: Sequence[str], problems: list[str], *, own_stage: bool) -> None:

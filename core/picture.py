@@ -48,9 +48,9 @@ class Feeds:
 
 
 def feeds_of(plan: ConversionPlan, most_bins: int = _MOST_BINS) -> Feeds:
-    """How many bytes the shards of each target rank have from each source rank; copies as if they were read."""
-    held = plan.inputs.catalog.records
-    targets, sources = plan.target_ranks, range(min(held), max(held) + 1)
+    """How many bytes the shards that each target rank keeps have from each source rank; copies as if they were read."""
+    held, lost = plan.inputs.catalog.records, plan.inputs.catalog.lost
+    targets, sources = plan.target_ranks, range(min([*held, *lost]), max([*held, *lost]) + 1)
     per_row, per_column = -(-len(targets) // most_bins), -(-len(sources) // most_bins)
     counts = np.zeros((-(-len(targets) // per_row), -(-len(sources) // per_column)), dtype=np.int64)
     for stage in plan.stages:
@@ -58,9 +58,10 @@ def feeds_of(plan: ConversionPlan, most_bins: int = _MOST_BINS) -> Feeds:
         for layout_class in stage.classes:
             for cell, holders in layout_class.pair.target.holders.items():
                 rows = (first_row + np.array(holders)) // per_row
-                for source_cell, box in layout_class.pair.overlaps(cell):
-                    column = (layout_class.holder(source_cell) - sources.start) // per_column
-                    np.add.at(counts[:, column], rows, box.size * layout_class.bytes_per_unit)
+                bytes_per_unit = layout_class.bytes_per_unit[list(holders)]
+                for part in layout_class.pair.parts(cell):
+                    column = (part.rank - sources.start) // per_column
+                    np.add.at(counts[:, column], rows, part.box.size * bytes_per_unit)
     return Feeds(counts, targets, sources, (per_row, per_column))
 
 

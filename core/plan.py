@@ -7,29 +7,38 @@ its elements per unit. That keeps a plan small: thousands of ranks and parameter
 reads of one rank are derived from them when the rank is worked on.
 
 Both cuts are grids, so along each axis the source's cells that overlap a target cell are neighbors which share it
-without gap or overlap; their products fill the target cell exactly once. `_overlaps` sees to the former, and every
-source cell has a holder, which is all that is needed.
+without gap or overlap; their products fill the target cell exactly once. `core.holders` sees to the former, and to
+every part having a holder, which is all that is needed.
 
 Nothing here reads or writes; the catalog tells what is where.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
+from core.append_info import AppendedParameter, redundancy_mark
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.records import CheckpointCatalog
 from core.dtypes import DType
 from core.errors import PlanError
-from core.layout import Cut, cell_box
-from core.parameters import CarriedParameter, MovedParameter, ParameterMatch, match_parameters
+from core.holders import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units
+from core.info_texts import InfoValue
+from core.layout import Cut, ParameterLayout, cell_box
+from core.parameters import (
+    CarriedParameter,
+    MovedParameter,
+    ParameterMatch,
+    check_nothing_lost,
+    match_parameters,
+)
+from core.redundancy import SharedSlices, choose_keepers
 from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
+from core.subnetwork import part_of_target
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class PlanInputs:
     saved_whole: bool = False
     shared_parameters: str = "first"
     replicas: int = 0
-    append_info: tuple[tuple[str, bool | int | float | str], ...] = ()
+    append_info: tuple[tuple[str, InfoValue], ...] = ()
     write_crc: bool = False
     encryption: str = ""
 
@@ -91,12 +100,14 @@ class ParameterPlan:
         dtype: element type.
         box: the target shard as a box of the whole tensor.
         reads: boxes that fill the target shard exactly once.
+        appended: what it is instead, if it does not come from the source.
     """
 
     name: str
     dtype: DType
     box: TensorSlice
     reads: tuple[ReadItem, ...]
+    appended: AppendedParameter | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -127,65 +138,32 @@ class RankPlan:
 
 
 class CutPair:
-    """The geometry of a layout class: a source cut against a target cut, in units."""
+    """The geometry of a layout class: a source cut against a target cut, in units.
 
-    def __init__(self, source: Cut, target: Cut, shape: Shape) -> None:
-        self.source = source
+    `copies` are the source's; all but the first are there for the cells that the first has no holder of.
+    """
+
+    def __init__(self, copies: Sequence[SourceCopy], target: Cut, shape: Shape) -> None:
         self.target = target
-        self.unit_counts: Shape = tuple(
-            shape[0] if axis == 0 and (source.uneven or target.uneven) else math.lcm(ours, theirs)
-            for axis, (ours, theirs) in enumerate(zip(source.pieces, target.pieces, strict=True))
-        )
-        self._source_bounds = source.bounds(self.unit_counts)
+        self.unit_counts = common_units(shape, [*(copy.layout.cut(len(shape)) for copy in copies), target])
+        self._copies = SourceCopies(copies, self.unit_counts)
         self._target_bounds = target.bounds(self.unit_counts)
-        self._overlaps_of: dict[Shape, tuple[tuple[Shape, TensorSlice], ...]] = {}
+        self._parts_of: dict[Shape, tuple[HeldPart, ...]] = {}
 
     def units_of(self, shape: Shape) -> Shape:
         """Elements per unit along each axis of a tensor of the class."""
         return tuple(length // count if count else 0 for length, count in zip(shape, self.unit_counts, strict=True))
 
-    def source_box(self, cell: Shape) -> TensorSlice:
-        """A cell of the source's grid, in units."""
-        return cell_box(self._source_bounds, cell)
-
     def target_box(self, cell: Shape) -> TensorSlice:
         """A cell of the target's grid, in units."""
         return cell_box(self._target_bounds, cell)
 
-    def overlaps(self, target_cell: Shape) -> tuple[tuple[Shape, TensorSlice], ...]:
-        """The source cells that a target cell needs, each with the box that both share, in units."""
-        known = self._overlaps_of.get(target_cell)
+    def parts(self, target_cell: Shape) -> tuple[HeldPart, ...]:
+        """What fills a target cell, each part with the source rank that it is read from, in units."""
+        known = self._parts_of.get(target_cell)
         if known is None:
-            box = self.target_box(target_cell)
-            axes = [
-                _overlaps(bounds, low, high)
-                for bounds, low, high in zip(self._source_bounds, box.start, box.stop, strict=True)
-            ]
-            known = tuple(
-                (
-                    tuple(index for index, _, _ in parts),
-                    TensorSlice(tuple(low for _, low, _ in parts), tuple(high for _, _, high in parts)),
-                )
-                for parts in product(*axes)
-            )
-            self._overlaps_of[target_cell] = known
+            known = self._parts_of[target_cell] = tuple(self._copies.parts(self.target_box(target_cell)))
         return known
-
-
-def _overlaps(bounds: Shape, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The cells along one axis that share `start` to `stop`, as (cell, from, to); they fill it exactly once."""
-    parts = []
-    position = start
-    cell = max(bisect_right(bounds, start) - 1, 0)
-    while position < stop:
-        if cell + 1 >= len(bounds):
-            raise PlanError(f"units {position} to {stop} of an axis have no source: its cells end at {bounds[-1]}")
-        end = min(bounds[cell + 1], stop)
-        if end > position:
-            parts.append((cell, position, end))
-            position = end
-        cell += 1
-    return parts
 
 
 @dataclass(frozen=True)
@@ -195,25 +173,44 @@ class LayoutClass:
     pair: CutPair
     source_first_rank: int
     parameters: tuple[MovedParameter, ...]
+    kept: np.ndarray | None = field(default=None, compare=False)
+    """Bool array of shape (parameters, stage ranks): which ranks keep their shards; None: all do."""
 
     @cached_property
-    def bytes_per_unit(self) -> int:
-        """Bytes of one unit of every parameter of the class together."""
-        return sum(
+    def bytes_per_unit(self) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): bytes of one unit of every parameter of the class that a rank keeps."""
+        each = self._bytes_per_unit_of_each
+        return np.full(self.pair.target.device_count, each.sum()) if self.kept is None else each @ self.kept
+
+    def keeps_any(self, stage_rank: int) -> bool:
+        """Whether a target rank keeps its shard of any parameter of the class."""
+        return self.kept is None or bool(self.kept[:, stage_rank].any())
+
+    def slices(self) -> Iterator[SharedSlices]:
+        """The target's slices of each parameter, and who shares them."""
+        target = self.pair.target
+        holders = np.array(list(target.holders.values()))
+        units = np.array([self.pair.target_box(cell).size for cell in target.holders])
+        for unit_bytes in self._bytes_per_unit_of_each:
+            yield SharedSlices(holders, units * unit_bytes)
+
+    @cached_property
+    def _bytes_per_unit_of_each(self) -> np.ndarray:
+        sizes = [
             parameter.dtype.itemsize * math.prod(self.pair.units_of(parameter.shape)) for parameter in self.parameters
-        )
+        ]
+        return np.array(sizes, dtype=np.int64)
 
-    def holder(self, source_cell: Shape) -> int:
-        """The source rank that a cell is read from: always the lowest, so that few files are read, and often."""
-        holders = self.pair.source.holders.get(source_cell)
-        if not holders:
-            raise PlanError(f"source cell {source_cell} of {self.parameters[0].name!r} is on no rank")
-        return self.source_first_rank + holders[0]
+    def plans(self, stage_rank: int, *, with_redundancy: bool = False) -> Iterator[ParameterPlan]:
+        """What one target rank keeps of every parameter of the class; parameters of one shape share their boxes.
 
-    def plans(self, stage_rank: int) -> Iterator[ParameterPlan]:
-        """One target rank's part of every parameter of the class; parameters of one shape share their boxes."""
+        `with_redundancy`: what it shares with others counts, whether it keeps that or not.
+        """
+        kept = None if with_redundancy else self.kept
         by_shape: dict[Shape, tuple[TensorSlice, tuple[ReadItem, ...]]] = {}
-        for parameter in self.parameters:
+        for number, parameter in enumerate(self.parameters):
+            if kept is not None and not kept[number, stage_rank]:
+                continue
             boxes = by_shape.get(parameter.shape)
             if boxes is None:
                 boxes = by_shape[parameter.shape] = _boxes(self, parameter.shape, stage_rank)
@@ -225,8 +222,10 @@ class LayoutClass:
         masks = {}
         for cell in self.pair.target.holders:
             mask = 0
-            for source_cell, _ in self.pair.overlaps(cell):
-                mask |= 1 << self.holder(source_cell)
+            for part in self.pair.parts(cell):
+                if part.rank == NOBODY:
+                    raise PlanError(f"source box {part.box} (in units) of {self.parameters[0].name!r} is on no rank")
+                mask |= 1 << part.rank
             masks[cell] = mask
         return masks
 
@@ -265,7 +264,7 @@ class ConversionPlan:
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs
         self.match = match
-        self.stages = tuple(_target_stages(inputs.target_strategy, match.moved))
+        self.stages = tuple(_target_stages(inputs.target_strategy, match.moved, inputs.replicas))
 
     @property
     def target_ranks(self) -> range:
@@ -277,12 +276,19 @@ class ConversionPlan:
         """The first rank of each of the target's stages."""
         return tuple(stage.ranks.start for stage in self.stages)
 
+    @cached_property
+    def part(self) -> int | None:
+        """The stage whose part of the target this is; None if it is all of it."""
+        inputs = self.inputs
+        return part_of_target(inputs.source_strategy, inputs.target_strategy, inputs.allow_missing)
+
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""
-        return f"rank_{rank}/{self.inputs.prefix}{rank}.{self.inputs.format}"
+        part = "" if self.part is None else f"_part{self.part}"
+        return f"rank_{rank}/{self.inputs.prefix}{rank}{part}.{self.inputs.format}"
 
-    def rank_plan(self, rank: int) -> RankPlan:
-        """The plan of one target rank.
+    def rank_plan(self, rank: int, *, with_redundancy: bool = False) -> RankPlan:
+        """The plan of one target rank: what it keeps if redundancy is removed, or all `with_redundancy`.
 
         Raises:
             PlanError: the target has no such rank.
@@ -291,10 +297,14 @@ class ConversionPlan:
         parameters = [
             parameter_plan
             for layout_class in stage.classes
-            for parameter_plan in layout_class.plans(rank - stage.ranks.start)
+            for parameter_plan in layout_class.plans(rank - stage.ranks.start, with_redundancy=with_redundancy)
         ]
         parameters.sort(key=lambda parameter: stage.order[parameter.name])
         parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
+        parameters.extend(
+            ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), each)
+            for each in self.match.appended
+        )
         return RankPlan(rank, tuple(parameters), self.copies.get(rank))
 
     def source_entry(self, rank: int, name: str) -> TensorEntry:
@@ -344,9 +354,19 @@ class ConversionPlan:
             for layout_class in stage.classes:
                 _ = layout_class.source_ranks_by_cell  # looks up a holder for every overlap
                 for cell in layout_class.pair.target.holders:
-                    filled = sum(box.size for _, box in layout_class.pair.overlaps(cell))
+                    filled = sum(part.box.size for part in layout_class.pair.parts(cell))
                     if filled != layout_class.pair.target_box(cell).size:
                         raise PlanError(f"the boxes for {layout_class.parameters[0].name!r} do not fill its shard")
+
+    def leaves_nothing(self) -> bool:
+        """Whether some target ranks keep nothing at all: there are fewer slices than ranks, and redundancy is removed."""
+        if not self.inputs.replicas or self.match.carried or self.match.appended:
+            return False
+        return any(
+            not any(layout_class.keeps_any(stage_rank) for layout_class in stage.classes)
+            for stage in self.stages
+            for stage_rank in range(len(stage.ranks))
+        )
 
     def _stage_of(self, rank: int) -> TargetStage:
         for stage in self.stages:
@@ -375,6 +395,8 @@ class ConversionPlan:
     def _content_keys(self, stage: TargetStage) -> np.ndarray:
         """An int array of shape (ranks, …): rows are equal where the ranks' contents are known to be."""
         columns = [layout_class.pair.target.cells for layout_class in stage.classes]
+        kept = [layout_class.kept for layout_class in stage.classes if layout_class.kept is not None]
+        columns.extend(map(_kept_column, kept))
         columns.extend(self._carried_column(stage, carried) for carried in self.match.carried)
         if not columns:
             return np.zeros((len(stage.ranks), 1), dtype=np.int64)
@@ -395,14 +417,18 @@ class ConversionPlan:
     def _rank_totals(self, stage: TargetStage, rank: int) -> RankTotals:
         shard_bytes = 0
         mask = 0
+        stage_rank = rank - stage.ranks.start
         for layout_class in stage.classes:
-            cell = layout_class.pair.target.cell_of(rank - stage.ranks.start)
-            shard_bytes += layout_class.pair.target_box(cell).size * layout_class.bytes_per_unit
+            if not layout_class.keeps_any(stage_rank):
+                continue
+            cell = layout_class.pair.target.cell_of(stage_rank)
+            shard_bytes += layout_class.pair.target_box(cell).size * int(layout_class.bytes_per_unit[stage_rank])
             mask |= layout_class.source_ranks_by_cell[cell]
         for carried in self.match.carried:
             source_rank = self._carried_source(stage, carried, rank)
             shard_bytes += self.source_entry(source_rank, carried.name).size_bytes
             mask |= 1 << source_rank
+        shard_bytes += sum(len(each.content) for each in self.match.appended)
         return RankTotals(rank, shard_bytes, tuple(_bits(mask)), self.copies.get(rank))
 
 
@@ -420,37 +446,75 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
         fail_on_unmatched=inputs.fail_on_unmatched,
         allow_missing=inputs.allow_missing,
         saved_whole=inputs.saved_whole,
+        append_info=inputs.append_info,
     )
+    check_nothing_lost(inputs.catalog, match)
     plan = ConversionPlan(inputs, match)
     plan.check_coverage()
+    if inputs.replicas and len(plan.target_ranks) == 1:
+        raise PlanError(
+            "redundancy cannot be removed: the target has one rank, which shares no slice with others, and MindSpore "
+            "loads such files on several ranks only. Leave out --remove-redundancy"
+        )
+    if plan.leaves_nothing():
+        return ConversionPlan(inputs, replace(match, appended=(redundancy_mark(),)))
     return plan
 
 
-def _target_stages(target: Strategy | None, moved: Sequence[MovedParameter]) -> Iterator[TargetStage]:
+def _target_stages(target: Strategy | None, moved: Sequence[MovedParameter], replicas: int) -> Iterator[TargetStage]:
     numbers_and_ranks: list[tuple[int, range]] = [(0, range(1))]
     if target is not None:
         numbers_and_ranks = [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
     for number, ranks in numbers_and_ranks:
         here = [parameter for parameter in moved if number in parameter.target_layouts]
         order = {parameter.name: position for position, parameter in enumerate(here)}
-        yield TargetStage(number, ranks, tuple(_layout_classes(here, number)), order)
+        classes = tuple(_layout_classes(here, number))
+        yield TargetStage(number, ranks, _without_redundancy(classes, order, replicas) if replicas else classes, order)
 
 
 def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[LayoutClass]:
     grouped: dict[object, list[MovedParameter]] = {}
     for parameter in moved:
-        source, target = _cuts(parameter, stage)
-        uneven_length = parameter.shape[0] if source.uneven or target.uneven else None
-        key = (parameter.source_first_rank, parameter.source_layout, parameter.target_layouts[stage])
-        grouped.setdefault((key, len(parameter.shape), uneven_length), []).append(parameter)
+        axis_count = len(parameter.shape)
+        cuts = [layout.cut(axis_count) for layout in _layouts(parameter, stage)]
+        uneven_length = parameter.shape[0] if any(cut.uneven for cut in cuts) else None
+        key = (parameter.copies, parameter.target_layouts[stage])
+        grouped.setdefault((key, axis_count, uneven_length), []).append(parameter)
     for alike in grouped.values():
         first = alike[0]
-        yield LayoutClass(CutPair(*_cuts(first, stage), first.shape), first.source_first_rank, tuple(alike))
+        target = first.target_layouts[stage].cut(len(first.shape))
+        yield LayoutClass(CutPair(first.copies, target, first.shape), first.source_first_rank, tuple(alike))
 
 
-def _cuts(parameter: MovedParameter, stage: int) -> tuple[Cut, Cut]:
-    axis_count = len(parameter.shape)
-    return parameter.source_layout.cut(axis_count), parameter.target_layouts[stage].cut(axis_count)
+def _without_redundancy(
+    classes: Sequence[LayoutClass], order: Mapping[str, int], replicas: int
+) -> tuple[LayoutClass, ...]:
+    """The classes of a stage, each slice kept by `replicas` of the ranks that share it."""
+    if not classes:
+        return ()
+    slices = {
+        parameter.name: shared
+        for layout_class in classes
+        for parameter, shared in zip(layout_class.parameters, layout_class.slices(), strict=True)
+    }
+    kept = choose_keepers([slices[name] for name in order], classes[0].pair.target.device_count, replicas)
+    return tuple(
+        replace(layout_class, kept=kept[[order[parameter.name] for parameter in layout_class.parameters]])
+        for layout_class in classes
+    )
+
+
+def _kept_column(kept: np.ndarray) -> np.ndarray:
+    """An int array of shape (ranks, 1): equal where ranks keep the same of a class's parameters."""
+    numbers: dict[bytes, int] = {}
+    rows = np.packbits(kept, axis=0).T
+    return np.array([[numbers.setdefault(row.tobytes(), len(numbers))] for row in rows], dtype=np.int64)
+
+
+def _layouts(parameter: MovedParameter, stage: int) -> Iterator[ParameterLayout]:
+    """All layouts that its boxes follow from."""
+    yield from (copy.layout for copy in parameter.copies)
+    yield parameter.target_layouts[stage]
 
 
 def _boxes(layout_class: LayoutClass, shape: Shape, stage_rank: int) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
@@ -460,11 +524,11 @@ def _boxes(layout_class: LayoutClass, shape: Shape, stage_rank: int) -> tuple[Te
     cell = pair.target.cell_of(stage_rank)
     box = pair.target_box(cell).scaled(units)
     reads = []
-    for source_cell, shared in pair.overlaps(cell):
-        shared_box = shared.scaled(units)
+    for part in pair.parts(cell):
+        shared_box = part.box.scaled(units)
         if shared_box.size:
-            source_box = shared_box.relative_to(pair.source_box(source_cell).scaled(units))
-            reads.append(ReadItem(layout_class.holder(source_cell), source_box, shared_box.relative_to(box)))
+            source_box = shared_box.relative_to(part.cell.scaled(units))
+            reads.append(ReadItem(part.rank, source_box, shared_box.relative_to(box)))
     return box, tuple(reads)
 
 

@@ -18,15 +18,20 @@ from core import __version__
 from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.records import CheckpointCatalog
-from core.errors import CatalogError, TargetError
+from core.errors import InputError, TargetError
+from core.keys import needed_target_key, target_key
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
 
 SCHEMA_VERSION = 1
+_PLAN = "plan"
 _LARGEST_PLAN_BYTES = 2**30
+# real ones are five to twenty times as large as their files
+_SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 100
 
 Content = TypeVar("Content")
 
@@ -34,15 +39,18 @@ Content = TypeVar("Content")
 def dump_plan(plan: ConversionPlan) -> bytes:
     """The plan as the bytes of its file."""
     data = json.dumps(_inputs_to_json(plan.inputs), separators=(",", ":")).encode()
-    return gzip.compress(data, compresslevel=1, mtime=0)
+    packed = gzip.compress(data, compresslevel=1, mtime=0)
+    return seal(packed, needed_target_key(), _PLAN) if plan.inputs.encryption else packed
 
 
 def plan_identity(plan: ConversionPlan) -> str:
-    """A digest of everything that decides what the target will contain."""
+    """A digest of everything that decides what the target will contain; of an encrypted one, its key as well."""
     document = _inputs_to_json(plan.inputs)
     # what was said, and how closely was looked, does not change what is made
     del document["catalog"]["notes"], document["catalog"]["assumed"]
     data = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+    if plan.inputs.encryption:
+        return keyed_digest(data, needed_target_key())
     return xxhash.xxh3_128_hexdigest(data)
 
 
@@ -67,6 +75,7 @@ def load_sources(url: str, identity: str) -> CheckpointCatalog:
 
     Raises:
         TargetError: the file holds no plan.
+        InputError: it is encrypted, and the key is missing or not the right one.
         StorageError: it cannot be read.
     """
     return _read(url, lambda document: catalog_from_json(document["catalog"]))
@@ -74,10 +83,22 @@ def load_sources(url: str, identity: str) -> CheckpointCatalog:
 
 def _read(url: str, parse: Callable[[Any], Content]) -> Content:
     data = read_small_file(parse_url(url), _LARGEST_PLAN_BYTES)
+    if is_sealed(data):
+        data = unseal(data, target_key(), _PLAN, url)
     try:
-        return parse(json.loads(gzip.decompress(data)))
-    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, CatalogError) as error:
+        return parse(json.loads(_decompressed(data)))
+    except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, InputError) as error:
         raise TargetError(f"{url}: not a readable plan: {error}") from error
+
+
+def _decompressed(data: bytes) -> bytes:
+    """The content of a gzip file, but not of one that is made to fill the memory."""
+    limit = min(_LARGEST_PLAN_BYTES, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
+    content = decompressor.decompress(data, limit)
+    if not decompressor.eof:
+        raise ValueError(f"it is cut off, or unpacks to more than {limit} bytes")
+    return content
 
 
 def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """What is said of a plan and of a conversion: small typed summaries, for tables, JSON and programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from core.append_info import AppendedParameter
 from core.budget import Budget
+from core.damage import scattered, substitutions
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
+from core.wording import counted
 
 
 class _Summary(BaseModel):
@@ -37,6 +40,22 @@ class RankReport(_Summary):
     record_digest: str
 
 
+class StandIn(_Summary):
+    """That a rank's file was not used, and another's was in its place.
+
+    Attributes:
+        rank: source rank whose file was not used.
+        why: what is wrong with it.
+        stand_in: source rank that stood in for it.
+        slices: how many of its slices, whole or in part, were taken from there.
+    """
+
+    rank: int
+    why: str
+    stand_in: int
+    slices: int
+
+
 class ConversionReport(_Summary):
     """The result of a conversion.
 
@@ -59,6 +78,7 @@ class ConversionReport(_Summary):
         dropped: parameters of the source's strategy that the target's lacks.
         excused: parameters of the target's strategy that were allowed to be missing.
         carried: parameters that no strategy knows, copied to every rank.
+        stand_ins: which source ranks stood in for which that were lost.
         notes: what was chosen, in sentences.
         ranks: the target ranks of this run.
     """
@@ -81,6 +101,7 @@ class ConversionReport(_Summary):
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
     carried: tuple[str, ...]
+    stand_ins: tuple[StandIn, ...]
     notes: tuple[str, ...]
     ranks: tuple[RankReport, ...]
 
@@ -125,6 +146,7 @@ class PlanSummary(_Summary):
         excused: parameters of the target's strategy that may be missing.
         carried: parameters that no strategy knows, copied to every rank.
         integrated: the source's ranks were saved whole.
+        stand_ins: which source ranks stand in for which that are lost.
         notes: what was chosen, in sentences.
         ranks: the target ranks.
     """
@@ -144,6 +166,7 @@ class PlanSummary(_Summary):
     excused: tuple[str, ...]
     carried: tuple[str, ...]
     integrated: bool
+    stand_ins: tuple[StandIn, ...]
     notes: tuple[str, ...]
     ranks: tuple[PlannedRank, ...]
 
@@ -155,7 +178,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
     return PlanSummary(
         source=catalog.url,
         step=catalog.step,
-        source_world_size=len(catalog.records),
+        source_world_size=catalog.world_size,
         target_world_size=len(plan.target_ranks),
         format=str(plan.inputs.format),
         parameters=len(plan.match.moved),
@@ -168,6 +191,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         excused=plan.match.excused,
         carried=tuple(carried.name for carried in plan.match.carried),
         integrated=plan.match.integrated,
+        stand_ins=stand_ins_of(plan),
         notes=plan_notes(plan),
         ranks=tuple(
             PlannedRank(
@@ -182,10 +206,18 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
     )
 
 
+def stand_ins_of(plan: ConversionPlan) -> tuple[StandIn, ...]:
+    """Which source ranks stand in for which that are lost."""
+    found = substitutions(plan.inputs.catalog, plan.inputs.source_strategy, plan.match)
+    return tuple(
+        StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found
+    )
+
+
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     """What a plan decided that its user should know, in sentences."""
-    notes = list(plan.inputs.catalog.notes)
     match = plan.match
+    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes, *_scattered_notes(plan)]
     if match.integrated:
         notes.append(
             "every source rank was saved whole (integrated_save), its shapes or contents show: "
@@ -193,11 +225,21 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         )
     if match.dropped:
         notes.append(f"dropped, not in the target's strategy: {_listed(match.dropped)}")
+    if plan.part is not None:
+        notes.append(
+            f"the source strategy is stage {plan.part}'s own: this is that stage's PART of the target, and "
+            f"{len(match.elsewhere)} parameters are NOT in it ({_listed(match.elsewhere)}). Convert the other stages "
+            "likewise, and join the parts: reshard join-parts"
+        )
     if match.excused:
         notes.append(f"missing in the source, as allowed: {_listed(match.excused)}")
     if match.carried:
         names = [carried.name for carried in match.carried]
         notes.append(f"in no strategy, copied unchanged to every target rank: {_listed(names)}")
+    if match.appended:
+        notes.append(f"appended to every target file: {_listed([_told_info(each) for each in match.appended])}")
+    if plan.inputs.replicas:
+        notes.append(_redundancy_note(plan.inputs.replicas))
     differing = [carried.name for carried in match.carried if _differs(plan, carried)]
     if differing:
         notes.append(
@@ -207,9 +249,58 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
+    """Which ranks are lost, and what is in their place."""
+    catalog = plan.inputs.catalog
+    by_rank: dict[int, list[StandIn]] = {}
+    for each in stand_ins_of(plan):
+        by_rank.setdefault(each.rank, []).append(each)
+    for rank, why in catalog.lost.items():
+        taken = [f"{counted(each.slices, 'slice')} taken from rank_{each.stand_in}" for each in by_rank.get(rank, ())]
+        yield f"RECOVERED: rank_{rank} ({why}): {_listed(taken) or 'nothing that it alone would have had was needed'}"
+    if catalog.lost and plan.match.carried:
+        yield (
+            "what no strategy knows is taken from other ranks where lost ones would have given it; whether they held "
+            "anything else cannot be known"
+        )
+
+
+def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
+    """What ranks lack although their files are whole."""
+    found = scattered(plan.inputs.catalog, plan.match)
+    if not found:
+        return
+    marked = any(record.index.redundancy_removed for record in plan.inputs.catalog.records.values())
+    lacking = frozenset().union(*(parameter.copies[0].lacking for parameter in found)) - frozenset(
+        plan.inputs.catalog.lost
+    )
+    yield (
+        f"redundancy was removed from the source, {'its files say' if marked else 'what its files hold shows'}: "
+        f"{counted(len(lacking), 'rank')} lack some of {counted(len(found), 'parameter')} "
+        f"({_listed([parameter.name for parameter in found])}); each slice is taken from the lowest rank that has it"
+    )
+
+
+def _redundancy_note(replicas: int) -> str:
+    if replicas == 1:
+        return "redundancy removed: of a slice that ranks share, one of them has the only copy"
+    return (
+        f"redundancy removed: of a slice that ranks share, {replicas} of them have copies. MindSpore's "
+        "load_param_into_net(remove_redundancy=True) refuses more than one copy; its unified_safetensors takes them"
+    )
+
+
 def _differs(plan: ConversionPlan, carried: CarriedParameter) -> bool:
     records = plan.inputs.catalog.records
     return len({records[rank].digests.get(carried.name) for rank in carried.holders}) > 1
+
+
+def _told_info(appended: AppendedParameter) -> str:
+    entry = appended.replaces
+    if entry is None:
+        return f"{appended.name}={appended.value!r}"
+    shape = "" if entry.text is not None else f" {list(entry.shape)}"
+    return f"{appended.name}={appended.value!r} (in place of the source's {entry.dtype}{shape})"
 
 
 def _listed(names: "tuple[str, ...] | list[str]") -> str:

@@ -7,11 +7,12 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 
 from core.errors import InputError
-from core.secrets import ADVICE, NAME_ADVICE, carries_credentials, is_name
+from core.info_texts import InfoValue, parse_info
+from core.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -99,6 +100,28 @@ def storage_name(name: str) -> str:
     return name
 
 
+def key_name(name: str) -> str:
+    """The name of a key, or nothing, as it is.
+
+    Raises:
+        ValueError: it is no name, and may be the key.
+    """
+    if name and not is_name(name):
+        raise ValueError(KEY_ADVICE)
+    return name
+
+
+def mode_with_key(mode: EncryptionMode, key: str | None, option: str) -> EncryptionMode:
+    """A mode as it is; `key` is the name of the key that goes with it, None if that is wrong, and told already.
+
+    Raises:
+        ValueError: there is no key, so that nothing would be encrypted, or decrypted, in that mode.
+    """
+    if key == "" and mode is not EncryptionMode.AES_GCM:
+        raise ValueError(f"says how, and nothing says with which key: name it with {option}")
+    return mode
+
+
 StorageName = Annotated[
     str,
     AfterValidator(storage_name),
@@ -110,6 +133,18 @@ StorageName = Annotated[
     ),
 ]
 """The field of requests that are about one storage."""
+
+KEY_DESCRIPTION = f"Of an encrypted checkpoint. {_KEY_ADVICE} Empty: it is not encrypted."
+KeyName = Annotated[
+    str,
+    AfterValidator(key_name),
+    Field(
+        title="Decryption key",
+        description=KEY_DESCRIPTION,
+        json_schema_extra=_STORAGE_NAME,
+    ),
+]
+"""The field of requests that are about one checkpoint, which may be encrypted."""
 
 
 class ConversionOptions(BaseModel):
@@ -266,8 +301,9 @@ class ConversionOptions(BaseModel):
         list[str],
         Field(
             title="Appended information",
-            description="NAME=VALUE (epoch_num=5) for every target file: a number, true or false, or text; in place of "
-            "what the source has under that name.",
+            description="NAME=VALUE (epoch_num=5) for every target file, in place of what the source has under that "
+            "name. A value is true or false, a number, or else text; after text: it is text in any case "
+            "(version=text:2.0).",
         ),
     ] = []
     remove_redundancy: Annotated[
@@ -321,10 +357,35 @@ class ConversionOptions(BaseModel):
     def _check_url(cls, value: str) -> str:
         return without_credentials(value)
 
-    @field_validator("source_storage", "target_storage", "decrypt_key", "encrypt_key")
+    @field_validator("source_storage", "target_storage")
     @classmethod
     def _check_name(cls, value: str) -> str:
         return storage_name(value)
+
+    @field_validator("decrypt_key", "encrypt_key")
+    @classmethod
+    def _check_key_name(cls, value: str) -> str:
+        return key_name(value)
+
+    @field_validator("encrypt_key")
+    @classmethod
+    def _check_encrypted_format(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("format") is OutputFormat.SAFETENSORS:
+            raise ValueError("MindSpore knows no encrypted .safetensors files: choose the format ckpt, or name no key")
+        return value
+
+    @field_validator("decrypt_mode", "encrypt_mode")
+    @classmethod
+    def _check_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
+        side = str(info.field_name).removesuffix("_mode")
+        return mode_with_key(value, info.data.get(f"{side}_key"), f"--{side}-key")
+
+    @field_validator("write_crc")
+    @classmethod
+    def _check_no_crc_of_encrypted(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and info.data.get("encrypt_key"):
+            raise ValueError("an encrypted file has no CRC (MindSpore): ask for one of the two")
+        return value
 
     @field_validator("prefix")
     @classmethod
@@ -338,6 +399,19 @@ class ConversionOptions(BaseModel):
     def _check_memory_limit(cls, value: str) -> str:
         if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
             raise ValueError("must be at least 16MiB")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _check_replicas(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and not info.data.get("remove_redundancy", True):
+            raise ValueError("says how many copies stay when redundancy is removed: ask for that, too")
+        return value
+
+    @field_validator("append_info")
+    @classmethod
+    def _check_append_info(cls, value: list[str]) -> list[str]:
+        parse_info(value)
         return value
 
     @field_validator("shared_parameters")
@@ -358,6 +432,11 @@ class ConversionOptions(BaseModel):
     def memory_limit_bytes(self) -> int:
         """The memory limit in bytes."""
         return parse_size(self.memory_limit)
+
+    @property
+    def info(self) -> tuple[tuple[str, InfoValue], ...]:
+        """Names and values that every target file gets."""
+        return parse_info(self.append_info)
 
     @property
     def worker_count(self) -> int:
@@ -423,6 +502,13 @@ class ConversionRequest(ConversionOptions):
         parse_ranks(value)
         return value
 
+    @field_validator("fault_ranks")
+    @classmethod
+    def _check_fault_ranks(cls, value: str, info: ValidationInfo) -> str:
+        if value.strip() and not info.data.get("recover"):
+            raise ValueError("ranks are left out, and others stand in for them, only together with --recover")
+        return value
+
     def chosen_ranks(self, all_ranks: range) -> tuple[int, ...]:
         """The target ranks that are asked for, out of all.
 
@@ -470,7 +556,8 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str] = 
     """What is wrong with a request, one line a field, which `name_of` calls as its user knows it."""
     lines = []
     for detail in error.errors():
-        name = str(detail["loc"][0])
+        # a name that is no text has no place
+        name = str(detail["loc"][0] if detail["loc"] else detail["input"])
         # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
         secret = name.endswith(("storage", "_key")) or carries_credentials(str(detail["input"]))
         hidden = detail["type"] == "missing" or secret

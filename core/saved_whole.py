@@ -8,14 +8,17 @@ a checkpoint saved in slices the first one, or nearly the first, differs at once
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 from core.checkpoint.heads import piece_heads, unlike_error
 from core.checkpoint.model import TensorEntry
+from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import LayoutError
+from core.keys import source_key
 from core.layout import Cut
-from core.storage.files import open_source, read_bytes
+from core.storage.files import read_bytes
 from core.storage.requests import at_once
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
@@ -36,8 +39,10 @@ def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
     telling = False
     for stage in source.stages:
         first_rank = source.stage_ranks(stage).start
-        for entry, cut in _sampled(catalog, stage, first_rank):
-            ranks = [first_rank + holders[0] for holders in list(cut.holders.values())[:_SAMPLED_CELLS]]
+        for entry, cut in _sampled(catalog, stage, source.stage_ranks(stage)):
+            ranks = list(islice(_holders(catalog, entry.name, cut, first_rank), _SAMPLED_CELLS))
+            if len(ranks) < 2:
+                continue  # the others' slices are on no rank: nothing to compare with
             for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
                 contents = set(_beginnings(catalog, ranks, entry.name, length))
                 if len(contents) > 1:
@@ -46,12 +51,26 @@ def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
     return telling
 
 
-def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, first_rank: int) -> Iterator[tuple[TensorEntry, Cut]]:
+def _holders(catalog: CheckpointCatalog, name: str, cut: Cut, first_rank: int) -> Iterator[int]:
+    """For each slice a rank that holds it, if there is one."""
+    for stage_ranks in cut.holders.values():
+        for rank in stage_ranks:
+            record = catalog.records.get(first_rank + rank)
+            if record is not None and name in record.index.entries:
+                yield record.rank
+                break
+
+
+def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, ranks: range) -> Iterator[tuple[TensorEntry, Cut]]:
     """The largest of a stage's cut parameters, and the largest of those that can be compared as a whole.
 
     The former are weights, which are never alike; small ones may be tables that are repeated in every slice.
     """
-    entries = catalog.records[first_rank].index.entries
+    indexes = {id(record.index): record.index for rank in ranks if (record := catalog.records.get(rank)) is not None}
+    entries: dict[str, TensorEntry] = {}
+    for index in indexes.values():
+        # the first one's count, and what only others hold
+        entries = {**index.entries, **entries}
     found = []
     for name, layout in stage.layouts.items():
         entry = entries.get(name)
@@ -72,8 +91,10 @@ def _beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, len
     """The first bytes of a parameter on each rank; of remote files all are asked for at once."""
     records = [catalog.records[rank] for rank in ranks]
     read = partial(_beginning, name=name, length=length)
-    # threads are worth more than they cost where each waits for a server
-    return map(read, records) if parse_url(records[0].location).is_local else at_once(read, records)
+    # threads are worth more than they cost where each waits for a server; to open an encrypted file they may have to
+    # wait for one another
+    one_by_one = parse_url(records[0].location).is_local or source_key() is not None
+    return map(read, records) if one_by_one else at_once(read, records)
 
 
 def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
@@ -82,7 +103,7 @@ def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
         return b""
     extent = entry.extents[0]
     offset, head = piece_heads(entry)[0] if record.assumed else (extent.offset, b"")
-    file = open_source(parse_url(record.location))
+    file = open_checkpoint(parse_url(record.location), source_key())
     try:
         found = read_bytes(file, offset, len(head) + min(length, extent.length))
     finally:

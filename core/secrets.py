@@ -8,7 +8,7 @@ import re
 
 # secrets may hold slashes, as those of S3 do; digits before the first one are a port
 _CREDENTIALS = re.compile(r"://[^/@]*:(?!\d+/)[^@]*@")
-_SIGNATURE = re.compile(r"://[^?]+\?([^#]*&)?(x-(amz|obs|goog)-signature|signature|sig)=", re.IGNORECASE)
+_SIGNATURE = re.compile(r"[?&](x-(amz|obs|goog)-signature|signature|sig)=", re.IGNORECASE)
 _NAME = re.compile(r"(env|file|block):\S.*")
 
 _USER = re.compile(r"://[^/@\s]*:[^/@\s]*@")
@@ -25,15 +25,19 @@ ADVICE = (
 NAME_ADVICE = (
     "must be env:NAME, file:PATH or block:NAME, which says where storage options are kept; never the options themselves"
 )
+KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the key is kept; never the key itself"
 
 
 def carries_credentials(url: str) -> bool:
     """Whether a URL has a user and a password in it, or a signature that stands for them."""
-    return _CREDENTIALS.search(url) is not None or _SIGNATURE.search(url) is not None
+    # from where they begin both search in one pass, however long and odd the text is
+    fields = url.find("?", url.find("://") + 4)
+    signed = "://" in url and fields >= 0 and _SIGNATURE.search(url, fields) is not None
+    return signed or _CREDENTIALS.search(url, 0, url.rfind("@") + 1) is not None
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is the name of storage options that are kept elsewhere."""
+    """Whether a text is the name of storage options, or of a key, that are kept elsewhere."""
     return _NAME.fullmatch(text) is not None
 
 

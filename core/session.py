@@ -15,13 +15,16 @@ from functools import cached_property
 
 from core import __version__
 from core.blocks import expected_entries
-from core.budget import MOST_LANES, Budget, Crew, open_files_limit, share_out, upload_part_bytes
+from core.budget import CIPHER_BLOCK_BYTES, MOST_LANES, Budget, Crew, open_files_limit, share_out, upload_part_bytes
+from core.checkpoint.crc_writing import stands_at_beginning
+from core.checkpoint.encryption import encrypted_bytes
 from core.checkpoint.selection import rank_names
 from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError, VerificationError
-from core.manifest import Manifest, RankSummary, ShardRecord
+from core.keys import needed_target_key
+from core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from core.plan import ConversionPlan
 from core.progress import SilentProgress, advancing, current_progress
-from core.report import ConversionReport, Outcome, RankReport, plan_notes
+from core.report import ConversionReport, Outcome, RankReport, plan_notes, stand_ins_of
 from core.request import ConversionRequest, VerifyLevel
 from core.retry import retries_counted, with_retries
 from core.sharing import group_ranks
@@ -60,6 +63,8 @@ def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: in
         part_bytes=upload_part_bytes(limit_bytes, largest_bytes) if remote_target else 0,
         remote_source=remote_source,
         processes=crew.processes if crew else 1,
+        cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
+        keeps_first=remote_target and plan.inputs.write_crc and stands_at_beginning(plan.inputs.format),
     )
 
 
@@ -188,7 +193,7 @@ class Session:
             source=plan.inputs.catalog.url,
             step=plan.inputs.catalog.step,
             target=str(self.target.final),
-            source_world_size=len(plan.inputs.catalog.records),
+            source_world_size=plan.inputs.catalog.world_size,
             target_world_size=len(plan.target_ranks),
             committed=not missing,
             missing_ranks=missing,
@@ -202,6 +207,7 @@ class Session:
             dropped=plan.match.dropped,
             excused=plan.match.excused,
             carried=tuple(carried.name for carried in plan.match.carried),
+            stand_ins=stand_ins_of(plan),
             notes=plan_notes(plan),
             ranks=tuple(mine),
         )
@@ -239,7 +245,8 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
         _give_up_abandoned_uploads(workspace, plan, session.pending)
         pending = [plan.totals[rank - plan.target_ranks.start] for rank in session.pending]
-        check_room(workspace.directory, sum(totals.shard_bytes + _HEADER_BYTES for totals in pending))
+        sizes = [encrypted_bytes(totals.shard_bytes + _HEADER_BYTES, plan.inputs.encryption) for totals in pending]
+        check_room(workspace.directory, sum(sizes))
         passes = 2 if request.verify is VerifyLevel.CHECKSUM else 1
         current_progress().begin(passes * sum(totals.shard_bytes for totals in pending))
         yield session
@@ -426,13 +433,13 @@ class _RankResult:
 
 def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
     plan = session.plan
-    return Manifest(
+    manifest = Manifest(
         identity=session.workspace.identity,
         writer=f"reshard {__version__}",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         source=plan.inputs.catalog.url,
         step=plan.inputs.catalog.step,
-        source_world_size=len(plan.inputs.catalog.records),
+        source_world_size=plan.inputs.catalog.world_size,
         target_world_size=len(plan.target_ranks),
         format=str(plan.inputs.format),
         verified=min((result.report.verified for result in results.values()), key=list(VerifyLevel).index),
@@ -442,6 +449,7 @@ def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
         notes=plan_notes(plan),
         ranks=tuple(results[rank].summary for rank in plan.target_ranks),
     )
+    return sealed_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
 
 
 def _crc_bytes(plan: ConversionPlan) -> int:

@@ -61,9 +61,10 @@ def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequenc
 
     def cost(layout_class: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
         cells = {layout_class.pair.target.cell_of(rank - stage.ranks.start) for rank in ranks}
+        readers = min(len(ranks), len(cells) * plan.inputs.replicas) if plan.inputs.replicas else len(ranks)
         return sum(
             gap_cost_bytes(plan, parameter, REMOTE_GAP_WORTH_READING_BYTES)
-            + parameter.size_bytes * (len(ranks) - len(cells)) // len(ranks)
+            + parameter.size_bytes * (readers - len(cells)) // len(ranks)
             for parameter in parameters
         )
 

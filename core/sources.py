@@ -5,10 +5,12 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Protocol
 
+from core.checkpoint.encryption import decrypted
 from core.checkpoint.heads import piece_heads
 from core.checkpoint.model import TensorEntry
 from core.checkpoint.records import CatalogRecord
 from core.errors import CatalogError
+from core.keys import source_key
 from core.plan import ConversionPlan
 from core.storage.files import SourceFile, open_source
 from core.storage.requests import at_once
@@ -55,7 +57,8 @@ class LocalFiles:
             if rank not in self._locations:
                 # each is opened at least twice, and following links takes as long as a small read
                 self._locations[rank] = parse_url(self._records[rank].location)
-            source = self._open[rank] = _open_unchanged(self._records[rank], self._locations[rank])
+            stored = _open_unchanged(self._records[rank], self._locations[rank])
+            source = self._open[rank] = decrypted(stored, source_key())
         self._open.move_to_end(rank)
         return source
 
@@ -74,7 +77,9 @@ class RemoteFiles:
     def __init__(self, plan: ConversionPlan, ranks: Iterable[int]) -> None:
         """Opens the files of `ranks`, all at once."""
         self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
-        self._open = dict(zip((record.rank for record in self._records), self._opened(), strict=True))
+        # where the blocks of an encrypted one are is asked for here: it takes requests, and they would wait for others
+        files = [decrypted(file, source_key()) for file in self._opened()]
+        self._open = dict(zip((record.rank for record in self._records), files, strict=True))
         self._checked: set[tuple[int, str]] = set()
         self._lock = Lock()
 

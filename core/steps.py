@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from core.checkpoint.formats import read_index
 from core.checkpoint.indexing import read_indexes, workers_on
 from core.checkpoint.names import Step, spelled_for
+from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CatalogRecord
 from core.checkpoint.selection import listed, rank_names, select_files
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
 from core.errors import CatalogError, ConversionError, InputError, TargetError
+from core.keys import source_key
 from core.latest_request import LatestConversionRequest
 from core.manifest import PLAN_NAME
 from core.plan_file import load_sources
@@ -288,7 +290,7 @@ def _unreadable(files: Files, workers: int) -> dict[int, InputError]:
         if any(location.is_local for location in files.values()):
             outcomes = threads.outcomes(_check_local, files.values())
             return {rank: why for rank, why in zip(files, outcomes, strict=True) if isinstance(why, InputError)}
-        opened = dict(zip(files, threads.outcomes(open_source, files.values()), strict=True))
+        opened = dict(zip(files, threads.outcomes(_opened, files.values()), strict=True))
         readable: dict[int, SourceFile] = {
             rank: file for rank, file in opened.items() if not isinstance(file, InputError)
         }
@@ -301,8 +303,12 @@ def _unreadable(files: Files, workers: int) -> dict[int, InputError]:
     return {rank: why for rank in files if isinstance(why := found[rank], InputError)}
 
 
+def _opened(location: Location) -> SourceFile:
+    return open_checkpoint(location, source_key())
+
+
 def _check_local(location: Location) -> None:
-    file = open_source(location)
+    file = _opened(location)
     try:
         read_index(file)
     finally:

@@ -17,7 +17,8 @@ from functools import cached_property
 
 import xxhash
 
-from core.errors import CheckpointError, StorageError, TargetBusyError, TargetError, is_transient
+from core.errors import CheckpointError, InputError, StorageError, TargetBusyError, TargetError, is_transient
+from core.keys import target_key
 from core.manifest import (
     PLAN_NAME,
     RECORDS_DIRECTORY,
@@ -30,6 +31,7 @@ from core.manifest import (
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
+from core.sealing import keyed_digest, seal, unseal
 from core.storage.files import exists, read_small_file, remove_file, unless_missing, write_bytes
 from core.storage.filesystems import same_storage
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
@@ -53,6 +55,7 @@ from core.storage.urls import Location, parse_url
 _IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
 _LARGEST_RECORD_BYTES = 2**28
+_RECORD = "record"
 
 
 class ForeignRecordError(TargetError):
@@ -87,18 +90,24 @@ class Workspace:
 
     def write_record(self, record: ShardRecord) -> None:
         """Stores the record of a rank whose file is written."""
-        write_bytes(self.record_location(record.rank), dump_record(record))
+        data, key = dump_record(record), target_key()
+        write_bytes(self.record_location(record.rank), data if key is None else seal(data, key, _RECORD))
 
     def read_record(self, rank: int) -> ShardRecord:
         """The record of a rank.
 
         Raises:
             ForeignRecordError: it belongs to another plan.
-            TargetError: it is damaged.
+            TargetError: it is damaged, or cannot be decrypted.
             StorageError: there is none.
         """
         location = self.record_location(rank)
-        record = parse_shard_record(read_small_file(location, _LARGEST_RECORD_BYTES), str(location))
+        data = read_small_file(location, _LARGEST_RECORD_BYTES)
+        try:
+            data = unseal(data, target_key(), _RECORD, str(location))
+        except InputError as error:
+            raise TargetError(str(error)) from None
+        record = parse_shard_record(data, str(location))
         if record.identity != self.identity or record.rank != rank:
             raise ForeignRecordError(f"{location}: is of another conversion")
         return record
@@ -320,8 +329,8 @@ def read_manifest(directory: Location) -> Manifest | None:
 
 def record_digest(record: ShardRecord) -> str:
     """The digest by which a manifest knows a rank's record, whatever it says about how closely it was verified."""
-    unverified = record.model_copy(update={"verified": VerifyLevel.NONE})
-    return xxhash.xxh3_128_hexdigest(dump_record(unverified))
+    data, key = dump_record(record.model_copy(update={"verified": VerifyLevel.NONE})), target_key()
+    return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
 
 
 def check_apart(source: Location, final: Location) -> None:

@@ -19,11 +19,14 @@ import xxhash
 
 from core.blocks import Block, expected_entries, file_blocks, planned_file
 from core.budget import Budget, Shares, UploadBuffers
+from core.checkpoint.crc_writing import Stretch, running_crc
+from core.checkpoint.encryption import encrypted_bytes
+from core.checkpoint.opening import write_checkpoint
 from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from core.keys import needed_target_key
 from core.manifest import ParameterRecord, ShardRecord
 from core.plan import ConversionPlan
 from core.sources import LocalFiles, RemoteFiles, are_remote
-from core.storage.files import write_file
 from core.storage.urls import Location
 
 Advance = Callable[[int], None]
@@ -61,9 +64,11 @@ def transform_ranks(
         steps = zip_longest(*(writer.blocks(shares.block_bytes) for writer in writers))
         with closing(_filled(steps, all_lanes)) as filled_steps:
             for filled in filled_steps:
-                for writer, block in filled:
-                    writer.write(block)
+                for writer, block, sums in filled:
+                    writer.write(block, sums)
                     advance(sum(part.size_bytes for part in block.parts))
+        for writer in writers:
+            writer.complete()
         for opened in set(sources):
             opened.check_unchanged()
     seconds = (time.monotonic() - started) / len(ranks)
@@ -92,7 +97,8 @@ def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: S
 
 _Step = Sequence[Block | None]
 """The next block of each rank's file; None where a file has no more."""
-_FilledStep = list[tuple["_RankWriter", RankBlock]]
+_FilledStep = list[tuple["_RankWriter", RankBlock, list[int]]]
+"""Each rank's block, and what the CRC of its file needs to know of it."""
 
 
 def _filled(steps: Iterable[_Step], lanes: "Sequence[_Lane]") -> Generator[_FilledStep, None, None]:
@@ -127,7 +133,7 @@ class _Lane:
                     buffer[position : position + len(literal)] = np.frombuffer(literal, np.uint8)
                 filled.append((writer, RankBlock(writer.parameters, buffer[: block.size_bytes], block.parts)))
         self.gatherer.fill([block for _, block in filled])
-        return filled
+        return [(writer, block, writer.crc_sums(block)) for writer, block in filled]
 
 
 class _RankWriter:
@@ -139,12 +145,17 @@ class _RankWriter:
         self._rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
         self._entries = expected_entries(plan, self._rank_plan)
-        self._file_plan = planned_file(plan.inputs.format, self._entries)
+        self._file_plan = planned_file(
+            plan.inputs.format, self._entries, plan.inputs.replicas > 0, plan.inputs.write_crc
+        )
+        self._crc = running_crc(plan.inputs.format, self._file_plan, self._entries)
         self._digests: dict[str, str] = {}
         self._digesting: str | None = None
         self._digest = xxhash.xxh3_128()
         self._path = plan.file_name(rank)
-        self._file = files.enter_context(write_file(directory.child(self._path), upload))
+        self._encryption = plan.inputs.encryption
+        key = needed_target_key() if self._encryption else None
+        self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
 
     @property
     def source_ranks(self) -> tuple[int, ...]:
@@ -155,14 +166,25 @@ class _RankWriter:
         """The file's blocks."""
         return file_blocks(self._file_plan, self._entries, block_bytes)
 
-    def write(self, block: RankBlock) -> None:
+    def crc_sums(self, block: RankBlock) -> list[int]:
+        """What the file's CRC needs to know of a filled block; lanes find it out side by side."""
+        return self._crc.sums(block.buffer.data, _stretches(block)) if self._crc else []
+
+    def write(self, block: RankBlock, crc_sums: list[int]) -> None:
         """Digests and writes a filled block."""
+        if self._crc:
+            self._crc.add(block.buffer.data, _stretches(block), crc_sums)
         for part in block.parts:
             if part.name != self._digesting:
                 self._end_digest()
                 self._digesting = part.name
             self._digest.update(block.buffer[part.position : part.position + part.size_bytes].data)
         self._file.write(block.buffer.data)
+
+    def complete(self) -> None:
+        """Puts into the file what is known only when all blocks are written."""
+        if self._crc:
+            self._crc.put_into(self._file)
 
     def _end_digest(self) -> None:
         # parameters come one after another: thousands of digests under way, for many ranks at once, are megabytes
@@ -184,7 +206,7 @@ class _RankWriter:
             identity=identity,
             rank=self._rank_plan.rank,
             file=self._path,
-            size_bytes=self._file_plan.size_bytes,
+            size_bytes=encrypted_bytes(self._file_plan.size_bytes, self._encryption),
             copy_of=None,
             source_ranks=self._rank_plan.source_ranks,
             read_bytes=read_bytes,
@@ -199,6 +221,10 @@ class _RankWriter:
                 for entry in self._entries
             ),
         )
+
+
+def _stretches(block: RankBlock) -> list[Stretch]:
+    return [(part.name, part.position, part.position + part.size_bytes) for part in block.parts]
 
 
 def _even_shares(total: int, count: int) -> Iterator[int]:

@@ -1,28 +1,39 @@
 """Checks what was written against what was to be written.
 
 `structure` reads a file's headers and compares every name, dtype and shape, and the file's size. `checksum` also reads
-every content back and compares it with the digest taken while it was written. Both look at the file only: neither can
-see a wrong plan.
+every content back and compares it with the digest taken while it was written, and checks the CRC of a file that has
+one. Both look at the file only: neither can see a wrong plan.
 """
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from core.checkpoint.digests import content_digests
-from core.checkpoint.formats import read_index
-from core.checkpoint.model import FileIndex, OutputEntry
+from core.checkpoint.digests import content_digests, digests_and_crc, streamed_digests
+from core.checkpoint.encryption import DecryptedSource
+from core.checkpoint.formats import read_index, stored_crc
+from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
+from core.checkpoint.opening import open_checkpoint
 from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
-from core.manifest import RankSummary, ShardRecord
+from core.keys import target_key
+from core.manifest import RankSummary, ShardRecord, unsealed_manifest
 from core.progress import Progress, SilentProgress, advancing
 from core.report import VerificationReport
-from core.request import WITHOUT_CREDENTIALS, StorageName, VerifyLevel, without_credentials
-from core.storage.files import SourceFile, is_missing, open_source
+from core.request import (
+    WITHOUT_CREDENTIALS,
+    EncryptionMode,
+    KeyName,
+    StorageName,
+    VerifyLevel,
+    mode_with_key,
+    without_credentials,
+)
+from core.storage.files import SourceFile, is_missing
 from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
@@ -55,7 +66,16 @@ class VerificationRequest(BaseModel):
             "while writing.",
         ),
     ] = VerifyLevel.CHECKSUM
+    decrypt_key: KeyName = ""
+    decrypt_mode: Annotated[
+        EncryptionMode, Field(title="Decryption mode", description="How an encrypted checkpoint is encrypted.")
+    ] = EncryptionMode.AES_GCM
     storage: StorageName = ""
+
+    @field_validator("decrypt_mode")
+    @classmethod
+    def _check_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
+        return mode_with_key(value, info.data.get("decrypt_key"), "--decrypt-key")
 
 
 @dataclass(frozen=True)
@@ -92,10 +112,12 @@ def verify_rank(
     if level is VerifyLevel.NONE:
         return RankVerification(record.rank, level, 0, ())
     try:
-        file = open_source(location)
+        file = open_checkpoint(location, target_key())
     except StorageError as error:
         if not is_missing(error):
             raise
+        return RankVerification(record.rank, level, 0, (str(error),))
+    except CheckpointError as error:
         return RankVerification(record.rank, level, 0, (str(error),))
     try:
         problems, read_bytes = _check_file(file, record, level, expected, advance)
@@ -137,19 +159,39 @@ def _check_file(
     if expected is not None:
         planned = {entry.name: (entry.dtype.name, entry.shape) for entry in expected}
         problems += _differences(index, planned, "the plan says")
-    if index.size_bytes != record.size_bytes:
-        problems.append(f"has {index.size_bytes} bytes, its record says {record.size_bytes}")
+    is_encrypted = isinstance(file, DecryptedSource)
+    size_bytes = file.stored_bytes if isinstance(file, DecryptedSource) else index.size_bytes
+    if size_bytes != record.size_bytes:
+        problems.append(f"has {size_bytes} bytes, its record says {record.size_bytes}")
     if problems or level is not VerifyLevel.CHECKSUM:
         return problems, 0
     buffer = np.empty(_READ_BYTES, np.uint8).data
     entries = [index.entries[parameter.name] for parameter in record.parameters]
-    for parameter, found in zip(record.parameters, content_digests(file, entries, buffer, advance), strict=True):
+    digests: Iterable[str]
+    if isinstance(file, DecryptedSource):
+        in_place = sorted(entries, key=_place)
+        # from all of the file, whose tags are checked on the way
+        streamed = zip(in_place, streamed_digests(file.stream(), in_place, advance), strict=True)
+        by_name = {entry.name: digest for entry, digest in streamed}
+        digests = [by_name[entry.name] for entry in entries]
+    elif index.has_crc:
+        by_name, crc = digests_and_crc(file, index, buffer, advance)
+        stored = stored_crc(file, index)
+        if crc != stored:
+            problems.append(f"wrong CRC-32: the file says {stored}, its contents give {crc}")
+        digests = [by_name[entry.name] for entry in entries]
+    else:
+        digests = content_digests(file, entries, buffer, advance)
+    for parameter, found in zip(record.parameters, digests, strict=True):
         if found != parameter.digest:
-            problems.append(
-                f"parameter {parameter.name!r}: its bytes are not those that were written "
-                f"(digest {found}, written {parameter.digest})"
-            )
+            told = "" if is_encrypted else f" (digest {found}, written {parameter.digest})"
+            problems.append(f"parameter {parameter.name!r}: its bytes are not those that were written{told}")
     return problems, sum(entry.size_bytes for entry in entries)
+
+
+def _place(entry: TensorEntry) -> int:
+    """Where in its file an entry's contents begin; texts have none."""
+    return entry.extents[0].offset if entry.extents else 0
 
 
 def _differences(index: FileIndex, wanted: Mapping[str, tuple[str, tuple[int, ...]]], who: str) -> list[str]:
@@ -167,7 +209,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     """Checks a finished conversion against its manifest and records.
 
     Raises:
-        InputError: there is no finished conversion at the URL.
+        InputError: there is no finished conversion at the URL, or it is encrypted, and its key is not in force.
         StorageError: it cannot be read.
     """
     started = time.monotonic()
@@ -179,6 +221,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
             f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
         )
     progress.begin(sum(rank.size_bytes for rank in manifest.ranks))
+    unsealed_manifest(manifest, target_key(), str(location))
     workspace = Workspace(location, manifest.identity)
 
     stop = threading.Event()

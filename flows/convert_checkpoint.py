@@ -7,8 +7,8 @@ from prefect.runtime import flow_run
 
 from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
+from core.resources import resources_of
 from core.session import open_session, raise_failures
-from core.storage.named_options import storages_of
 from flows.outcome import carried_out, tail_of
 from flows.ranks import run_ranks
 from flows.runners import crew_of
@@ -51,7 +51,7 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
 def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionReport:
     with (
         telling_failure(request),
-        storages_of(request, RESOLVERS),
+        resources_of(request, RESOLVERS),
         crew_of(request) as crew,
         slots_of(request.concurrency_limit) as slots,
     ):

@@ -9,7 +9,7 @@ from core.latest_request import LatestConversionRequest
 from core.progress import Progress, current_progress, reporting_to
 from core.report import ConversionReport
 from core.request import ConversionRequest
-from core.storage.named_options import storages_of
+from core.resources import resources_of
 from flows.convert_checkpoint import convert_checkpoint
 from flows.outcome import carried_out, tail_of
 from tasks.artifacts import publish_latest
@@ -47,7 +47,7 @@ def _convert_latest(request: LatestConversionRequest, listener: Progress) -> Lat
         with reporting_to(listener):
             return convert_checkpoint(conversion)
 
-    with storages_of(request, RESOLVERS):
+    with resources_of(request, RESOLVERS):
         report = run_latest(request, convert_step)
     publish_latest(report)
     # whoever called the flow in a program gets the report

@@ -15,6 +15,7 @@ from functools import lru_cache
 from core import __version__
 from core.budget import Budget
 from core.errors import ConversionError, InputError
+from core.keys import KeyNames, Keys, key_names, keys_in_force, resolve_keys
 from core.plan import ConversionPlan
 from core.plan_file import load_plan
 from core.progress import current_progress, reporting_to
@@ -44,6 +45,7 @@ class Assignment:
         identity: its identity.
         lease: by which the run is known to be alive.
         storages: names of the storage options that open URLs.
+        keys: names of the keys of source and target.
         budget: what a process has.
         lanes: how many workers gather for one group.
         level: how closely written ranks are checked.
@@ -54,6 +56,7 @@ class Assignment:
     identity: str
     lease: LeaseName | None
     storages: Pairs
+    keys: KeyNames
     budget: Budget
     lanes: int
     level: VerifyLevel
@@ -67,6 +70,7 @@ class Assignment:
             identity=session.workspace.identity,
             lease=current_lease(),
             storages=storage_pairs(session.request),
+            keys=key_names(session.request),
             budget=session.budget,
             lanes=session.lanes,
             level=session.request.verify,
@@ -116,7 +120,9 @@ def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
     with ExitStack() as held:
         stop = held.enter_context(stoppable())
         retries: RetryCount = held.enter_context(counting_retries())
-        held.enter_context(storages_in_force(_storages(assignment)))
+        storages, keys = _resources(assignment)
+        held.enter_context(storages_in_force(storages))
+        held.enter_context(keys_in_force(keys))
         held.enter_context(reporting_to(RunProgress(tally, stop)))
         _check_seen(assignment)
         workspace = Workspace.of_plan(assignment.plan_url, assignment.identity)
@@ -158,15 +164,15 @@ class _Tally:
             self.advanced_bytes += count_bytes
 
 
-def _storages(assignment: Assignment) -> Storages:
+def _resources(assignment: Assignment) -> tuple[Storages, Keys]:
     with _once:
-        return _resolved(assignment.storages, assignment.lease)
+        return _resolved(assignment.storages, assignment.keys, assignment.lease)
 
 
 @lru_cache(maxsize=4)
-def _resolved(pairs: Pairs, lease: LeaseName) -> Storages:
+def _resolved(pairs: Pairs, names: KeyNames, lease: LeaseName) -> tuple[Storages, Keys]:
     """Once for each run: a block is asked of Prefect's server."""
-    return resolve_storages(pairs, RESOLVERS)
+    return resolve_storages(pairs, RESOLVERS), resolve_keys(names, RESOLVERS)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.filesystems import RemoteFileSystem
 
 from core.errors import ConversionError, InputError
-from core.storage.named_options import Resolver
+from core.named_values import Resolver
 
 
 def options_of_block(name: str) -> Any:

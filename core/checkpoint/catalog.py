@@ -4,31 +4,44 @@ The survey lists, the selection chooses by name, and only then are files opened,
 with the ranks or with the files is one error.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from threading import Lock, Semaphore
 
 import numpy as np
 
+from core.checkpoint.damage import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
 from core.checkpoint.digests import UnlikeError, content_digests
+from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import check_crc as check_file_crc
-from core.checkpoint.formats import read_index
+from core.checkpoint.formats import format_of, read_index
 from core.checkpoint.indexing import Indexed, Workers, read_indexes, workers_on
 from core.checkpoint.model import FileIndex, TensorEntry
+from core.checkpoint.names import Step, parse_step
+from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names, select_files
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
-from core.errors import CatalogError, CheckpointError, InputError
-from core.storage.files import SourceFile, open_source
+from core.errors import CatalogError, CheckpointError, InputError, StorageError
+from core.keys import source_key
+from core.request import EncryptionMode
+from core.storage.files import SourceFile
+from core.storage.joined import JoinedFile
 from core.storage.urls import Location
 
-__all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog"]
+__all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog", "catalog_files"]
 
 _BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
 _MAX_FILE_ERRORS = 20
 _LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
+_WITHOUT_TAGS = (
+    "the source is encrypted as early releases of MindSpore did it, AES-GCM without a tag: whether it was changed "
+    "cannot be told"
+)
 
 WantsDigest = Callable[[int, TensorEntry], bool]
+_REFUSES_DAMAGE = DamagePolicy()
 
 
 def build_catalog(
@@ -43,6 +56,7 @@ def build_catalog(
     workers: int = 8,
     allow_extra_ranks: bool = False,
     found: CheckpointSurvey | None = None,
+    damage: DamagePolicy = _REFUSES_DAMAGE,
 ) -> CheckpointCatalog:
     """Finds the checkpoint's file of each rank and reads what it holds.
 
@@ -59,6 +73,8 @@ def build_catalog(
         workers: files read at a time; more if they are remote.
         allow_extra_ranks: whether there may be ranks besides `ranks`, which are then ignored.
         found: the survey of `url`, if it was made already.
+        damage: what is to happen where ranks have no usable file. If it recovers, they are the catalog's lost ones, and
+            without `step` the newest step is taken that all ranks have which have files and are not faulty.
 
     Raises:
         CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory cannot
@@ -73,23 +89,121 @@ def build_catalog(
             "or name another checkpoint"
         )
     needed = range(1) if ranks is None else ranks
-    notes = _check_ranks(found, needed, has_strategy=ranks is not None, allow_extra_ranks=allow_extra_ranks)
-    names = {rank: [file.name for file in found.files[rank]] for rank in needed}
-    selection = select_files(found.url, names, step=step, source_prefix=source_prefix, named=found.names_files)
+
+    def look_again() -> CheckpointCatalog:
+        tolerant = replace(damage, recovers=True)
+        return build_catalog(
+            url,
+            ranks,
+            step=step,
+            source_prefix=source_prefix,
+            digest=lambda *_: False,
+            check_crc=False,
+            workers=workers,
+            allow_extra_ranks=allow_extra_ranks,
+            found=found,
+            damage=tolerant,
+        )
+
+    try:
+        lost = _without_files(found, needed, step, damage)
+        notes = _check_ranks(found, needed, lost, has_strategy=ranks is not None, allow_extra_ranks=allow_extra_ranks)
+        names = {rank: [file.name for file in found.files[rank]] for rank in needed if rank not in lost}
+        selection = select_files(found.url, names, step=step, source_prefix=source_prefix, named=found.names_files)
+    except CatalogError as error:
+        raise with_advice(error, "" if damage.recovers else _advice(damage, look_again)) from error.__cause__
     locations = {
         rank: next(file.location for file in found.files[rank] if file.name == name)
         for rank, name in selection.names.items()
     }
-    records = _read_records(found.url, locations, _RecordReader(digest, check_crc, assume_alike), workers)
+    reader = _RecordReader(digest, check_crc, assume_alike, damage.given_to)
+    records, errors = _read_all(locations, reader, workers)
+    for rank, why in damage.torn(records).items():
+        errors[rank] = CheckpointError(f"{records.pop(rank).location}: {why}")
+    lost |= {rank: _without_place(error, locations[rank]) for rank, error in errors.items()}
     chosen_step = None if selection.step is None else str(selection.step)
-    return CheckpointCatalog(found.url, selection.format, chosen_step, records, (*selection.notes, *notes))
+    notes = (*selection.notes, *notes, *reader.notes)
+    catalog = CheckpointCatalog(
+        found.url,
+        selection.format,
+        chosen_step,
+        records,
+        notes,
+        {rank: lost[rank] for rank in sorted(lost)},
+        next(iter(selection.names.values())).parts,
+    )
+    only_damage = all(map(is_damage, errors.values()))
+    if errors and not (damage.recovers and only_damage):
+        error = _joined(found.url, [errors[rank] for rank in sorted(errors)], len(locations))
+        raise with_advice(error, damage.advice(catalog) if only_damage and records and not damage.recovers else "")
+    return catalog
+
+
+def catalog_files(
+    origin: str, files: Mapping[int, Location], *, digest: WantsDigest, check_crc: bool = True, workers: int = 8
+) -> CheckpointCatalog:
+    """What some ranks' files hold, which the caller has chosen; the arguments are as in `build_catalog`.
+
+    Raises:
+        CatalogError: they are of two kinds, or several cannot be used.
+        CheckpointError: one file is damaged or cannot be used.
+        StorageError: a transient failure of the storage.
+    """
+    by_format = {format_of(location): location for location in files.values()}
+    if len(by_format) > 1:
+        raise CatalogError(f"{origin}: both kinds of files: {' and '.join(map(str, by_format.values()))}")
+    records, errors = _read_all(files, _RecordReader(digest, check_crc, assume_alike=False), workers)
+    if errors:
+        raise _joined(origin, list(errors.values()), len(files))
+    return CheckpointCatalog(origin, next(iter(by_format)), None, records)
+
+
+def _without_files(
+    found: CheckpointSurvey, needed: range, step: str | None, damage: DamagePolicy
+) -> dict[int, str]:
+    """The ranks that are given up before any file is opened, and why."""
+    strangers = [rank for rank in damage.faulty if rank not in needed]
+    if strangers:
+        raise CatalogError(
+            f"{found.url}: {rank_names(strangers, 10)} cannot be faulty (--fault-ranks): the source has ranks "
+            f"{needed.start} to {needed.stop - 1}"
+        )
+    lost = dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
+    if not damage.recovers or found.shape in (CheckpointShape.FILE, CheckpointShape.FOLDER):
+        return lost
+    asked = None if step is None else parse_step(step)
+    having = {rank for rank in found.ranks if asked is None or asked in _steps_of(found, rank)}
+    for rank in needed:
+        if rank not in having and having & {*needed} - {*lost}:
+            why = NO_FILE if rank not in found.ranks else f"it has no checkpoint file of step {asked}"
+            lost.setdefault(rank, why)
+    if len(lost) == len(needed):
+        raise CatalogError(f"{found.url}: no rank is left to recover anything from")
+    return lost
+
+
+def _steps_of(found: CheckpointSurvey, rank: int) -> set[Step | None]:
+    return {file.name.step for file in found.files[rank]}
+
+
+def _advice(damage: DamagePolicy, look_again: Callable[[], CheckpointCatalog]) -> str:
+    """Whether recovering would do for a checkpoint that was refused before any file was opened."""
+    try:
+        catalog = look_again()
+    except (InputError, StorageError):
+        return ""  # what was refused is told already, and it is no damage
+    return damage.advice(catalog) if catalog.lost else ""
+
+
+def _without_place(error: InputError, location: Location) -> str:
+    return str(error).removeprefix(f"{location}: ")
 
 
 def _check_ranks(
-    found: CheckpointSurvey, needed: range, *, has_strategy: bool, allow_extra_ranks: bool
+    found: CheckpointSurvey, needed: range, lost: Collection[int], *, has_strategy: bool, allow_extra_ranks: bool
 ) -> tuple[str, ...]:
     there_are = frozenset(found.ranks)
-    missing = [rank for rank in needed if rank not in there_are]
+    missing = [rank for rank in needed if rank not in there_are and rank not in lost]
     extra = [rank for rank in found.ranks if rank not in needed]
     there = f"{found.url}: {_count(len(found.ranks))}"
     wanted = f"the source strategy has {_count(len(needed))}"
@@ -123,19 +237,18 @@ def _count(ranks: int) -> str:
     return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def _read_records(
-    origin: str, locations: Mapping[int, Location], reader: "_RecordReader", workers: int
-) -> dict[int, CatalogRecord]:
-    """The records of all files; an error tells of all that cannot be used, not only of the first."""
+def _read_all(
+    locations: Mapping[int, Location], reader: "_RecordReader", workers: int
+) -> tuple[dict[int, CatalogRecord], dict[int, InputError]]:
+    """The records of all files that can be used, and why the others cannot."""
     with workers_on(locations.values(), workers) as threads:
         if any(location.is_local for location in locations.values()):
             outcomes = threads.outcomes(reader.read_local, sorted(locations.items()))
         else:
             outcomes = reader.read_remote(dict(sorted(locations.items())), threads)
-    errors = [outcome for outcome in outcomes if isinstance(outcome, InputError)]
-    if errors:
-        raise _joined(origin, errors, len(outcomes))
-    return {outcome.rank: outcome for outcome in outcomes if isinstance(outcome, CatalogRecord)}
+    by_rank = dict(zip(sorted(locations), outcomes, strict=True))
+    records = {rank: outcome for rank, outcome in by_rank.items() if isinstance(outcome, CatalogRecord)}
+    return records, {rank: outcome for rank, outcome in by_rank.items() if isinstance(outcome, InputError)}
 
 
 def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError:
@@ -153,13 +266,21 @@ class _RecordReader:
     4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage are laid out alike.
     """
 
-    def __init__(self, digest: WantsDigest, check_crc: bool, assume_alike: bool) -> None:
+    def __init__(
+        self,
+        digest: WantsDigest,
+        check_crc: bool,
+        assume_alike: bool,
+        given_to: Callable[[int], Collection[str]] = lambda _: (),
+    ) -> None:
         self._wants_digest = digest
+        self._given_to = given_to
         self._checks_crc = check_crc
         self._assumes_alike = assume_alike
         self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
         self._lock = Lock()
         self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
+        self.notes: tuple[str, ...] = ()
 
     def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
         """The record of a rank's file.
@@ -169,7 +290,7 @@ class _RecordReader:
             StorageError: it cannot be read.
         """
         rank, location = item
-        file = open_source(location)
+        file = _opened(location)
         try:
             return self._record(rank, file, Indexed(read_index(file)))
         finally:
@@ -181,10 +302,11 @@ class _RecordReader:
         Raises:
             StorageError: a transient failure of the storage.
         """
-        opened = dict(zip(locations, threads.outcomes(open_source, locations.values()), strict=True))
+        opened = dict(zip(locations, threads.outcomes(_opened, locations.values()), strict=True))
         files = {rank: file for rank, file in opened.items() if not isinstance(file, InputError)}
         try:
             indexes = read_indexes(files, threads, assume_alike=self._assumes_alike)
+            indexes |= read_indexes(self._doubtful(files, indexes), threads, assume_alike=False)
             indexed = [(rank, files[rank], found) for rank, found in indexes.items() if isinstance(found, Indexed)]
             records = threads.outcomes(lambda item: self._record(*item), indexed)
         finally:
@@ -195,16 +317,34 @@ class _RecordReader:
         outcomes = {**read, **refused}
         return [outcomes[rank] for rank in locations]
 
+    def _doubtful(
+        self, files: Mapping[int, SourceFile], indexes: Mapping[int, Indexed | InputError]
+    ) -> dict[int, SourceFile]:
+        """The files that were assumed to be like one that lacks what its strategy gives it: so each may lack another."""
+        assumed = {rank: found.index for rank, found in indexes.items() if isinstance(found, Indexed) and found.assumed}
+        if not assumed:
+            return {}
+        all_indexes = {id(found.index): found.index for found in indexes.values() if isinstance(found, Indexed)}
+        saved = {name for index in all_indexes.values() for name in index.entries}
+        lacks: dict[tuple[int, int], bool] = {}
+        doubtful = {}
+        for rank, index in assumed.items():
+            given = self._given_to(rank)
+            key = id(index), id(given)
+            if key not in lacks:
+                lacks[key] = any(name in saved and name not in index.entries for name in given)
+            if lacks[key]:
+                doubtful[rank] = files[rank]
+        return doubtful
+
     def _record(self, rank: int, file: SourceFile, indexed: Indexed) -> CatalogRecord:
         index = indexed.index
-        if index.redundancy_removed:
-            raise CheckpointError(
-                f"{file.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
-                "rank's file only. Such checkpoints cannot be read; save it without"
-            )
         wanted = [entry for entry in index.entries.values() if self._wants_digest(rank, entry)]
         checks_crc = self._checks_crc and index.has_crc
         read_bytes = index.size_bytes if checks_crc else sum(entry.size_bytes for entry in wanted)
+        for part in file.parts if isinstance(file, JoinedFile) else (file,):
+            if isinstance(part, DecryptedSource):
+                self._check_encrypted(part)
         try:
             with self._room_for(file, read_bytes):
                 if checks_crc:
@@ -215,6 +355,12 @@ class _RecordReader:
         return CatalogRecord(
             rank, str(file.location), file.size_bytes, file.version, self._interned(index), digests, indexed.assumed
         )
+
+    def _check_encrypted(self, file: DecryptedSource) -> None:
+        if file.mode is EncryptionMode.AES_GCM and not file.is_authenticated:
+            self.notes = (_WITHOUT_TAGS,)
+        with self._room_for(file, file.size_bytes):
+            file.check_tags()
 
     def _room_for(self, file: SourceFile, read_bytes: int) -> AbstractContextManager[object]:
         return nullcontext() if file.location.is_local or read_bytes <= _BLOCK_BYTES else self._long_reads
@@ -230,6 +376,10 @@ class _RecordReader:
                     return known
             alike.append(index)
             return index
+
+
+def _opened(location: Location) -> SourceFile:
+    return open_checkpoint(location, source_key())
 
 
 def _digests(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> dict[str, str]:

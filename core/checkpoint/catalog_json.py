@@ -2,7 +2,7 @@
 
 `entries` are [name, dtype, shape, [offset, length, …]] and, for a text entry, its text; `records` are
 [rank, location, size_bytes, version, number of the index, digests]. `assumed` are the ranks of assumed records, apart
-from them: how much of the headers was read does not change what a conversion writes.
+from them: how much of the headers was read does not change what a conversion writes. `lost` are [rank, why].
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,8 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
         "notes": list(catalog.notes),
         "indexes": indexes,
         "records": [_record_to_json(record, numbers[id(record.index)]) for record in catalog.records.values()],
+        "lost": list(catalog.lost.items()),
+        "parts": list(catalog.parts),
         "assumed": [record.rank for record in catalog.records.values() if record.assumed],
     }
 
@@ -50,6 +52,8 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
             step=data["step"],
             records={record.rank: record for record in records},
             notes=tuple(data["notes"]),
+            lost=dict(data["lost"]),
+            parts=tuple(data["parts"]),
         )
     except (AttributeError, CheckpointError, LookupError, TypeError, ValueError) as error:
         raise CatalogError(f"not a checkpoint catalog: {type(error).__name__}: {error}") from error

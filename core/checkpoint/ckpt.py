@@ -108,7 +108,7 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
     if not index.has_crc:
         return
     stop = file.size_bytes - CRC_TRAILER_BYTES
-    stored = int.from_bytes(read_bytes(file, stop, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
+    stored = stored_crc(file)
     (actual,) = crc32_of_parts(file, 0, [stop])
     if actual != stored:
         raise CheckpointError(
@@ -116,8 +116,19 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         )
 
 
-def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
-    """The file that holds `entries`, in their order, as MindSpore would write it; without a CRC.
+def stored_crc(file: SourceFile) -> int:
+    """What a file says that its CRC-32 is.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
+
+
+def plan_file(entries: Sequence[OutputEntry], *, redundancy_removed: bool = False, with_crc: bool = False) -> FilePlan:
+    """The file that holds `entries`, in their order, as MindSpore would write it; a CRC comes after all segments.
+
+    It carries no mark of removed redundancy.
 
     Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
 
@@ -137,7 +148,14 @@ def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
     if literal:
         segments.append(bytes(literal))
     size_bytes = sum(len(part) if isinstance(part, bytes) else part.stop - part.start for part in segments)
+    if with_crc:
+        return FilePlan(tuple(segments), size_bytes + CRC_TRAILER_BYTES, crc_offset=size_bytes)
     return FilePlan(tuple(segments), size_bytes)
+
+
+def crc_trailer(crc: int) -> bytes:
+    """What ends a file that carries a CRC-32 of all before it."""
+    return CRC_MARK + crc.to_bytes(CRC_TRAILER_BYTES - len(CRC_MARK))
 
 
 def planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:

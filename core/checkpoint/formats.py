@@ -5,25 +5,26 @@ as damage.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Protocol
 
 from core.checkpoint import ckpt, safetensors
+from core.checkpoint.encryption import MAGICS, DecryptedSource
 from core.checkpoint.heads import Template, template_of
 from core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry
+from core.checkpoint.parts import joined_index
 from core.checkpoint.reading import WithEnds
 from core.errors import CheckpointError
 from core.storage.files import SourceFile, read_bytes
+from core.storage.joined import JoinedFile
 from core.storage.urls import Location
 
 _START_BYTES = 9
 
 _KINDS = {
     b"\x0a": f"a .{CheckpointFormat.CKPT} file",
-    b"\xd8\x5e\x3a\x7f": "an encrypted checkpoint file (AES-GCM); decrypt it first",
-    b"\xd9\x5e\x3a\x7f": "an encrypted checkpoint file (AES-CBC); decrypt it first",
-    b"\xda\x5e\x3a\x7f": "an encrypted checkpoint file (SM4-CBC); decrypt it first",
     b"\x08": "a strategy file, not a checkpoint",
     b"{": "a JSON file, perhaps a strategy, not a checkpoint",
     b"PK\x03\x04": "a zip archive, as PyTorch saves; only MindSpore's files can be read",
@@ -37,7 +38,11 @@ class _FormatModule(Protocol):
 
     def check_crc(self, file: SourceFile, index: FileIndex) -> None: ...
 
-    def plan_file(self, entries: Sequence[OutputEntry]) -> FilePlan: ...
+    def stored_crc(self, file: SourceFile) -> int | None: ...
+
+    def plan_file(
+        self, entries: Sequence[OutputEntry], *, redundancy_removed: bool = False, with_crc: bool = False
+    ) -> FilePlan: ...
 
 
 _MODULES: dict[CheckpointFormat, _FormatModule] = {
@@ -47,16 +52,19 @@ _MODULES: dict[CheckpointFormat, _FormatModule] = {
 
 
 def read_index(file: SourceFile) -> FileIndex:
-    """What a checkpoint file holds, from its headers alone; its format is its name's extension.
+    """What a checkpoint file holds, or several that are read as one, from headers alone; the name says the format.
 
     Raises:
         CheckpointError: it is of another kind, damaged, or holds an unknown dtype; names the file and where in it.
         StorageError: it cannot be read.
     """
+    if isinstance(file, JoinedFile):
+        return joined_index(file, [read_index(part) for part in file.parts])
     format = format_of(file.location)
-    file = file if file.location.is_local else WithEnds(file)
-    _check_kind(file, format)
-    return _MODULES[format].read_index(file)
+    with _decrypted_to_nonsense(file):
+        file = file if file.location.is_local else WithEnds(file)
+        _check_kind(file, format)
+        return _MODULES[format].read_index(file)
 
 
 def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
@@ -66,12 +74,13 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
         CheckpointError: it is of another kind, damaged, or holds an unknown dtype; names the file and where in it.
         StorageError: it cannot be read.
     """
-    if format_of(file.location) is not CheckpointFormat.CKPT:
+    if format_of(file.location) is not CheckpointFormat.CKPT or isinstance(file, JoinedFile):
         return read_index(file), None
-    file = WithEnds(file)
-    _check_kind(file, CheckpointFormat.CKPT)
-    index, heads = ckpt.read_index_and_heads(file)
-    return index, template_of(index, heads)
+    with _decrypted_to_nonsense(file):
+        file = WithEnds(file)
+        _check_kind(file, CheckpointFormat.CKPT)
+        index, heads = ckpt.read_index_and_heads(file)
+        return index, template_of(index, heads)
 
 
 def format_of(location: Location) -> CheckpointFormat:
@@ -93,11 +102,34 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         CheckpointError: the CRC is wrong.
         StorageError: it cannot be read.
     """
+    if isinstance(file, JoinedFile):
+        for part in file.parts:
+            check_crc(part, read_index(part))
+        return
     _MODULES[index.format].check_crc(file, index)
 
 
-def plan_file(format: CheckpointFormat, entries: Sequence[OutputEntry]) -> FilePlan:
+def stored_crc(file: SourceFile, index: FileIndex) -> int | None:
+    """What a file says that its CRC-32 is; None if it carries none.
+
+    Raises:
+        CheckpointError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    return _MODULES[index.format].stored_crc(file) if index.has_crc else None
+
+
+def plan_file(
+    format: CheckpointFormat,
+    entries: Sequence[OutputEntry],
+    *,
+    redundancy_removed: bool = False,
+    with_crc: bool = False,
+) -> FilePlan:
     """The file that holds `entries`: literal bytes and places for contents. The same entries give the same bytes.
+
+    `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell.
+    `with_crc`: there is room for a CRC; see `core.checkpoint.crc_writing`.
 
     Raises:
         CheckpointError: the format cannot hold one of the entries, or two have the same name.
@@ -105,11 +137,34 @@ def plan_file(format: CheckpointFormat, entries: Sequence[OutputEntry]) -> FileP
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
         raise CheckpointError(f"parameter {twice[0]!r} is given twice for one file")
-    return _MODULES[format].plan_file(entries)
+    return _MODULES[format].plan_file(entries, redundancy_removed=redundancy_removed, with_crc=with_crc)
+
+
+@contextmanager
+def _decrypted_to_nonsense(file: SourceFile) -> Iterator[None]:
+    """With a wrong key a file decrypts to something: that it is no checkpoint is all that tells."""
+    try:
+        yield
+    except CheckpointError as error:
+        if isinstance(file, DecryptedSource):
+            raise CheckpointError(
+                f"{file.location}: does not decrypt to a checkpoint ({_without_place(error, file)}): {file.key_name} "
+                f"is not the key that it was encrypted with, or {file.mode} not the mode, or it was changed since"
+            ) from None
+        raise
+
+
+def _without_place(error: CheckpointError, file: SourceFile) -> str:
+    return str(error).removeprefix(f"{file.location}: ")
 
 
 def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:
     start = read_bytes(file, 0, min(_START_BYTES, file.size_bytes))
+    mode = next((mode for mode, magic in MAGICS.items() if start.startswith(magic)), None)
+    if mode is not None and format is CheckpointFormat.CKPT:
+        raise CheckpointError(
+            f"{file.location}: is encrypted with {mode}: name its key with --decrypt-key, and --decrypt-mode {mode}"
+        )
     found = _kind(start, file.size_bytes)
     if found not in (None, f"a .{format} file"):
         raise CheckpointError(f"{file.location}: is named .{format}, but looks like {found}")

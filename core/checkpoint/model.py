@@ -85,13 +85,18 @@ class FileIndex:
 
 @dataclass(frozen=True)
 class OutputEntry:
-    """One parameter of a file to be written; `piece_bytes` are the lengths of a map tensor's messages, else empty."""
+    """One parameter of a file to be written.
+
+    `piece_bytes` are the lengths of a map tensor's messages, else empty; `literal` its contents, where they are known
+    before anything is read.
+    """
 
     name: str
     dtype: DType
     shape: Shape
     text: str | None = None
     piece_bytes: tuple[int, ...] = ()
+    literal: bytes = b""
 
     @property
     def size_bytes(self) -> int:
@@ -112,8 +117,10 @@ class Content:
 class FilePlan:
     """A file to be written: literal bytes and contents, one after another, without gaps.
 
-    Every parameter's contents appear in ascending order and as a whole.
+    Every parameter's contents appear in ascending order and as a whole. `size_bytes` is the file's size. The place of
+    a CRC, which is known when all else is written, is `crc_offset`; None where the file gets none.
     """
 
     segments: tuple[bytes | Content, ...]
     size_bytes: int
+    crc_offset: int | None = None

@@ -38,12 +38,16 @@ class Step:
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """The name of a checkpoint file, and what it says; `step` is None if it says none."""
+    """The name of a checkpoint file, and what it says; `step` is None if it says none.
+
+    `parts` are the numbers of the files that the name stands for, if they are parts of one; see `core.checkpoint.parts`.
+    """
 
     name: str
     prefix: str
     step: Step | None
     format: CheckpointFormat
+    parts: tuple[int, ...] = ()
 
 
 def parse_name(name: str) -> CheckpointName | None:

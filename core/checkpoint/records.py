@@ -40,6 +40,8 @@ class CheckpointCatalog:
         step: the step chosen, `10_5` say; None if the names of the files carry none.
         records: rank -> record, by ascending rank.
         notes: sentences for the user: what was chosen, what was passed over and why.
+        lost: rank -> why its file is not used: it is not there, damaged, or named as faulty. Such a rank has no record.
+        parts: the pipeline stages whose parts each file is made of; none if it was written as one.
     """
 
     url: str
@@ -47,3 +49,10 @@ class CheckpointCatalog:
     step: str | None
     records: Mapping[int, CatalogRecord]
     notes: tuple[str, ...] = ()
+    lost: Mapping[int, str] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the checkpoint, those without a usable file included."""
+        return len(self.records) + len(self.lost)

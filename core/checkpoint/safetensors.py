@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,11 @@ _ALIGNMENT_BYTES = 8
 _METADATA = "__metadata__"
 _FORMAT, _REDUNDANCY, _CRC = "format", "remove_redundancy", "crc_num"
 _MAX_AXES = 64  # numpy's limit
+_COUNT_LIMIT = 1 << 64  # the format's own numbers
 _RESERVED_NAMES = frozenset({_METADATA, _FORMAT, _REDUNDANCY, _CRC})
 _TEXT_PREFIX = "text:"
+_CRC_ROOM = "0" * 10
+"""Its decimal digits: a shorter number is followed by spaces, which JSON allows."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,7 @@ def read_index(file: SourceFile) -> FileIndex:
 
 
 def check_crc(file: SourceFile, index: FileIndex) -> None:
-    """Reads the file once, front to back, and compares its CRC-32, if it carries one.
-
-    The CRC covers, in the order of the sorted names, each name in UTF-8 and the tensor's bytes; MindSpore counts a
-    0-d integer of value v as v zero bytes instead.
+    """Reads the file once, front to back, and compares its CRC-32, if it carries one; see `crc_of_tensors`.
 
     Raises:
         CheckpointError: the CRC is wrong.
@@ -95,13 +95,8 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
     tensors = [entry for entry in index.entries.values() if entry.extents]
     lengths = [entry.size_bytes for entry in tensors]
     crcs = dict(zip((entry.name for entry in tensors), crc32_of_parts(file, header.data_offset, lengths), strict=True))
-    actual = 0
-    for entry in sorted(tensors, key=lambda entry: entry.name):
-        crc, length = crcs[entry.name], entry.size_bytes
-        if entry.shape == () and entry.dtype.name.lstrip("U").startswith("Int"):
-            length = _scalar_value(file, entry)
-            crc = crc32_of_zeros(length)
-        actual = crc32_joined(zlib.crc32(entry.name.encode(), actual), crc, length)
+    scalars = {entry.name: _scalar_bytes(file, entry) for entry in tensors if is_integer_scalar(entry)}
+    actual = crc_of_tensors(tensors, crcs, scalars)
     stored = _stored_crc(header)
     if actual != stored:
         raise CheckpointError(
@@ -109,15 +104,57 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         )
 
 
-def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
-    """The file that holds `entries`, larger item sizes first so that every tensor is aligned; without a CRC.
+def stored_crc(file: SourceFile) -> int | None:
+    """What a file says that its CRC-32 is.
+
+    Raises:
+        CheckpointError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    return _stored_crc(_read_header(file))
+
+
+def is_integer_scalar(entry: TensorEntry | OutputEntry) -> bool:
+    """Whether MindSpore's CRC covers an entry by its value, rather than by its bytes."""
+    return entry.shape == () and entry.dtype.name.lstrip("U").startswith("Int")
+
+
+def crc_of_tensors(
+    tensors: Iterable[TensorEntry | OutputEntry], crcs: Mapping[str, int], scalars: Mapping[str, bytes]
+) -> int:
+    """The CRC-32 of a file, from that of each tensor's contents and the bytes of its integer scalars, by name.
+
+    It covers, in the order of the sorted names, each name in UTF-8 and the tensor's bytes. MindSpore counts a 0-d
+    integer of value v as v zero bytes instead, and can give a file with a negative one no CRC: here its bytes count.
+    """
+    joined = 0
+    for entry in sorted(tensors, key=lambda entry: entry.name):
+        crc, length = crcs.get(entry.name, 0), entry.size_bytes
+        if is_integer_scalar(entry):
+            value = int.from_bytes(scalars[entry.name], "little", signed=not entry.dtype.name.startswith("U"))
+            if value >= 0:
+                crc, length = crc32_of_zeros(value), value
+        joined = crc32_joined(zlib.crc32(entry.name.encode(), joined), crc, length)
+    return joined
+
+
+def crc_field(crc: int) -> bytes:
+    """A CRC-32 as it stands in the header, at the place that was kept for it."""
+    return f'"{crc}"'.encode().ljust(len(_CRC_ROOM) + 2)
+
+
+def plan_file(entries: Sequence[OutputEntry], *, redundancy_removed: bool = False, with_crc: bool = False) -> FilePlan:
+    """The file that holds `entries`, larger item sizes first so that every tensor is aligned.
+
+    The place of a CRC is near the header's beginning, and has room for the largest.
 
     Raises:
         CheckpointError: the format cannot hold an entry, or its name means something else in the header.
     """
     tensors = [entry for entry in entries if entry.text is None]
     tensors.sort(key=lambda entry: -entry.dtype.itemsize)
-    header: dict[str, Any] = {_METADATA: _planned_metadata(entries)}
+    room = {_CRC: _CRC_ROOM} if with_crc else {}
+    header: dict[str, Any] = {_METADATA: room | _planned_metadata(entries, redundancy_removed)}
     contents: list[Content] = []
     end = 0
     for entry in tensors:
@@ -130,6 +167,7 @@ def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
         if end > start:
             contents.append(Content(entry.name, 0, end - start))
     encoded = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    crc_offset = _LENGTH_BYTES + encoded.index(f'"{_CRC}":'.encode()) + len(_CRC) + 3 if with_crc else None
     encoded += b" " * (-len(encoded) % _ALIGNMENT_BYTES)
     if len(encoded) > MAX_HEADER_BYTES:
         raise CheckpointError(
@@ -137,7 +175,7 @@ def plan_file(entries: Sequence[OutputEntry]) -> FilePlan:
             f"readers allow {MAX_HEADER_BYTES}; write .ckpt"
         )
     head = len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
-    return FilePlan((head, *contents), len(head) + end)
+    return FilePlan((head, *contents), len(head) + end, crc_offset)
 
 
 def _read_header(file: SourceFile) -> _Header:
@@ -224,8 +262,8 @@ def _told(value: object) -> str:
 
 
 def _is_counts(values: object) -> bool:
-    # bool is an int to isinstance
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    # bool is an int to isinstance; numbers of thousands of digits could not even be told
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < _COUNT_LIMIT for value in values)
 
 
 def _dtype(header: _Header, name: str, tag: str) -> DType:
@@ -286,16 +324,9 @@ def _redundancy_removed(header: _Header) -> bool:
     return value == "True"
 
 
-def _scalar_value(file: SourceFile, entry: TensorEntry) -> int:
+def _scalar_bytes(file: SourceFile, entry: TensorEntry) -> bytes:
     (extent,) = entry.extents
-    encoded = read_bytes(file, extent.offset, extent.length)
-    value = int.from_bytes(encoded, "little", signed=not entry.dtype.name.startswith("U"))
-    if value < 0:
-        raise CheckpointError(
-            f"{file.location}: at byte {extent.offset}: parameter {entry.name!r} is {value}, "
-            "for which MindSpore can make no CRC-32: damaged"
-        )
-    return value
+    return read_bytes(file, extent.offset, extent.length)
 
 
 def _checked_tag(entry: OutputEntry) -> str:
@@ -309,8 +340,8 @@ def _checked_tag(entry: OutputEntry) -> str:
     return tag
 
 
-def _planned_metadata(entries: Sequence[OutputEntry]) -> dict[str, str]:
-    metadata = {_FORMAT: "ms", _REDUNDANCY: "False"}
+def _planned_metadata(entries: Sequence[OutputEntry], redundancy_removed: bool) -> dict[str, str]:
+    metadata = {_FORMAT: "ms", _REDUNDANCY: str(redundancy_removed)}
     for entry in entries:
         if entry.dtype is INT4:
             metadata[entry.name] = INT4.name

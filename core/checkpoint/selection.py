@@ -55,6 +55,7 @@ def select_files(
         rank: [name for name in names if with_breakpoints or not _is_breakpoint(name)] for rank, names in found.items()
     }
     _check_candidates(origin, found, candidates)
+    _check_parts_apart(origin, candidates)
     file_format = _only_format(origin, candidates)
     notes = _breakpoint_notes(found, candidates)
     if source_prefix is None and _is_one_file_each(candidates):
@@ -69,6 +70,7 @@ def select_files(
         chosen_step = _choose_step(f"{origin}, prefix {spelling}", by_step, asked)
         names = {rank: steps[chosen_step] for rank, steps in by_step.items()}
         notes += prefix_notes + (_newer_notes(by_step, chosen_step) if asked is None else ())
+    _check_same_parts(origin, names)
     return Selection(file_format, chosen_step, names, (_chosen_note(spelling, chosen_step, names, asked), *notes))
 
 
@@ -106,6 +108,29 @@ def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
             f"{origin}: {rank_names(without, _MAX_LISTED)}: only checkpoints saved on an exception; "
             f"they are used if --step asks for one: {_steps(steps)}"
         )
+
+
+def _check_parts_apart(origin: str, candidates: Names) -> None:
+    for rank, names in candidates.items():
+        whole = {name.prefix for name in names if name.step is None and not name.parts}
+        for name in names:
+            if name.parts and name.prefix in whole:
+                raise CatalogError(
+                    f"{origin}: rank_{rank} has a file {name.prefix}.{name.format} and parts of one ({name.name}): it "
+                    "cannot be known which is the checkpoint. Remove what is not"
+                )
+
+
+def _check_same_parts(origin: str, names: Mapping[int, CheckpointName]) -> None:
+    by_parts: dict[tuple[int, ...], list[int]] = {}
+    for rank, name in names.items():
+        by_parts.setdefault(name.parts, []).append(rank)
+    if len(by_parts) > 1:
+        told = [
+            f"{', '.join(map(str, parts)) if parts else 'no parts, but a whole file'} ({rank_names(ranks, 3)})"
+            for parts, ranks in by_parts.items()
+        ]
+        raise CatalogError(f"{origin}: ranks have different parts: {'; '.join(told)}. A stage's part is on every rank")
 
 
 def _only_format(origin: str, candidates: Names) -> CheckpointFormat:

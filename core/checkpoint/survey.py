@@ -14,6 +14,7 @@ from functools import cached_property
 
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
+from core.checkpoint.parts import grouped
 from core.errors import CatalogError, StorageError
 from core.storage.files import file_info, list_folder
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -242,7 +243,15 @@ def _split(items: Sequence[_Item]) -> tuple[tuple[FoundFile, ...], list[_Item]]:
             rest.append(item)
         else:
             files.append(FoundFile(name, item.location))
-    return tuple(files), rest
+    return _with_parts_joined(files), rest
+
+
+def _with_parts_joined(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
+    """The files of one folder, those that are parts of one as that one."""
+    if not files:
+        return ()
+    folder = files[0].location.parent
+    return tuple(FoundFile(name, folder.child(name.name)) for name in grouped(file.name for file in files))
 
 
 def _relative(root: Location, item: _Item) -> str:

@@ -17,6 +17,7 @@ from core.errors import CheckpointError, StorageError
 from core.progress import current_progress
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
+from core.storage.joined import JoinedFile, parts_of
 from core.storage.requests import at_once, requested
 from core.storage.uploads import Buffer, Upload, takes_parts
 from core.storage.urls import Location
@@ -61,15 +62,29 @@ def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
 
 
 def open_source(location: Location) -> SourceFile:
-    """Opens a file for reading at offsets.
+    """Opens a file for reading at offsets; where a location stands for several, they are read as one.
 
     Raises:
         StorageError: it does not exist or cannot be opened.
     """
+    parts = parts_of(location)
+    if parts:
+        return _open_joined(location, parts)
     with mapped_errors(location, "read it"):
         if location.is_local:
             return _LocalSource(location)
         return _RemoteSource(location)
+
+
+def _open_joined(location: Location, parts: Sequence[Location]) -> SourceFile:
+    opened: list[SourceFile] = []
+    try:
+        opened.extend(map(open_source, parts))
+    except BaseException:
+        for file in opened:
+            file.close()
+        raise
+    return JoinedFile(location, opened)
 
 
 class _LocalSource:
@@ -158,6 +173,15 @@ class OutputFile(Protocol):
 
     def write(self, buffer: Buffer) -> None:
         """Appends all of `buffer`.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        """Puts `buffer` in the place of bytes that were written, near the beginning; see `takes_rewriting`.
+
+        To an object store it has to be announced by `UploadBuffers.keeps_first`.
 
         Raises:
             StorageError: it cannot be written.
@@ -343,6 +367,13 @@ class _LocalOutput:
             while view:
                 view = view[self._file.write(view) :]
 
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        view = memoryview(buffer).cast("B")
+        with mapped_errors(self._location, f"write {len(view)} bytes at {offset}"):
+            while view:
+                count = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[count:], offset + count
+
     def finish(self) -> None:
         with mapped_errors(self._location, "complete it"):
             os.fsync(self._file.fileno())
@@ -367,6 +398,9 @@ class _RemoteOutput:
         with mapped_errors(self._location, f"write {len(buffer)} bytes"):
             self._file.write(buffer)
 
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        raise StorageError(f"{self._location}: cannot write {len(buffer)} bytes at {offset}: it is only appended to")
+
     def finish(self) -> None:
         with mapped_errors(self._location, "complete it"):
             self._file.close()
@@ -386,6 +420,11 @@ def _new_output(location: Location, upload: UploadBuffers) -> _LocalOutput | Upl
     if location.is_local:
         return _LocalOutput(location)
     return Upload(location, upload) if takes_parts(location) else _RemoteOutput(location)
+
+
+def takes_rewriting(location: Location) -> bool:
+    """Whether the beginning of a file that is being written there can still be changed."""
+    return location.is_local or takes_parts(location)
 
 
 def remove_file(location: Location) -> None:

@@ -338,8 +338,12 @@ def parse_holder(text: bytes, origin: str) -> LeaseHolder:
     try:
         fields = json.loads(text)
         fields.pop("renewal", None)
-        return LeaseHolder(**(fields | {"ranks": tuple(fields["ranks"])}))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        holder = LeaseHolder(**(fields | {"ranks": tuple(fields["ranks"])}))
+        # a lease is removed by its run's name
+        if "/" in holder.run or not all(type(rank) is int for rank in holder.ranks):
+            raise ValueError("no names of runs, or numbers of ranks, are like that")
+        return holder
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TargetError(f"{origin}: not a readable lease; remove it if no other run uses this target") from error
 
 

@@ -1,35 +1,27 @@
 """Storage options by name: a request says `env:NAME`, and what stands there opens its URLs; it is written nowhere.
 
-    env:NAME    a variable of the environment       }
-    file:PATH   a file                              }  a JSON object of fsspec's storage options:
-    block:NAME  what the caller's resolver knows    }  {"endpoint_url": "…", "key": "…", "secret": "…"}
+What is kept there (`core.named_values`) is a JSON object of fsspec's storage options:
+{"endpoint_url": "…", "key": "…", "secret": "…"}
 
 Names are resolved once, where their block is entered. Which URLs they are for, and the options, are carried by the
 context, and so reach work in other threads. URLs are told apart by how they begin.
 """
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import combinations, product
-from typing import Any
 
 from core.errors import InputError
+from core.named_values import Resolver, value_of
 from core.request import ConversionOptions
-from core.secrets import NAME_ADVICE, is_name
+from core.secrets import NAME_ADVICE
 from core.storage.filesystems import Options, open_filesystem, url_of
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
-
-Resolver = Callable[[str], Any]
-"""Gives the value of a name, without its kind in front: a mapping, or JSON text of one.
-
-It raises an InputError, whose message need not repeat the name, if there is none.
-"""
 
 
 @dataclass(frozen=True)
@@ -160,16 +152,7 @@ def _overlap(starts: Sequence[str], others: Sequence[str]) -> bool:
 
 def _resolved(name: str, resolvers: Mapping[str, Resolver]) -> Options:
     """The options that have a name. No error repeats what is there, nor is one caused by an error that does."""
-    if not is_name(name):
-        raise InputError(f"the name of storage options {NAME_ADVICE}")
-    kind, _, rest = name.partition(":")
-    resolver = {**resolvers, **_RESOLVERS}.get(kind)
-    if resolver is None:
-        raise InputError(f"{name}: blocks are Prefect's, and known only to what runs with Prefect; name env: or file:")
-    try:
-        value = resolver(rest)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
+    value = value_of(name, resolvers, f"the name of storage options {NAME_ADVICE}")
     if isinstance(value, str):
         value = _parsed(value)
     if not isinstance(value, Mapping):
@@ -182,22 +165,5 @@ def _resolved(name: str, resolvers: Mapping[str, Resolver]) -> Options:
 def _parsed(text: str) -> object:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-
-
-def _of_environment(name: str) -> str:
-    if name not in os.environ:
-        raise InputError("there is no such variable in the environment")
-    return os.environ[name]
-
-
-def _of_file(path: str) -> str:
-    try:
-        with open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}") from error
-
-
-_RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}

@@ -49,7 +49,11 @@ class Upload:
         # what the client sends without holding up other requests; large bytes it would
         self._buffer = BytesIO()
         self._ahead = buffers.ahead
+        self._keeps_first = buffers.keeps_first
+        self._first: BytesIO | None = None
+        """The first part, where it may be changed until all others are sent."""
         self._under_way: deque[tuple[Future[_Part], BytesIO]] = deque()
+        self._part_count = 0
         self._parts: list[_Part] = []
 
     def write(self, buffer: Buffer) -> None:
@@ -65,6 +69,17 @@ class Upload:
             count = self._buffer.write(view[: self._part_bytes - self._buffer.tell()])
             view = view[count:]
 
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        """Puts `buffer` in the place of bytes of the first part.
+
+        Raises:
+            StorageError: they are not there, or were sent already.
+        """
+        first = self._buffer if self._upload_id is None else self._first
+        if first is None or offset + len(buffer) > first.getbuffer().nbytes:
+            raise StorageError(f"{self._location}: cannot write {len(buffer)} bytes at {offset}: it was sent already")
+        first.getbuffer()[offset : offset + len(buffer)] = buffer
+
     def finish(self) -> None:
         """Sends the rest, and makes the object appear.
 
@@ -75,6 +90,8 @@ class Upload:
             self._request_with_body("write it", "put_object", self._buffer)
             return
         self._send(last=True)
+        if self._first is not None:
+            self._submit(1, self._first)
         self._complete()
 
     def copy(self, source: Location, size_bytes: int, action: str) -> None:
@@ -112,7 +129,7 @@ class Upload:
                 "complete it",
                 "complete_multipart_upload",
                 UploadId=self._upload_id,
-                MultipartUpload={"Parts": self._parts},
+                MultipartUpload={"Parts": sorted(self._parts, key=_number)},
             )
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -137,12 +154,18 @@ class Upload:
         if self._upload_id is None:
             self._upload_id = self._create()
         self._buffer.truncate()
-        number = len(self._parts) + len(self._under_way) + 1
-        self._under_way.append((submitted(self._send_part, (number, self._buffer)), self._buffer))
+        self._part_count += 1
+        if self._keeps_first and self._part_count == 1:
+            self._first = self._buffer
+        else:
+            self._submit(self._part_count, self._buffer)
         if last:
             return
         self._buffer = self._await_part() if len(self._under_way) > self._ahead else BytesIO()
         self._buffer.seek(0)
+
+    def _submit(self, number: int, body: BytesIO) -> None:
+        self._under_way.append((submitted(self._send_part, (number, body)), body))
 
     def _await_part(self) -> BytesIO:
         """Waits for the oldest part under way; returns its buffer, which is free then."""
@@ -185,6 +208,11 @@ class Upload:
         if self._creations > 1:
             with suppress(StorageError):  # the object is whole, or its failure is being told already
                 abort_uploads(self._location, [self._location])
+
+
+def _number(part: _Part) -> int:
+    number: int = part["PartNumber"]
+    return number
 
 
 def abort_uploads(directory: Location, files: Iterable[Location]) -> int:

@@ -33,7 +33,7 @@ def read_strategy(url: str) -> Strategy:
     location = parse_url(url)
     try:
         if _is_directory(location):
-            return _read_directory(location)
+            return read_strategies(_list_files(location), str(location))
         return _parse(_read_file(location), location)
     except StorageError as error:
         if error.transient:
@@ -85,8 +85,13 @@ def _read_file(location: Location) -> bytes:
         file.close()
 
 
-def _read_directory(directory: Location) -> Strategy:
-    files = _list_files(directory)
+def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
+    """The strategy that files make together, as those of a directory do; `origin` names them in messages.
+
+    Raises:
+        StrategyError: as for a directory.
+        StorageError: the storage failed.
+    """
     _check_one_format(files)
     # the ranks of a stage write the same bytes: each content is parsed once, under the first file's name
     first_with: dict[bytes, Location] = {}
@@ -94,10 +99,10 @@ def _read_directory(directory: Location) -> Strategy:
         first_with.setdefault(data, location)
     strategies = [_parse(data, location) for data, location in first_with.items()]
     if len(strategies) == 1 and strategies[0].merged:
-        return replace(strategies[0], origin=str(directory))
+        return replace(strategies[0], origin=origin)
     for strategy in strategies:
         _check_stage_told(strategy)
-    return replace(merge_strategies(strategies), origin=str(directory))
+    return replace(merge_strategies(strategies), origin=origin)
 
 
 def _list_files(directory: Location) -> list[Location]:

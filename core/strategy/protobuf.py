@@ -74,7 +74,7 @@ def build_protobuf(strategy: Strategy) -> bytes:
         for dims in operator.dims:
             item.parallel_strategys.parallel_strategy.add(dim=dims)
     for name, layout in records.layouts:
-        _fill_layouts(message.parallel_layout_item.add(param_name=name).parallel_layouts, layout)
+        message.parallel_layout_item.add(param_name=name).parallel_layouts.CopyFrom(build_layouts(layout))
     return message.SerializeToString()
 
 
@@ -110,12 +110,17 @@ def _parse_items(items: Iterable[ParallelLayoutItem], origin: str) -> list[tuple
         key = item.parallel_layouts.SerializeToString()
         layout = known.get(key)
         if layout is None:
-            layout = known[key] = _parse_layout(item.parallel_layouts, f"{origin}: parameter {name!r}")
+            layout = known[key] = parse_layouts(item.parallel_layouts, f"{origin}: parameter {name!r}")
         parsed.append((name, layout))
     return parsed
 
 
-def _parse_layout(layouts: ParallelLayouts, where: str) -> ParameterLayout:
+def parse_layouts(layouts: ParallelLayouts, where: str) -> ParameterLayout:
+    """The layout in a message, however impossible; `where` says in messages whose it is.
+
+    Raises:
+        StrategyError: parts of it are missing, or repeated.
+    """
     return ParameterLayout(
         device_matrix=_single(layouts.dev_matrix, "dev_matrix", where),
         tensor_map=_parse_tensor_map(layouts.tensor_map, where),
@@ -156,7 +161,9 @@ def _text(value: str | bytes, origin: str) -> str:
     return value
 
 
-def _fill_layouts(layouts: ParallelLayouts, layout: ParameterLayout) -> None:
+def build_layouts(layout: ParameterLayout) -> ParallelLayouts:
+    """The message of a layout."""
+    layouts = ParallelLayouts()
     layouts.dev_matrix.add(dim=layout.device_matrix)
     if layout.nested:
         for axes in layout.tensor_map:
@@ -171,3 +178,4 @@ def _fill_layouts(layouts: ParallelLayouts, layout: ParameterLayout) -> None:
     layouts.field = layout.field
     layouts.opt_weight_shard_step = layout.optimizer_shard_step
     layouts.opt_weight_shard_size = layout.optimizer_shard_size
+    return layouts

@@ -4,17 +4,27 @@ Run by the Python of MindSpore's environment. It knows nothing of reshard, so th
 A request names one of `OPERATIONS` and its arguments; the answer has its `result`, or the `refusal`: what it raised.
 """
 
+import ast
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mindspore
+import mindspore.parallel
+import mindspore.train.serialization
 import numpy as np
+import psutil
 from mindspore.common import np_dtype
+
+# unified_safetensors waits for as long as more than half of the machine's memory is in use, whoever uses it
+psutil.virtual_memory = lambda: SimpleNamespace(percent=0.0)
+
+_MODULES = (mindspore, mindspore.parallel, mindspore.train.serialization)
 
 
 def save(files: list[dict[str, Any]]) -> None:
@@ -48,14 +58,70 @@ def load(directory: str) -> dict[str, dict[str, Any]]:
     return result
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {function.__name__: function for function in (save, transform, merge, load)}
+def call(directory: str, function: str, arguments: str) -> str:
+    """What a function of MindSpore's API returns or raises in `directory`.
+
+    Arguments (a list, a dict) and answer (a dict) are Python's literals; see `api_harness` for what is none of its own.
+    """
+    positional, keywords = ast.literal_eval(arguments)
+    [found, *_] = (getattr(module, function) for module in _MODULES if hasattr(module, function))
+    before = os.getcwd()
+    os.chdir(directory)
+    try:
+        value = found(*map(_decoded, positional), **{name: _decoded(given) for name, given in keywords.items()})
+        return repr({"value": _described(value)})
+    except Exception as error:
+        kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
+        return repr({"error": kind, "message": str(error)})
+    finally:
+        os.chdir(before)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (save, transform, merge, load, call)
+}
+
+
+def _decoded(given: Any) -> Any:
+    """An argument from its literal."""
+    if isinstance(given, list | tuple):
+        return type(given)(map(_decoded, given))
+    if not isinstance(given, dict):
+        return given
+    if "$array" in given:
+        return _array_tensor(*given["$array"])
+    if "$parameter" in given:
+        name, *array = given["$parameter"]
+        return mindspore.Parameter(_array_tensor(*array), name=name)
+    if "$function" in given:
+        return eval(given["$function"])
+    return {key: _decoded(value) for key, value in given.items()}
+
+
+def _described(value: Any) -> Any:
+    """A literal of what was returned."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, dict):
+        return {key: _described(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(_described, value))
+    if hasattr(value, "SerializeToString"):
+        return {"$message": value.SerializeToString()}
+    if isinstance(value, mindspore.Tensor):
+        return {"$array": (str(value.dtype), tuple(value.shape), value.data.get_bytes())}
+    return {"$object": type(value).__name__}
 
 
 def _tensor(parameter: dict[str, Any]) -> mindspore.Tensor:
-    name = parameter["dtype"]
+    return _array_tensor(parameter["dtype"], parameter["shape"], bytes.fromhex(parameter["hex"]))
+
+
+def _array_tensor(name: str, shape: Any, content: bytes) -> mindspore.Tensor:
     dtype = np_dtype.bfloat16 if name == "BFloat16" else np.dtype(name.lower())
-    array = np.frombuffer(bytes.fromhex(parameter["hex"]), dtype).reshape(parameter["shape"])
-    return mindspore.Tensor(array.copy())
+    return mindspore.Tensor(np.frombuffer(content, dtype).reshape(shape).copy())
 
 
 def _description(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """The process that MindSpore judges in, as seen from here."""
 
+import ast
 import json
 import os
 import signal
@@ -61,6 +62,17 @@ class Judge:
     def load(self, directory: Path) -> dict[int, dict[str, Any]]:
         """What MindSpore loads from each rank: text, or dtype, shape and SHA-256 of the bytes by name."""
         return {int(rank): entries for rank, entries in self._ask("load", directory=str(directory)).items()}
+
+    def call(self, directory: Path, function: str, arguments: str) -> dict[str, Any]:
+        """What a function of its API comes to, called in a directory; see `judge.call`.
+
+        Raises:
+            RefusalError: it has no such function, or died.
+        """
+        answer: dict[str, Any] = ast.literal_eval(
+            self._ask("call", directory=str(directory), function=function, arguments=arguments)
+        )
+        return answer
 
     def _ask(self, operation: str, **arguments: object) -> Any:
         process = self._process = self._process or self._start()

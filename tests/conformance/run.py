@@ -12,8 +12,9 @@ from pathlib import Path
 
 import click
 
+from tests.conformance.api_harness import all_cases, check_api_case
 from tests.conformance.check import Verdict, check_case
-from tests.conformance.mindspore_process import PYTHON, Judge
+from tests.conformance.mindspore_process import PYTHON, Judge, RefusalError
 
 _PROGRESS_EVERY = 20
 _LINES_OF_A_FAILURE = 6
@@ -52,15 +53,25 @@ class Tally:
 @click.option("--cases", default=200, show_default=True, type=click.IntRange(min=1), help="How many.")
 @click.option("--seed", type=int, help="Of the first case; the others' follow. Random if not given.")
 @click.option("--only", type=int, help="Just the case of this seed.")
-def main(cases: int, seed: int | None, only: int | None) -> None:
-    """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them."""
+@click.option("--api", help="Just the calls of MindSpore's API whose names contain this.")
+def main(cases: int, seed: int | None, only: int | None, api: str | None) -> None:
+    """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
+
+    Before that the functions of MindSpore's API that reshard offers are called on both sides.
+    """
     if not PYTHON.exists():
         raise click.ClickException(f"MindSpore is not installed in {PYTHON.parents[1]}: run `make conformance`")
     if only is not None:
         cases, seed = 1, only
     first = random.randrange(10**9) if seed is None else seed
     directory = Path(tempfile.mkdtemp(prefix="reshard-conformance-"))
-    click.echo(f"conformance: {cases} cases, SEED={first}")
+    if api is None:
+        click.echo(f"conformance: {cases} cases, SEED={first}")
+    unlike = 0 if only is not None else _check_api(api or "", directory)
+    if api is not None:
+        if not unlike:
+            shutil.rmtree(directory)
+        sys.exit(1 if unlike else 0)
     started = time.monotonic()
     tally = _check_all(range(first, first + cases), directory)
     _summarize(tally, time.monotonic() - started)
@@ -72,9 +83,30 @@ def main(cases: int, seed: int | None, only: int | None) -> None:
     if tally.failed:
         seeds = " ".join(map(str, tally.failed))
         click.echo(f"FAILED: {len(tally.failed)} differ; their files are kept in {directory}. Each again: ONLY={seeds}")
-    else:
+    elif not unlike:
         shutil.rmtree(directory)
-    sys.exit(1 if too_few or tally.failed else 0)
+    sys.exit(1 if too_few or tally.failed or unlike else 0)
+
+
+def _check_api(only: str, directory: Path) -> int:
+    """How many calls of MindSpore's API do not come to what they should."""
+    started = time.monotonic()
+    cases, unlike = all_cases(only), []
+    with Judge(directory / "mindspore_api.log") as judge:
+        for number, case in enumerate(cases):
+            try:
+                lines = check_api_case(case, judge, directory / f"api_{number}")
+            except RefusalError as refusal:
+                lines = [f"MindSpore: {refusal}"]
+            if lines:
+                unlike.append(case.name)
+                click.echo(f"API differs: {case.name}")
+                for line in lines[:_LINES_OF_A_FAILURE]:
+                    click.echo(f"    {line}")
+    click.echo(f"{len(cases)} cases of MindSpore's API in {time.monotonic() - started:.0f} s: {len(unlike)} differ")
+    if unlike:
+        click.echo(f"FAILED: their files are kept in {directory}. Each again: make conformance API='{unlike[0]}'")
+    return len(unlike)
 
 
 def _check_all(seeds: Iterable[int], directory: Path) -> Tally:

@@ -1,6 +1,7 @@
 """Checkpoint directories read by independent means, and the conversions that MindSpore 2.10.0 wrote."""
 
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,12 @@ Contents = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def read_ckpt(path: Path) -> Contents:
-    """A small `.ckpt` file, by protobuf's own classes; entries of one tag are joined."""
-    message = CheckpointMessage.FromString(path.read_bytes())
+    """A small `.ckpt` file, by protobuf's own classes; entries of one tag are joined, a CRC is checked."""
+    data = path.read_bytes()
+    if data[-17:-10] == b"crc_num":
+        data, crc = data[:-17], int.from_bytes(data[-10:])
+        assert zlib.crc32(data) == crc
+    message = CheckpointMessage.FromString(data)
     contents: Contents = {}
     for value in message.value:
         tensor = value.tensor

@@ -4,6 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
 
 from tests.support.messages import INT32, INT64, MESSAGE, REPEATED, REQUIRED, STRING, UINT32, Fields, message_class
 
@@ -84,6 +87,12 @@ def write_strategy_file(path: Path, stages: Stages) -> None:
     """One strategy file that holds these stages, JSON if its name ends so, else protobuf."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_json_bytes(stages) if path.suffix == ".json" else _protobuf_bytes(stages))
+
+
+def read_protobuf_strategy(path: Path) -> dict[str, Any]:
+    """A protobuf strategy file as a dict of its fields."""
+    found: dict[str, Any] = json_format.MessageToDict(_StrategyMessage.FromString(path.read_bytes()))
+    return found
 
 
 def _protobuf_bytes(stages: Stages) -> bytes:

@@ -1,0 +1,112 @@
+"""`reshard recover`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import conversion_options
+from cli.output import print_facts, print_json, print_table, printable
+from cli.storages import resources_named_in
+from core.request import build_request
+from core.wording import counted, ranks_text
+
+if TYPE_CHECKING:
+    from core.recover import RecoveryReport
+
+_OPTIONS = (
+    "source_strategy",
+    "source_storage",
+    "step",
+    "source_prefix",
+    "workers",
+    "check_crc",
+    "allow_missing",
+    "decrypt_key",
+    "decrypt_mode",
+)
+_NOWHERE = "memory://reshard-recover"
+"""Stands for a target, of which there is none."""
+_MOST_LISTED = 200
+
+
+@click.command("recover")
+@click.argument("source")
+@conversion_options(_OPTIONS)
+@click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are not to be looked at.")
+@click.option(
+    "--group-info",
+    metavar="URL",
+    multiple=True,
+    help="Which ranks hold the same, if there is no strategy: a JSON list of lists of ranks, or MindSpore's group file "
+    "of a rank. May be given several times.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Tells whether a damaged checkpoint SOURCE can be recovered, and from where; writes nothing.
+
+    Files that are missing, truncated or fail their CRC, and those of --fault-ranks, count as lost. What they held is
+    recoverable if other ranks hold the same. Ends with 0 if all of it is, and then 'reshard convert --recover' does it;
+    with 1 if not: then every parameter and box that is lost is listed, and the newest older step that would do.
+
+    \b
+    Examples:
+      reshard recover ckpt --source-strategy strategy
+      reshard recover ckpt --source-strategy strategy --fault-ranks 3,7 --json
+      reshard recover ckpt --group-info group_info.json --step 10_5
+    """
+    request = build_request(source=source, target=_NOWHERE, recover=True, fault_ranks=fault_ranks, **options)
+    from core.recover import assess_recovery
+
+    with resources_named_in(request):
+        report = assess_recovery(request, group_info)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+    return 0 if report.recoverable else 1
+
+
+def _print_report(report: "RecoveryReport") -> None:
+    from core.recover import StepState
+
+    answers = {
+        StepState.WHOLE: "WHOLE: every rank has its file",
+        StepState.RECOVERABLE: "RECOVERABLE: other ranks hold all that the lost ones held; convert with --recover",
+        StepState.LOST: f"NOT RECOVERABLE: {counted(len(report.lost), 'part')} on no rank any more",
+    }
+    step = f", step {report.step}" if report.step else ""
+    print_facts(
+        [
+            ("source", f"{report.source}{step}"),
+            ("ranks", f"{report.world_size}, {len(report.lost_ranks)} of them lost"),
+            ("answer", answers[report.state]),
+            *(("note", printable(note)) for note in report.notes),
+        ]
+    )
+    if report.lost_ranks:
+        click.echo()
+        print_table(("lost rank", "why"), [(lost.rank, lost.why) for lost in report.lost_ranks], right=("lost rank",))
+    if report.stand_ins:
+        click.echo()
+        print_table(
+            ("lost rank", "stand-in", "slices"),
+            [(each.rank, each.stand_in, each.slices) for each in report.stand_ins],
+            right=("lost rank", "stand-in", "slices"),
+        )
+    if report.lost:
+        click.echo()
+        print_table(
+            ("lost parameter", "box", "should be on"),
+            [
+                (lost.parameter or "all that these ranks held", lost.box or "all of it", ranks_text(lost.ranks))
+                for lost in report.lost[:_MOST_LISTED]
+            ],
+        )
+        if len(report.lost) > _MOST_LISTED:
+            click.echo(f"… and {len(report.lost) - _MOST_LISTED} more; --json lists all")
+    if report.other_steps:
+        click.echo()
+        print_table(
+            ("other step", "state", "what of it"),
+            [(other.step, other.state, other.message) for other in report.other_steps],
+        )

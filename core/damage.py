@@ -1,0 +1,201 @@
+"""Sources that lack something, told from their strategy: redundancy that was removed, files cut off, what stands in.
+
+Removing redundancy leaves n copies of every slice, n being the same for all: a slice that only k < n ranks share has k.
+A `.ckpt` says nothing of it. A file that was cut off exactly between two of its entries can be read to its end, too; but
+then the slices that it lost have fewer copies than others have, and what it holds is the beginning of what another file
+of its stage holds. A file of which both is true is taken for damaged, and so is one that lacks the CRC besides which the
+other has.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from core.checkpoint.damage import DamagePolicy
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.checkpoint.selection import rank_names
+from core.dtypes import MAP_TENSOR, TEXT
+from core.errors import InputError, LayoutError
+from core.holders import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
+from core.layout import whole_layout
+from core.parameters import MovedParameter, ParameterMatch, lost_text, match_parameters
+from core.slices import Shape
+from core.strategy.model import StageStrategy, Strategy
+from core.wording import counted
+
+_MOST_TOLD = 3
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """That one rank's file was not used, and another's was in its place.
+
+    Attributes:
+        rank: the rank whose file was not used.
+        why: what is wrong with it.
+        stand_in: the rank that stood in for it.
+        slices: how many of the former's slices, whole or in part, were taken from the latter.
+    """
+
+    rank: int
+    why: str
+    stand_in: int
+    slices: int
+
+
+def damage_policy(
+    source: Strategy | None, target: Strategy | None, *, recovers: bool = False, faulty: tuple[int, ...] = ()
+) -> DamagePolicy:
+    """What is to happen to a source of a strategy where ranks have no usable file."""
+    if source is None:
+        return DamagePolicy()
+
+    def given_to(rank: int) -> Collection[str]:
+        return source.stage_of(rank).layouts.keys()
+
+    def torn(records: Mapping[int, CatalogRecord]) -> Mapping[int, str]:
+        return torn_ranks(records, source)
+
+    def advice(catalog: CheckpointCatalog) -> str:
+        return recovery_advice(catalog, source, target)
+
+    return DamagePolicy(recovers, faulty, given_to, torn, advice)
+
+
+def recovery_advice(catalog: CheckpointCatalog, source: Strategy, target: Strategy | None) -> str:
+    """Whether `--recover` would do for a catalog with lost ranks, in a sentence; nothing if it cannot be told."""
+    try:
+        match = match_parameters(catalog, source, target)
+    except InputError:
+        return ""
+    lost = rank_names(catalog.lost, 8)
+    if not match.lost:
+        return f"--recover would do: what {lost} should hold is on other ranks as well"
+    told = "; ".join(map(lost_text, match.lost[:_MOST_TOLD]))
+    more = f"; and {len(match.lost) - _MOST_TOLD} more" if len(match.lost) > _MOST_TOLD else ""
+    return (
+        f"--recover would not do: not all of what {lost} should hold is on other ranks as well ({told}{more}). "
+        "'reshard recover' lists it, and names older steps"
+    )
+
+
+def torn_ranks(records: Mapping[int, CatalogRecord], source: Strategy) -> dict[int, str]:
+    """The ranks whose files seem to have been cut off between two entries, and why it seems so."""
+    suspects: dict[int, CatalogRecord] = {}
+    for stage in source.stages:
+        here = [records[rank] for rank in source.stage_ranks(stage) if rank in records]
+        suspects |= _beginnings_of_others(here)
+    if not suspects:
+        return {}
+    uniform = _copies_are_uniform(records, source)
+    return {
+        rank: (
+            f"seems to have been cut off after {counted(len(records[rank].index.entries), 'parameter')}, with which "
+            f"rank_{other.rank}'s file ({other.location}) begins as well, which has {len(other.index.entries)}"
+        )
+        for rank, other in suspects.items()
+        if not uniform or (other.index.has_crc and not records[rank].index.has_crc)
+    }
+
+
+def substitutions(catalog: CheckpointCatalog, source: Strategy | None, match: ParameterMatch) -> list[Substitution]:
+    """Which rank stands in for which lost one, by how many slices; by rank."""
+    if source is None or not catalog.lost:
+        return []
+    struck = [stage for stage in source.stages if any(rank in catalog.lost for rank in source.stage_ranks(stage))]
+    counts: Counter[tuple[int, int]] = Counter()
+    for stage in struck:
+        ranks = source.stage_ranks(stage)
+        lost = [rank for rank in ranks if rank in catalog.lost]
+        left = {id(catalog.records[rank].index): catalog.records[rank].index for rank in ranks if rank not in lost}
+        alike: dict[object, list[MovedParameter]] = {}
+        for parameter in match.moved:
+            layout = stage.layouts.get(parameter.name)
+            is_read = any(copy.first_rank == ranks.start for copy in parameter.copies)
+            # a stage behind the one that is read is not missed; one before it is, if it has nothing any more
+            missed = ranks.start < parameter.source_first_rank and not any(
+                parameter.name in index.entries for index in left.values()
+            )
+            if layout is not None and (is_read or missed):
+                alike.setdefault((layout, _geometry(parameter)), []).append(parameter)
+        for parameters in alike.values():
+            own = _own_copy(parameters[0], stage, ranks, match.integrated)
+            for rank, stand_in in _stand_ins(parameters[0], own, lost):
+                counts[rank, stand_in] += len(parameters)
+    return [
+        Substitution(rank, catalog.lost[rank], stand_in, slices) for (rank, stand_in), slices in sorted(counts.items())
+    ]
+
+
+def scattered(catalog: CheckpointCatalog, match: ParameterMatch) -> list[MovedParameter]:
+    """Parameters that ranks with a usable file lack all the same, and that are taken from ranks that have them."""
+    lost = frozenset(catalog.lost)
+    return [parameter for parameter in match.moved if parameter.copies[0].lacking - lost]
+
+
+def _geometry(parameter: MovedParameter) -> object:
+    uneven = any(copy.layout.param_split_shape for copy in parameter.copies)
+    return parameter.copies, len(parameter.shape), parameter.shape[0] if uneven else None
+
+
+def _own_copy(parameter: MovedParameter, stage: StageStrategy, ranks: range, integrated: bool) -> SourceCopy:
+    """A stage's own copy of a parameter, whether it is read or not."""
+    for copy in parameter.copies:
+        if copy.first_rank == ranks.start:
+            return copy
+    if integrated or parameter.dtype in (TEXT, MAP_TENSOR):
+        return SourceCopy(ranks.start, whole_layout(len(parameter.shape), len(ranks)))
+    return SourceCopy(ranks.start, stage.layouts[parameter.name])
+
+
+def _stand_ins(parameter: MovedParameter, own: SourceCopy, lost: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(lost rank, rank that its slice or a part of it is taken from), each pair once."""
+    cuts = [copy.layout.cut(len(parameter.shape)) for copy in (own, *parameter.copies)]
+    units = common_units(parameter.shape, cuts)
+    grid, copies = CopyGrid(own, units), SourceCopies(parameter.copies, units)
+    for rank in lost:
+        box = grid.box(grid.cut.cell_of(rank - own.first_rank))
+        for stand_in in {part.rank for part in copies.parts(box) if part.rank != NOBODY and part.box.size}:
+            yield rank, stand_in
+
+
+def _beginnings_of_others(records: list[CatalogRecord]) -> dict[int, CatalogRecord]:
+    """Ranks whose files hold the first entries of another's, and no others -> that other."""
+    by_names: dict[tuple[str, ...], list[CatalogRecord]] = {}
+    known: dict[int, tuple[str, ...]] = {}
+    for record in records:
+        if not record.index.redundancy_removed:  # which says itself why it lacks something
+            names = known.setdefault(id(record.index), tuple(record.index.entries))
+            by_names.setdefault(names, []).append(record)
+    # in this order what begins with a name list comes right behind it
+    ordered = sorted(by_names)
+    found = {}
+    for names, following in zip(ordered, ordered[1:], strict=False):
+        if following[: len(names)] == names:
+            found.update({record.rank: by_names[following][0] for record in by_names[names]})
+    return found
+
+
+def _copies_are_uniform(records: Mapping[int, CatalogRecord], source: Strategy) -> bool:
+    """Whether all slices have n copies, or as many as there are ranks to share them, for one n."""
+    most, fewest = 1, math.inf
+    for stage in source.stages:
+        ranks = source.stage_ranks(stage)
+        here = {rank: records[rank].index for rank in ranks if rank in records}
+        for name, layout in stage.layouts.items():
+            holding = {rank for rank, index in here.items() if name in index.entries}
+            if not holding:
+                continue
+            shape: Shape = here[min(holding)].entries[name].shape
+            try:
+                cells = layout.cut(len(shape)).holders.values()
+            except LayoutError:
+                continue  # told by the plan, with the parameter's name
+            for cell in cells:
+                count = sum(ranks.start + rank in holding for rank in cell)
+                without_file = sum(ranks.start + rank not in here for rank in cell)
+                most = max(most, count)
+                if count + without_file < len(cell):
+                    fewest = min(fewest, count + without_file)
+    return most <= fewest

@@ -1,0 +1,65 @@
+"""Information to be appended to checkpoint files, as text: NAME=VALUE."""
+
+import re
+from collections.abc import Iterable
+
+InfoValue = bool | int | float | str
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_TEXT_MARK = "text:"
+_BOOLS = {"true": True, "false": False}
+_TOO_LARGE = float.fromhex("0x1.ffffffp+127")
+"""From here on Float32 rounds to infinity."""
+
+
+def parse_info(texts: Iterable[str]) -> tuple[tuple[str, InfoValue], ...]:
+    """Names and values of texts such as `epoch_num=5`.
+
+    A value is true or false (in any case), an integer, a decimal number, or else text; what follows `text:` is text
+    whatever it looks like.
+
+    Raises:
+        ValueError: one has no name, a name comes twice, or a number is too large.
+    """
+    found: dict[str, InfoValue] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"must be NAME=VALUE, such as epoch_num=5, not {text!r}")
+        if name in found:
+            raise ValueError(f"gives {name!r} twice")
+        found[name] = check_info(name, _parsed(value))
+    return tuple(found.items())
+
+
+def format_info(name: str, value: InfoValue) -> str:
+    """The text that `parse_info` reads as this name and value."""
+    if isinstance(value, bool):
+        return f"{name}={str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"{name}={value!r}"
+    return f"{name}={value}" if _parsed(value) == value else f"{name}={_TEXT_MARK}{value}"
+
+
+def check_info(name: str, value: InfoValue) -> InfoValue:
+    """A value as it is.
+
+    Raises:
+        ValueError: it is a number that a checkpoint file cannot hold as MindSpore does: Int64, UInt64 or Float32.
+    """
+    if isinstance(value, float) and not abs(value) < _TOO_LARGE:
+        raise ValueError(f"{name!r}: {value} is no finite Float32, as which MindSpore saves such a number")
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"{name!r}: {value} fits neither Int64 nor UInt64, as which MindSpore saves integers")
+    return value
+
+
+def _parsed(value: str) -> InfoValue:
+    if value.startswith(_TEXT_MARK):
+        return value.removeprefix(_TEXT_MARK)
+    if value.lower() in _BOOLS:
+        return _BOOLS[value.lower()]
+    if _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if _DECIMAL.fullmatch(value) else value

@@ -1,0 +1,42 @@
+"""MindSpore's functions for checkpoints and strategies, without MindSpore: the same names, arguments and exceptions.
+
+A script works with its import replaced, where it has no network: `import core.mindspore_api as mindspore`. Arrays of
+numpy stand where MindSpore has Parameters. Each module's docstring says where it differs on purpose.
+"""
+
+from core.mindspore_api.distributed import load_distributed_checkpoint
+from core.mindspore_api.file_formats import ckpt_to_safetensors, safetensors_to_ckpt
+from core.mindspore_api.layouts import build_searched_strategy, get_ckpt_path_with_strategy, merge_sliced_parameter
+from core.mindspore_api.loading import load_checkpoint, load_segmented_checkpoints
+from core.mindspore_api.saving import save_checkpoint
+from core.mindspore_api.strategies import merge_pipeline_strategys, restore_group_info_list
+from core.mindspore_api.transforming import (
+    convert_checkpoint_by_rank,
+    convert_checkpoints,
+    rank_list_for_convert,
+    rank_list_for_transform,
+    transform_checkpoint_by_rank,
+    transform_checkpoints,
+)
+from core.mindspore_api.unifying import unified_safetensors
+
+__all__ = [
+    "build_searched_strategy",
+    "ckpt_to_safetensors",
+    "convert_checkpoint_by_rank",
+    "convert_checkpoints",
+    "get_ckpt_path_with_strategy",
+    "load_checkpoint",
+    "load_distributed_checkpoint",
+    "load_segmented_checkpoints",
+    "merge_pipeline_strategys",
+    "merge_sliced_parameter",
+    "rank_list_for_convert",
+    "rank_list_for_transform",
+    "restore_group_info_list",
+    "safetensors_to_ckpt",
+    "save_checkpoint",
+    "transform_checkpoint_by_rank",
+    "transform_checkpoints",
+    "unified_safetensors",
+]

@@ -1,0 +1,127 @@
+"""Arguments as MindSpore's functions take them: what is refused, and by which exception."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from core.keys import Key
+from core.mindspore_api.failures import reading
+from core.request import EncryptionMode
+
+DEFAULT_MODE = "AES-GCM"
+FORMATS = ("ckpt", "safetensors")
+
+ChoiceFunction = Callable[[str], bool] | None
+Prefixes = str | Sequence[str] | None
+
+
+def check_instance(name: str, value: object, types: type | tuple[type, ...]) -> None:
+    """Refuses an argument of a type that it cannot have.
+
+    Raises:
+        ValueError: it has; MindSpore says so by this exception.
+    """
+    if not isinstance(value, types):
+        told = types if isinstance(types, tuple) else (types,)
+        names = " or ".join("None" if each is type(None) else each.__name__ for each in told)
+        raise ValueError(f"{name!r} has to be {names}, not {value!r}")
+
+
+def check_type(name: str, value: object, types: type) -> None:
+    """Refuses an argument of a type that it cannot have.
+
+    Raises:
+        TypeError: it has.
+    """
+    # True is an int to Python, and no number to people
+    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+        raise TypeError(f"{name!r} has to be a {types.__name__}, not {value!r}")
+
+
+def check_key(name: str, key: object) -> None:
+    """Refuses a key that is no bytes, without showing it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(key, bytes | None):
+        raise ValueError(f"{name!r} has to be None or bytes, not {type(key).__name__}")
+
+
+def key_of(name: str, secret: bytes | None, mode: str) -> Key | None:
+    """The key that a user gives as the argument `name`; the mode counts only where there is one.
+
+    Raises:
+        ValueError: it is no key for that mode, or there is no such mode.
+    """
+    if secret is None:
+        return None
+    if mode not in [*EncryptionMode]:
+        raise ValueError(f"the mode {mode!r} goes with {name!r}, but has to be one of {', '.join(EncryptionMode)}")
+    with reading():
+        return Key(secret, EncryptionMode(mode), name)
+
+
+def check_safetensors_has_none(function: str, format: str, key: bytes | None, mode: str, **others: Any) -> None:
+    """Refuses what `.safetensors` files cannot have: encryption, and `others`, which are to be None or False.
+
+    Raises:
+        ValueError: something of it is asked for.
+    """
+    if format != "safetensors":
+        return
+    if key is not None or mode != DEFAULT_MODE:
+        raise ValueError(
+            f"{function}: .safetensors files are never encrypted: give no key, and leave the mode as it is"
+        )
+    for name, value in others.items():
+        if value:
+            raise ValueError(f"{function}: {name!r} is for .ckpt files only, format is 'safetensors'")
+
+
+def checked_prefixes(prefixes: Any) -> tuple[str, ...] | None:
+    """`specify_prefix` or `filter_prefix` as a tuple.
+
+    Raises:
+        TypeError: it is neither a text nor a list or tuple of texts.
+        ValueError: it is empty, or one of them is.
+    """
+    if prefixes is None:
+        return None
+    what = "'specify_prefix' and 'filter_prefix'"
+    if not isinstance(prefixes, str | list | tuple):
+        raise TypeError(f"{what} have to be a string, or a list or tuple of strings, not {type(prefixes).__name__}")
+    found = (prefixes,) if isinstance(prefixes, str) else tuple(prefixes)
+    for prefix in found:
+        if not isinstance(prefix, str):
+            raise TypeError(f"{what} are made of strings, not of {type(prefix).__name__}")
+    if not found or "" in found:
+        raise ValueError(f"{what} cannot be empty, nor have an empty string in them")
+    return found
+
+
+def chooser(
+    specified: tuple[str, ...] | None, filtered: tuple[str, ...] | None, choice: ChoiceFunction
+) -> Callable[[str], bool]:
+    """Whether a parameter is taken: where prefixes are given, they decide, and `choice` is not asked."""
+    if specified is None and filtered is None:
+        return choice or (lambda _: True)
+
+    def chosen(name: str) -> bool:
+        return (specified is None or name.startswith(specified)) and not (filtered and name.startswith(filtered))
+
+    return chosen
+
+
+def rank_in_environment() -> int | None:
+    """The rank of this process, as MindSpore's launchers tell it in `RANK_ID`; None if they did not.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    told = os.environ.get("RANK_ID")
+    if told is None:
+        return None
+    if not told.isdigit():
+        raise ValueError(f"the environment's RANK_ID is {told!r}, not a rank")
+    return int(told)

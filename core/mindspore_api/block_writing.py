@@ -1,0 +1,75 @@
+"""Writing of one checkpoint file from contents that come in order, a block at a time."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from core.budget import UploadBuffers
+from core.checkpoint import opening
+from core.checkpoint.crc_writing import RunningCrc, running_crc, stands_at_beginning
+from core.checkpoint.formats import plan_file
+from core.checkpoint.model import CheckpointFormat, Content, OutputEntry
+from core.errors import InputError
+from core.keys import Key
+from core.storage.files import OutputFile, takes_rewriting
+from core.storage.urls import Location
+
+Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
+"""The bytes of contents, in their order; no block has bytes of two of them."""
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """What a file is to be.
+
+    Attributes:
+        format: its format.
+        with_crc: whether it carries a CRC-32.
+        redundancy_removed: what a .safetensors file says of slices that ranks share.
+        key: what it is encrypted with, if it is.
+    """
+
+    format: CheckpointFormat
+    with_crc: bool = False
+    redundancy_removed: bool = False
+    key: Key | None = None
+
+
+def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[OutputEntry], blocks: Blocks) -> None:
+    """Writes a checkpoint file, which appears when it is whole; as MindSpore's, only its owner may read it.
+
+    Raises:
+        CheckpointError: the format cannot hold an entry, or two have the same name.
+        InputError: the storage cannot take a CRC that stands at the beginning of the file.
+        StorageError: it cannot be written.
+    """
+    changes_beginning = kind.with_crc and stands_at_beginning(kind.format)
+    if changes_beginning and not takes_rewriting(location):
+        raise InputError(f"{location}: a .safetensors file with a CRC cannot be written to this storage")
+    plan = plan_file(kind.format, entries, redundancy_removed=kind.redundancy_removed, with_crc=kind.with_crc)
+    crc = running_crc(kind.format, plan, entries)
+    contents = [segment for segment in plan.segments if isinstance(segment, Content)]
+    coming = blocks(contents)
+    upload = UploadBuffers(keeps_first=changes_beginning)
+    with opening.write_checkpoint(location, kind.key, upload) as file:
+        for segment in plan.segments:
+            if isinstance(segment, bytes):
+                _write(file, crc, memoryview(segment), None)
+                continue
+            left = segment.stop - segment.start
+            while left:
+                block = next(coming)
+                _write(file, crc, block, segment.name)
+                left -= len(block)
+        if crc is not None:
+            crc.put_into(file)
+    if location.is_local:
+        os.chmod(location.path, stat.S_IRUSR)
+
+
+def _write(file: OutputFile, crc: RunningCrc | None, block: memoryview, name: str | None) -> None:
+    if crc is not None:
+        stretches = [] if name is None else [(name, 0, len(block))]
+        crc.add(block, stretches, crc.sums(block, stretches))
+    file.write(block)

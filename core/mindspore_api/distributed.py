@@ -1,0 +1,306 @@
+"""`load_distributed_checkpoint`: the slices that ranks hold, from whole parameters or from other ranks' slices.
+
+Where it differs from MindSpore on purpose:
+
+- `network` is a dict of arrays to be filled (see `networks`), or None: files are written then. Its rank is the
+  environment's `RANK_ID`, 0 without it.
+- `predict_strategy` of whole parameters may also be the layouts that `build_searched_strategy` returns, whatever the
+  ranks; MindSpore takes them for a single rank only.
+- Parameters of the strategy that are not in the files, and those in the files that are not in the strategy, are told by
+  a Python warning; MindSpore passes over them in silence. That none is left of the former is an error.
+- A rank that the strategy has not is a ValueError; MindSpore raises an IndexError. So is what the map says that is not
+  in the files; MindSpore leaves it out. A directory that is not there is a ValueError as well.
+- Parameters are streamed from file to file; `max_process_num` is the most threads, of which no more are made than help.
+- From `.ckpt` files: `train_strategy_filename` is needed, there being no context that it could come from; MindSpore
+  loads nothing without it. Pipeline stages, optimizer shards and tensor axes that several device axes cut are merged
+  right. `predict_strategy` with a communication group is refused.
+- bfloat16 stays what it is.
+"""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import CheckpointFormat, FileIndex
+from core.errors import CatalogError, LayoutError
+from core.keys import Key
+from core.layout import ParameterLayout
+from core.mindspore_api.arguments import (
+    DEFAULT_MODE,
+    FORMATS,
+    check_instance,
+    check_key,
+    check_type,
+    key_of,
+    rank_in_environment,
+)
+from core.mindspore_api.block_writing import FileKind, write_checkpoint
+from core.mindspore_api.failures import reading, writing
+from core.mindspore_api.layouts import merge_slices, parse_layouts_of
+from core.mindspore_api.loading import open_readable, read_values
+from core.mindspore_api.networks import Network, checked_network, fill_network
+from core.mindspore_api.paths import checked_directory, given_strategy
+from core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
+from core.mindspore_api.values import Value
+from core.storage.files import SourceFile, kind_of
+from core.storage.urls import Location, parse_url
+from core.strategy.model import Strategy
+from core.strategy.records import StrategyRecords, assemble_strategy
+
+_MOST_NAMES_TOLD = 10
+_NEVER_UNIFIED = "accu_grads"
+"""Prefix of what `unified_safetensors` leaves out."""
+
+
+def load_distributed_checkpoint(
+    network: Network | None,
+    checkpoint_filenames: Sequence[str] | None = None,
+    predict_strategy: Any = None,
+    train_strategy_filename: str | None = None,
+    strict_load: bool = False,
+    dec_key: bytes | None = None,
+    dec_mode: str = DEFAULT_MODE,
+    format: str = "ckpt",
+    unified_safetensors_dir: str | None = None,
+    dst_safetensors_dir: str | None = None,
+    rank_id: int | None = None,
+    output_format: str = "safetensors",
+    name_map: Mapping[str, str] | None = None,
+    max_process_num: int = 64,
+    return_param_dict: bool = False,
+) -> Any:
+    """Writes what ranks hold into `dst_safetensors_dir/rank_{rank}/net.{output_format}`, or fills a network with it.
+
+    Args:
+        network: arrays by name, which are filled with this rank's slices; None to write files.
+        checkpoint_filenames: of format `ckpt`, the files of all ranks in their order.
+        predict_strategy: how the ranks hold the parameters; None for one rank that holds all. Of `.safetensors` a
+            strategy file or what `build_searched_strategy` returns; of .ckpt lists by name: device matrix, tensor map,
+            param_split_shape, field.
+        train_strategy_filename: of format `ckpt`, the strategy of those files.
+        strict_load: whether arrays of `network` must have the dtypes of what is loaded.
+        dec_key: the key of encrypted files.
+        dec_mode: how they are encrypted.
+        format: `ckpt`, or `safetensors` for a directory of whole parameters.
+        unified_safetensors_dir: that directory, as `unified_safetensors` writes it.
+        dst_safetensors_dir: where files are written.
+        rank_id: the rank whose file is written; None for all of them.
+        output_format: `safetensors` or `ckpt`.
+        name_map: names of parameters in the strategy and those that they have in the files.
+        max_process_num: the most files that are written at a time.
+        return_param_dict: whether the slices are returned, and `network` is left alone.
+
+    Returns:
+        True; of a directory with a network: the names in the network that were not loaded and those that were not in
+        it, or the slices by name.
+
+    Raises:
+        TypeError: `network` is no dict of arrays, or another argument is of a type that it cannot have.
+        ValueError: arguments do not go together; files or strategies are not there, cannot be read, or do not fit.
+        NotADirectoryError: `dst_safetensors_dir` is a file.
+        RuntimeError: what is loaded does not fit an array of the network.
+        OSError: a file cannot be written.
+    """
+    for name, given in (("format", format), ("output_format", output_format)):
+        if given not in FORMATS:
+            raise ValueError(f"{name!r} has to be 'ckpt' or 'safetensors', not {given!r}")
+    check_key("dec_key", dec_key)
+    check_instance("dec_mode", dec_mode, str)
+    if format == "ckpt":
+        _fill_from_ranks(
+            checked_network(network),
+            checkpoint_filenames,
+            predict_strategy,
+            train_strategy_filename,
+            strict_load,
+            key_of("dec_key", dec_key, dec_mode),
+        )
+        return True
+    ckpt_only = {
+        "checkpoint_filenames": checkpoint_filenames,
+        "train_strategy_filename": train_strategy_filename,
+        "dec_key": dec_key,
+        "strict_load": strict_load or None,
+        "dec_mode": None if dec_mode == DEFAULT_MODE else dec_mode,
+    }
+    for name, value in ckpt_only.items():
+        if value is not None:
+            raise ValueError(f"{name!r} is for .ckpt files only, 'format' is 'safetensors'")
+    if unified_safetensors_dir is None:
+        raise ValueError("'unified_safetensors_dir' is needed, 'format' is 'safetensors'")
+    if network is None and dst_safetensors_dir is None:
+        raise ValueError("'dst_safetensors_dir' is needed where no network is filled")
+    if network is not None:
+        checked_network(network)
+    strategy = _predicted(predict_strategy)
+    if rank_id is not None:
+        check_type("rank_id", rank_id, int)
+    with writing(), closing(UnifiedCheckpoint(parse_url(unified_safetensors_dir), name_map or {})) as unified:
+        _check_matching(unified, strategy)
+        if network is None:
+            ranks = [rank_id] if rank_id is not None else strategy.ranks if strategy else range(1)
+            _write_ranks(unified, strategy, ranks, str(dst_safetensors_dir), output_format, max_process_num)
+            return True
+        values = {each.name: each.value() for each in unified.slices(strategy, rank_in_environment() or 0)}
+    return values if return_param_dict else fill_network(network, values, strict=False)
+
+
+def _predicted(strategy: Any) -> Strategy | None:
+    """The strategy in a file, or of the layouts that `build_searched_strategy` returns."""
+    if not isinstance(strategy, Mapping):
+        return given_strategy("predict_strategy", strategy)
+    with reading():
+        layouts = [(name, parse_layouts_of(name, message)) for name, message in strategy.items()]
+        return assemble_strategy(StrategyRecords([], layouts), "predict_strategy")
+
+
+def _check_matching(unified: UnifiedCheckpoint, strategy: Strategy | None) -> None:
+    """Tells of parameters that only one of both has.
+
+    Raises:
+        CatalogError: they have none in common.
+    """
+    if strategy is None:
+        return
+    there = set(unified.parameters)
+    if not there & strategy.parameters:
+        raise CatalogError(f"{strategy.origin}: has none of the parameters that the files hold: another model's?")
+    missing = sorted(name for name in strategy.parameters - there if not name.startswith(_NEVER_UNIFIED))
+    if missing:
+        _warn(f"{strategy.origin}: has parameters that the files have not, they are left out: {_told(missing)}")
+    unused = sorted(there - strategy.parameters)
+    if unused:
+        _warn(f"{strategy.origin}: lacks parameters that the files have, they are left out: {_told(unused)}")
+
+
+def _write_ranks(
+    unified: UnifiedCheckpoint, strategy: Strategy | None, ranks: Sequence[int], directory: str, format: str, most: int
+) -> None:
+    kind = FileKind(CheckpointFormat(format))
+    root = parse_url(directory)
+    if root.is_local:
+        checked_directory("dst_safetensors_dir", directory)
+
+    def write(rank: int) -> None:
+        slices = {each.name: each for each in unified.slices(strategy, rank)}
+        target = root.child(f"rank_{rank}", f"net.{format}")
+        write_checkpoint(target, kind, [each.output() for each in slices.values()], partial(slice_blocks, slices))
+
+    # copying does not gain from more threads than that
+    with ThreadPoolExecutor(max(1, min(most, 2 * (os.cpu_count() or 1)))) as pool:
+        for _ in pool.map(write, ranks):
+            pass
+
+
+def _fill_from_ranks(
+    network: Network, files: object, predicted: Any, strategy_file: str | None, strict: bool, key: Key | None
+) -> None:
+    locations = _checked_files(files)
+    cuts = _checked_layouts(predicted)
+    strategy = given_strategy("train_strategy_filename", strategy_file)
+    if strategy is None:
+        raise ValueError("'train_strategy_filename' is needed: there is no network that would know it")
+    if len(locations) != len(strategy.ranks):
+        raise ValueError(f"{strategy.origin}: is for {len(strategy.ranks)} ranks, {len(locations)} files were given")
+    rank = rank_in_environment() or 0
+    with reading(), ExitStack() as stack:
+        opened = []
+        for location in locations:
+            file = open_readable(location, key)
+            stack.callback(file.close)
+            opened.append((file, read_index(file)))
+        values: dict[str, Value] = {}
+        for name in network:
+            whole = _merged(opened, strategy, name)
+            if whole is not None:
+                values[name] = whole if cuts is None else _cut(whole, name, cuts, rank)
+    missing = sorted(name for name in network if name not in values)
+    if missing:
+        _warn(f"in the network, but not in the training strategy or not in the files: {_told(missing)}")
+    fill_network(network, values, strict)
+
+
+def _checked_files(files: object) -> list[Location]:
+    if not isinstance(files, list | tuple):
+        raise TypeError(f"'checkpoint_filenames' has to be a list of files, not {type(files)}")
+    locations = []
+    for number, file in enumerate(files):
+        if not isinstance(file, str) or not file.endswith(".ckpt"):
+            raise ValueError(f"'checkpoint_filenames' has {file!r} at index {number}, not a .ckpt file's name")
+        with reading():
+            location = parse_url(file)
+            if kind_of(location) != "file":
+                raise CatalogError(f"'checkpoint_filenames' has {file} at index {number}, which is no file")
+        locations.append(location)
+    return locations
+
+
+def _checked_layouts(predicted: Any) -> dict[str, ParameterLayout] | None:
+    if predicted is None:
+        return None
+    if not isinstance(predicted, Mapping):
+        raise ValueError(f"'predict_strategy' has to be a dict of lists for .ckpt files, not {type(predicted)}")
+    return {name: _checked_layout(name, layout) for name, layout in predicted.items()}
+
+
+def _checked_layout(name: object, layout: Any) -> ParameterLayout:
+    try:
+        device_matrix, tensor_map, split_shape, field = layout[:4]
+        numbers = [*device_matrix, *tensor_map, *(split_shape or []), field]
+        sound = isinstance(name, str) and all(isinstance(number, int) for number in numbers) and field == 0
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise ValueError(
+            f"'predict_strategy' of {name!r}: has to be a list of the device matrix, the tensor map and the "
+            f"param_split_shape, each a list of integers, and 0 for the field; not {layout!r}"
+        )
+    if len(layout) > 5 and layout[5]:
+        raise ValueError(f"'predict_strategy' of {name!r}: communication group {layout[5]!r}: there are none here")
+    axes = tuple(() if axis == -1 else (axis,) for axis in tensor_map)
+    return ParameterLayout(tuple(device_matrix), axes, param_split_shape=tuple(split_shape or ()))
+
+
+def _merged(opened: Sequence[tuple[SourceFile, FileIndex]], strategy: Strategy, name: str) -> np.ndarray | None:
+    """The whole parameter, from the ranks of the first stage that holds it; None if the strategy or they do not."""
+    stage = next(strategy.stages_holding(name), None)
+    if stage is None:
+        return None
+    of_stage = [opened[rank - strategy.ranks.start] for rank in strategy.stage_ranks(stage)]
+    lacking = [str(file.location) for file, index in of_stage if name not in index.entries]
+    if len(lacking) == len(of_stage):
+        return None
+    if lacking:
+        raise CatalogError(f"parameter {name!r} is missing in {_told(lacking)}, though not in other ranks' files")
+    slices = [read_values(file, [index.entries[name]])[name] for file, index in of_stage]
+    arrays = [array for array in slices if isinstance(array, np.ndarray)]
+    if len(arrays) < len(slices) or len({array.dtype for array in arrays}) > 1:
+        raise CatalogError(f"parameter {name!r}: is no tensor, or of different dtypes on different ranks")
+    return merge_slices(arrays, stage.layouts[name], f"parameter {name!r}")
+
+
+def _cut(whole: np.ndarray, name: str, cuts: Mapping[str, ParameterLayout], rank: int) -> np.ndarray:
+    if name not in cuts:
+        raise CatalogError(f"'predict_strategy' has no parameter {name!r}")
+    try:
+        box = cuts[name].cut(whole.ndim).box_of(rank % cuts[name].device_count, whole.shape)
+    except LayoutError as error:
+        raise LayoutError(f"'predict_strategy': parameter {name!r}: {error}") from None
+    return whole[box.as_index()]
+
+
+def _told(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES_TOLD
+    return ", ".join(names[:_MOST_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
+
+
+def _warn(message: str) -> None:
+    # the caller of load_distributed_checkpoint is three levels up
+    warnings.warn(message, stacklevel=4)

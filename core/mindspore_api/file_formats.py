@@ -1,0 +1,210 @@
+"""`ckpt_to_safetensors` and `safetensors_to_ckpt`: the same contents in a file of the other format.
+
+Contents are not loaded but streamed from file to file, so that memory does not grow with them; several files are
+converted at a time by threads.
+
+Where they differ from MindSpore on purpose:
+
+- Texts and what says that redundancy was removed are kept in .safetensors files; MindSpore cannot convert texts, and
+  loses the mark.
+- Two parameters that `name_map` gives one name are an error; MindSpore keeps one of them.
+- A directory where `file_name_regex` fits no file is an error; MindSpore does nothing.
+- If one file of several fails the others are converted all the same, and then the first failure is raised.
+- No directories are made for ranks without files to convert.
+- Encrypted files, and map parameters to .safetensors, are refused as in MindSpore, before anything is written.
+- Nothing is printed; files and directories may be on any storage that fsspec knows.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import CheckpointFormat, Content, Extent, OutputEntry, TensorEntry
+from core.checkpoint.reading import read_ahead
+from core.dtypes import MAP_TENSOR
+from core.errors import CatalogError, CheckpointError, ReshardError
+from core.mindspore_api.block_writing import FileKind, write_checkpoint
+from core.mindspore_api.failures import writing
+from core.mindspore_api.loading import open_readable
+from core.storage.files import SourceFile, kind_of, list_folder
+from core.storage.urls import Location, parse_url
+
+NameMap = Mapping[str, str] | None
+
+_BLOCK_BYTES = 4 << 20
+
+
+def ckpt_to_safetensors(
+    file_path: str,
+    save_path: str | None = None,
+    name_map: NameMap = None,
+    file_name_regex: str | None = None,
+    processes_num: int = 1,
+) -> None:
+    """Converts .ckpt files to .safetensors files of the same names.
+
+    Args:
+        file_path: a file; or a directory, whose files in folders that begin with `rank` are converted.
+        save_path: the directory for the new files, of a directory's in folders as there; None for beside the old ones.
+        name_map: old names of parameters and their new ones; others keep theirs.
+        file_name_regex: what is found in the names of files that are converted.
+        processes_num: files that are converted at a time.
+
+    Raises:
+        ValueError: there is nothing at the path, or no such folders and files in it; the file is no .ckpt, or its name
+            does not fit; `save_path` has an ending; `name_map` is no dict; a file cannot be read, or the other format
+            cannot hold what it holds.
+        OSError: a file cannot be written.
+    """
+    job = _Job(CheckpointFormat.CKPT, CheckpointFormat.SAFETENSORS, _checked_names(name_map))
+    _convert(job, file_path, save_path, file_name_regex, processes_num)
+
+
+def safetensors_to_ckpt(
+    file_path: str,
+    save_path: str | None = None,
+    name_map: NameMap = None,
+    file_name_regex: str | None = None,
+    processes_num: int = 1,
+) -> None:
+    """Converts .safetensors files to .ckpt files of the same names, parameters in the order of their old names.
+
+    Arguments and exceptions are those of `ckpt_to_safetensors`, the other way round.
+    """
+    job = _Job(CheckpointFormat.SAFETENSORS, CheckpointFormat.CKPT, _checked_names(name_map))
+    _convert(job, file_path, save_path, file_name_regex, processes_num)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What becomes what, and the new names of parameters that get one."""
+
+    source_format: CheckpointFormat
+    target_format: CheckpointFormat
+    names: Mapping[str, str]
+
+    def new_name(self, file_name: str) -> str:
+        # all occurrences, as MindSpore does it
+        return file_name.replace(f".{self.source_format}", f".{self.target_format}")
+
+    def takes(self, file_name: str) -> bool:
+        return file_name.endswith(f".{self.source_format}")
+
+
+def _checked_names(name_map: object) -> Mapping[str, str]:
+    if name_map is not None and not isinstance(name_map, Mapping):
+        raise ValueError(f"'name_map' has to be a dict of names, not {type(name_map)}")
+    return name_map or {}
+
+
+def _convert(job: _Job, path: str, save_path: str | None, pattern: str | None, at_a_time: int) -> None:
+    if not isinstance(path, str):
+        raise ValueError(f"'file_path' has to be a string, not {type(path)}")
+    if at_a_time < 1:
+        raise ValueError(f"'processes_num' has to be at least 1, not {at_a_time}")
+    if save_path and posixpath.splitext(save_path)[1]:
+        raise ValueError(f"'save_path' has to be a directory, and {save_path!r} has a file's ending")
+    with writing():
+        source = parse_url(path)
+        target = parse_url(save_path) if save_path else None
+        kind = kind_of(source)
+        if kind == "directory":
+            pairs = _files_of_ranks(job, source, target, pattern)
+        elif kind is None:
+            raise CatalogError(f"{path}: is not there")
+        else:
+            pairs = [_single_file(job, path, source, target, pattern)]
+        with ThreadPoolExecutor(at_a_time, thread_name_prefix="reshard-format") as pool:
+            outcomes = list(pool.map(lambda pair: _converted(job, *pair), pairs))
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+
+def _single_file(
+    job: _Job, path: str, source: Location, target: Location | None, pattern: str | None
+) -> tuple[Location, Location]:
+    if not job.takes(source.name):
+        raise CheckpointError(f"{path}: is no .{job.source_format} file")
+    if pattern is not None and not re.search(pattern, path):
+        raise CheckpointError(f"{path}: 'file_name_regex' {pattern!r} is not found in it")
+    return source, (target or source.parent).child(job.new_name(source.name))
+
+
+def _files_of_ranks(
+    job: _Job, root: Location, target: Location | None, pattern: str | None
+) -> list[tuple[Location, Location]]:
+    folders = [name for name, kind in _listed(root) if kind == "directory" and name.startswith("rank")]
+    if not folders:
+        raise CatalogError(f"{root}: has no directories whose names begin with 'rank'")
+    pairs = [
+        (root.child(folder, name), (target or root).child(folder, job.new_name(name)))
+        for folder in folders
+        for name, kind in _listed(root.child(folder))
+        if kind != "directory" and job.takes(name) and (pattern is None or re.search(pattern, name))
+    ]
+    if not pairs and pattern is not None:
+        raise CatalogError(f"{root}: 'file_name_regex' {pattern!r} is found in no .{job.source_format} file's name")
+    return pairs
+
+
+def _listed(folder: Location) -> list[tuple[str, str]]:
+    return sorted((posixpath.basename(entry["name"]), entry["type"]) for entry in list_folder(folder))
+
+
+def _converted(job: _Job, source: Location, target: Location) -> ReshardError | None:
+    """Converts a file; why it could not be done, if so."""
+    try:
+        with closing(open_readable(source, None)) as file:
+            _convert_file(job, file, target)
+    except ReshardError as error:
+        return error
+    return None
+
+
+def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
+    index = read_index(file)
+    in_order = index.entries if index.format is CheckpointFormat.CKPT else sorted(index.entries)
+    found = [replace(index.entries[name], name=job.names.get(name, name)) for name in in_order]
+    by_name = {entry.name: entry for entry in found}
+    kind = FileKind(job.target_format, redundancy_removed=index.redundancy_removed)
+
+    def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:
+        return _stream(file, [extent for content in contents for extent in _extents(by_name[content.name], content)])
+
+    try:
+        write_checkpoint(target, kind, list(map(_output_entry, found)), blocks)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file.location}: {error}") from error
+
+
+def _output_entry(entry: TensorEntry) -> OutputEntry:
+    pieces = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
+    return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, pieces)
+
+
+def _extents(entry: TensorEntry, content: Content) -> Iterator[Extent]:
+    """Where bytes `content.start` to `content.stop` of an entry's contents are in its file."""
+    position = 0
+    for extent in entry.extents:
+        start, stop = max(content.start, position), min(content.stop, position + extent.length)
+        if start < stop:
+            yield Extent(extent.offset + start - position, stop - start)
+        position += extent.length
+
+
+def _stream(file: SourceFile, extents: Sequence[Extent]) -> Iterator[memoryview]:
+    if not file.location.is_local:
+        for _, data in read_ahead(file, ((extent.offset, extent.length) for extent in extents)):
+            yield memoryview(data)
+        return
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
+    for extent in extents:
+        for start in range(0, extent.length, _BLOCK_BYTES):
+            block = buffer[: min(_BLOCK_BYTES, extent.length - start)]
+            file.read_into(extent.offset + start, block)
+            yield block

@@ -1,0 +1,69 @@
+"""Writes ranks of plans into files of any names, which appear only when all of them are whole and checked."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from core.blocks import expected_entries
+from core.budget import Budget, open_files_limit, share_out
+from core.errors import VerificationError
+from core.manifest import ShardRecord
+from core.plan import ConversionPlan
+from core.request import VerifyLevel
+from core.storage.failures import mapped_errors
+from core.storage.urls import Location, parse_url
+from core.transform import transform_ranks
+from core.verify import verify_rank
+
+MEMORY_BYTES = 2**31
+"""For the buffers of all workers together, as a conversion has by default."""
+
+
+@dataclass(frozen=True)
+class PlannedFile:
+    """A rank of a plan, and the path of the file that is to hold it."""
+
+    plan: ConversionPlan
+    rank: int
+    path: str
+
+
+def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> None:
+    """Writes files, side by side, in `directory` and gives them their names, on the same file system, at the end.
+
+    Raises:
+        CatalogError: a source file changed.
+        CheckpointError: a source file is damaged.
+        VerificationError: what was written is not what was to be written; nothing appears.
+        StorageError: reading or writing failed; nothing appears, or not all if the last step failed.
+    """
+    target = parse_url(directory)
+    with mapped_errors(target, "make a directory in it"):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        work = tempfile.mkdtemp(prefix=".reshard-", dir=directory)
+    try:
+        budget = share_out(MEMORY_BYTES, open_files_limit(), workers)
+        places = [parse_url(os.path.join(work, str(number))) for number in range(len(files))]
+        lanes = max(1, min(budget.most_lanes, budget.workers // max(1, len(files))))
+        with ThreadPoolExecutor(max(1, budget.workers // lanes), thread_name_prefix="reshard") as pool:
+            records = list(pool.map(lambda file, place: _write(file, place, budget, lanes), files, places))
+        for file, place, record in zip(files, places, records, strict=True):
+            with mapped_errors(parse_url(file.path), "give it the finished file"):
+                os.makedirs(os.path.dirname(file.path), mode=0o700, exist_ok=True)
+                os.replace(place.child(record.file).path, file.path)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _write(file: PlannedFile, place: Location, budget: Budget, lanes: int) -> ShardRecord:
+    [record] = transform_ranks(
+        file.plan, (file.rank,), place, identity="", budget=budget, lanes=lanes, advance=lambda _: None
+    )
+    expected = expected_entries(file.plan, file.plan.rank_plan(file.rank))
+    found = verify_rank(place, record, VerifyLevel.CHECKSUM, expected=expected)
+    if found.problems:
+        raise VerificationError(f"{file.path}: " + "; ".join(found.problems))
+    return record

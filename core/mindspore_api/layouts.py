@@ -1,0 +1,223 @@
+"""`build_searched_strategy`, `merge_sliced_parameter` and `get_ckpt_path_with_strategy`.
+
+Where they differ from MindSpore on purpose:
+
+- `build_searched_strategy` refuses what is no strategy, or has no layouts, by a ValueError, as documented; MindSpore
+  raises a TypeError for some, and returns an empty dict for others.
+- `merge_sliced_parameter` takes arrays, `{"name", "data"}`, or parameters with a `name` that become arrays, and returns
+  an array, bfloat16 where the slices are; MindSpore makes float32 of it. Arrays have no names: with them `strategy` has
+  to be of one parameter. Slices of different dtypes are an error. Optimizer shards and tensor axes that several device
+  axes cut are merged right; MindSpore passes over both and merges wrongly.
+- `get_ckpt_path_with_strategy` takes the rank from the environment's `RANK_ID`, and from the path where there is none;
+  MindSpore takes 0 then. It finds all ranks that hold the same slice of every parameter; MindSpore finds fewer where
+  the parameters' groups are not nested, looks at all pipeline stages at once, and takes `rank_1` in `rank_12` for rank
+  1. Strategies that cannot be read are a ValueError.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from core.errors import LayoutError, StrategyError
+from core.layout import ParameterLayout, cell_box
+from core.mindspore_api.arguments import check_type, rank_in_environment
+from core.mindspore_api.failures import reading
+from core.mindspore_api.paths import given_strategy
+from core.mindspore_api.values import array_of, is_array_like
+from core.storage.files import kind_of
+from core.storage.urls import parse_url
+from core.strategy.model import StageStrategy, Strategy
+from core.strategy.protobuf import build_layouts, parse_layouts
+from core.strategy.records import list_records
+from core.strategy.strategy_pb2 import ParallelLayouts
+
+_RANK_FOLDER = re.compile(r"rank_(\d+)")
+_NOT_WEIGHTS = ("accu_grads", "inputs")
+"""Prefixes of what says nothing of which ranks hold the same model."""
+
+
+def build_searched_strategy(strategy_filename: str | None) -> dict[str, ParallelLayouts] | None:
+    """The layouts in a strategy file, as messages: by the parameters' names in the file, `"{stage}-{name}"` if merged.
+
+    Raises:
+        TypeError: `strategy_filename` is no string.
+        ValueError: there is no such file, it is empty, or no strategy.
+    """
+    strategy = given_strategy("strategy_filename", strategy_filename)
+    if strategy is None:
+        return None
+    with reading():
+        return {name: build_layouts(layout) for name, layout in list_records(strategy).layouts}
+
+
+def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, Any] | None = None) -> np.ndarray:
+    """The whole parameter of which ranks hold slices, as `strategy` says, or one after another along axis 0.
+
+    Args:
+        sliced_parameters: the slices, in the order of the ranks.
+        strategy: layouts by names, as `build_searched_strategy` returns them.
+
+    Raises:
+        TypeError: `sliced_parameters` is no list of slices, or `strategy` no dict.
+        ValueError: there are no slices, or they do not fit together, or not what the strategy says.
+        KeyError: the strategy lacks the parameter.
+    """
+    if not isinstance(sliced_parameters, list):
+        raise TypeError(f"'sliced_parameters' has to be a list, not {type(sliced_parameters)}")
+    if not sliced_parameters:
+        raise ValueError("'sliced_parameters' is empty")
+    if strategy and not isinstance(strategy, Mapping):
+        raise TypeError(f"'strategy' has to be a dict, not {type(strategy)}")
+    named = [_named_slice(item, number) for number, item in enumerate(sliced_parameters)]
+    _check_alike(named)
+    name, slices = named[0][0], [array for _, array in named]
+    if not strategy:
+        return _concatenated(slices)
+    if name is None:
+        if len(strategy) > 1:
+            raise ValueError("slices without a name and a strategy of several parameters: which one is it?")
+        [name] = strategy
+    if name not in strategy:
+        raise KeyError(f"the strategy has no parameter {name!r}")
+    with reading():
+        return merge_slices(slices, parse_layouts_of(name, strategy[name]), f"parameter {name!r}")
+
+
+def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) -> np.ndarray:
+    """The whole tensor of which every rank of a stage holds the slice that its layout says.
+
+    Of slices that several ranks hold the last one counts.
+
+    Raises:
+        LayoutError: there is not one slice for each rank, or they are not as the layout says.
+    """
+    try:
+        cut = layout.cut(slices[0].ndim)
+        if len(slices) != cut.device_count:
+            raise LayoutError(f"has {len(slices)} slices, its layout is for {cut.device_count} devices")
+        if layout.field and not layout.param_split_shape:
+            return _joined_fields(slices, layout.field)
+        whole_shape = cut.whole_shape(0, slices[0].shape)
+        bounds = cut.bounds(whole_shape)
+        whole = np.empty(whole_shape, slices[0].dtype)
+        for rank, array in enumerate(slices):
+            box = cell_box(bounds, cut.cell_of(rank))
+            if array.shape != box.shape:
+                raise LayoutError(f"rank {rank}'s slice has shape {array.shape}, its layout gives {box.shape}")
+            whole[box.as_index()] = array
+    except LayoutError as error:
+        raise LayoutError(f"{where}: {error}") from None
+    return whole
+
+
+def parse_layouts_of(name: str, message: Any) -> ParameterLayout:
+    """The layout in a message that a user gives.
+
+    Raises:
+        StrategyError: it is none.
+    """
+    try:
+        return parse_layouts(message, f"parameter {name!r}")
+    except (AttributeError, TypeError) as error:
+        raise StrategyError(
+            f"parameter {name!r}: {type(message)} is no layout as build_searched_strategy gives"
+        ) from error
+
+
+def get_ckpt_path_with_strategy(cur_ckpt_path: str, cur_strategy_path: str) -> str | None:
+    """The path of a checkpoint file that is there and holds what this rank needs; None if there is none.
+
+    That is its own one, or that of a rank which holds the same: the same path with that rank in `rank_{rank}`. A path
+    without `rank_` is just looked for.
+
+    Raises:
+        TypeError: an argument is no string.
+        ValueError: the strategy cannot be read, or is not for this rank.
+    """
+    check_type("cur_ckpt_path", cur_ckpt_path, str)
+    check_type("cur_strategy_path", cur_strategy_path, str)
+    in_path = _RANK_FOLDER.search(cur_ckpt_path)
+    if in_path is None:
+        return cur_ckpt_path if _is_file(cur_ckpt_path) else None
+    told = rank_in_environment()
+    rank = int(in_path[1]) if told is None else told
+    if rank == int(in_path[1]) and _is_file(cur_ckpt_path):
+        return cur_ckpt_path
+    strategy = given_strategy("cur_strategy_path", cur_strategy_path)
+    if strategy is None:
+        return None
+    with reading():
+        ranks = _ranks_alike(strategy, rank)
+    paths = (_RANK_FOLDER.sub(f"rank_{other}", cur_ckpt_path) for other in ranks)
+    return next((path for path in paths if _is_file(path)), None)
+
+
+def _named_slice(item: Any, number: int) -> tuple[str | None, np.ndarray]:
+    name, data = getattr(item, "name", None), item
+    if isinstance(item, Mapping):
+        name, data = item.get("name"), item.get("data")
+    if not is_array_like(data):
+        raise TypeError(f"'sliced_parameters' has {type(item)} at index {number}, which is no array, nor has it one")
+    return name if isinstance(name, str) else None, array_of(data)
+
+
+def _check_alike(named: list[tuple[str | None, np.ndarray]]) -> None:
+    name, first = named[0]
+    for number, (other_name, array) in enumerate(named):
+        if (other_name, array.ndim, array.shape[1:]) != (name, first.ndim, first.shape[1:]):
+            raise ValueError(
+                f"the slice at index {number} is {other_name!r} of shape {array.shape}, the first one {name!r} of "
+                f"{first.shape}: names and all axes but the first have to be the same"
+            )
+        if array.dtype != first.dtype:
+            raise ValueError(f"the slice at index {number} is {array.dtype}, the first one {first.dtype}")
+
+
+def _concatenated(slices: list[np.ndarray]) -> np.ndarray:
+    if slices[0].ndim == 0:
+        raise ValueError("scalars have no axis to be merged along")
+    shape = (sum(len(array) for array in slices), *slices[0].shape[1:])
+    # the dtype is given: concatenating would lose the mark of packed 4-bit integers
+    return np.concatenate(slices, out=np.empty(shape, slices[0].dtype))
+
+
+def _joined_fields(slices: list[np.ndarray], field: int) -> np.ndarray:
+    """A table of several fields of which every rank holds rows of each."""
+    rows, *others = slices[0].shape
+    if rows % field or any(array.shape != slices[0].shape for array in slices):
+        raise LayoutError(
+            f"slices of shapes {sorted({array.shape for array in slices})} do not divide by {field} fields"
+        )
+    parts = [array.reshape(field, rows // field, *others) for array in slices]
+    return np.concatenate(parts, axis=1).reshape(-1, *others)
+
+
+def _is_file(path: str) -> bool:
+    with reading():
+        return kind_of(parse_url(path)) == "file"
+
+
+def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:
+    """The ranks that hold the same slice of every parameter, in ascending order."""
+    stage, first_rank = _stage_of(strategy, rank)
+    alike = set(range(strategy.devices_per_stage))
+    for name, layout in stage.layouts.items():
+        if not name.startswith(_NOT_WEIGHTS):
+            try:
+                cut = layout.cut(len(layout.tensor_map))
+            except LayoutError as error:
+                raise LayoutError(f"{strategy.origin}: parameter {name!r}: {error}") from None
+            alike &= set(cut.holders[cut.cell_of(rank - first_rank)])
+    return [first_rank + other for other in sorted(alike)]
+
+
+def _stage_of(strategy: Strategy, rank: int) -> tuple[StageStrategy, int]:
+    """A rank's stage, and that stage's first rank. A stage's own file may be of any."""
+    if not strategy.merged:
+        return strategy.stages[0], rank - rank % strategy.devices_per_stage
+    if rank not in strategy.ranks:
+        raise StrategyError(f"{strategy.origin}: is for {len(strategy.ranks)} ranks, there is no rank {rank}")
+    stage = strategy.stage_of(rank)
+    return stage, strategy.stage_ranks(stage).start

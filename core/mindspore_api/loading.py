@@ -1,0 +1,297 @@
+"""`load_checkpoint` and `load_segmented_checkpoints`: checkpoint files as dicts of arrays.
+
+Where they differ from MindSpore on purpose:
+
+- Values are numpy arrays, texts and lists (see `values`), not Parameters.
+- `net` is a dict of arrays to be filled (see `networks`), or None.
+- `specify_prefix` and `filter_prefix` hold for .safetensors files too, where MindSpore passes over them in silence.
+- A file is checked before it is read: truncated and damaged ones, and strategies given for checkpoints, are refused,
+  also where MindSpore's parser finds something to return.
+- Texts that this project put into a .safetensors file are read; MindSpore knows none there.
+- `crc_check=True` for a file without a CRC, and `remove_redundancy` that is not what the file says, are Python
+  warnings, not lines in a log.
+- Files may be on any storage that fsspec knows.
+- `load_segmented_checkpoints` reads the files in the order of their names. Parameters that several hold with different
+  values are an error; MindSpore keeps that of the file which the directory lists last. A directory without .ckpt
+  files is an error, as documented; MindSpore returns an empty dict. That a choice leaves nothing of one file is none,
+  as long as it leaves something of another.
+"""
+
+import posixpath
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+
+import numpy as np
+
+from core.checkpoint.encryption import MAGICS, DecryptedSource
+from core.checkpoint.formats import check_crc as check_file_crc
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from core.checkpoint.opening import open_checkpoint
+from core.checkpoint.reading import read_ahead
+from core.dtypes import MAP_TENSOR
+from core.errors import CheckpointError
+from core.keys import Key
+from core.mindspore_api.arguments import (
+    DEFAULT_MODE,
+    FORMATS,
+    ChoiceFunction,
+    Prefixes,
+    check_instance,
+    check_key,
+    check_safetensors_has_none,
+    checked_prefixes,
+    chooser,
+    key_of,
+)
+from core.mindspore_api.failures import reading
+from core.mindspore_api.map_parameters import parse_map_parameter
+from core.mindspore_api.memory_file import MemoryFile
+from core.mindspore_api.networks import Network, fill_network
+from core.mindspore_api.values import Value, numpy_dtype
+from core.storage.files import SourceFile, kind_of, list_folder, read_bytes
+from core.storage.urls import Location, parse_url
+
+_MAGIC_BYTES = 4
+
+
+def load_checkpoint(
+    ckpt_file_name: str | BytesIO,
+    net: Network | None = None,
+    strict_load: bool = False,
+    filter_prefix: Prefixes = None,
+    dec_key: bytes | None = None,
+    dec_mode: str = DEFAULT_MODE,
+    specify_prefix: Prefixes = None,
+    choice_func: ChoiceFunction = None,
+    crc_check: bool = False,
+    remove_redundancy: bool = False,
+    format: str = "ckpt",
+) -> dict[str, Value]:
+    """The parameters of a checkpoint file: in the file's order, those of a .safetensors file by name.
+
+    Args:
+        ckpt_file_name: a file whose name ends in `format`; or a .safetensors file's bytes in memory.
+        net: arrays by name, which are filled with what is loaded.
+        strict_load: whether arrays of `net` must have the dtypes of what is loaded.
+        filter_prefix: what parameters that are left out begin with.
+        dec_key: the key of an encrypted file.
+        dec_mode: how it is encrypted: AES-GCM, AES-CBC or SM4-CBC.
+        specify_prefix: what parameters that are taken begin with.
+        choice_func: whether the parameter of a name is taken; not asked where a prefix is given.
+        crc_check: whether the file's CRC is checked.
+        remove_redundancy: whether the file may lack slices that other ranks have saved.
+        format: `ckpt` or `safetensors`.
+
+    Raises:
+        TypeError: the file's name is no string, or in memory though a .ckpt; prefixes are no strings.
+        ValueError: the file is not there, of another format, damaged, encrypted with another key or not at all; or no
+            parameter is left; or an argument is of a wrong type, or goes with the other format only.
+        RuntimeError: what is loaded does not fit an array of `net`.
+    """
+    choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
+    check_key("dec_key", dec_key)
+    check_instance("dec_mode", dec_mode, str)
+    check_instance("crc_check", crc_check, bool)
+    check_instance("remove_redundancy", remove_redundancy, bool)
+    check_safetensors_has_none("load_checkpoint", format, dec_key, dec_mode)
+    _check_file_name(ckpt_file_name, format)
+    key = key_of("dec_key", dec_key, dec_mode)
+    with reading(), _opened(ckpt_file_name, key) as file:
+        loaded = _read_chosen(file, choose, crc_check, remove_redundancy)
+    if not loaded:
+        raise ValueError(f"{file.location}: no parameter is left of it by the prefixes or by choice_func")
+    if net is not None:
+        fill_network(net, loaded, strict_load)
+    return loaded
+
+
+def load_segmented_checkpoints(
+    ckpt_file_dir: str,
+    net: Network | None = None,
+    strict_load: bool = False,
+    filter_prefix: Prefixes = None,
+    dec_key: bytes | None = None,
+    dec_mode: str = DEFAULT_MODE,
+    specify_prefix: Prefixes = None,
+    choice_func: ChoiceFunction = None,
+) -> dict[str, Value]:
+    """The parameters of all .ckpt files of a directory, as of one file; the arguments are `load_checkpoint`'s.
+
+    Raises:
+        TypeError: the directory's name is no string; prefixes are no strings.
+        ValueError: it is no directory, or has no such files; one cannot be read; two hold a parameter with different
+            values; no parameter is left.
+        RuntimeError: what is loaded does not fit an array of `net`.
+    """
+    if not isinstance(ckpt_file_dir, str):
+        raise TypeError(f"the directory's name has to be a string, not {type(ckpt_file_dir).__name__}")
+    choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
+    check_key("dec_key", dec_key)
+    check_instance("dec_mode", dec_mode, str)
+    key = key_of("dec_key", dec_key, dec_mode)
+    loaded: dict[str, Value] = {}
+    holders: dict[str, str] = {}
+    with reading():
+        for url in _ckpt_files(ckpt_file_dir):
+            with _opened(url, key) as file:
+                found = _read_chosen(file, choose, crc_check=False, remove_redundancy=False)
+            for name, value in found.items():
+                if not _is_same(loaded.setdefault(name, value), value):
+                    raise CheckpointError(
+                        f"parameter {name!r} has different values in {holders[name]} and {url}: which one is right? "
+                        "Keep one of the files, or choose by choice_func"
+                    )
+                holders.setdefault(name, url)
+    if not loaded:
+        raise ValueError(f"{ckpt_file_dir}: no parameter is left of its files by the prefixes or by choice_func")
+    if net is not None:
+        fill_network(net, loaded, strict_load)
+    return loaded
+
+
+def read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, Value]:
+    """The values of a file's entries, in the order given; each byte is read once, to where it stays.
+
+    Raises:
+        CheckpointError: the file ends too early, or a map parameter is damaged.
+        StorageError: it cannot be read.
+    """
+    buffers = [np.empty(sum(extent.length for extent in entry.extents), np.uint8) for entry in entries]
+    _fill(file, entries, buffers)
+    return {entry.name: _value(entry, buffer) for entry, buffer in zip(entries, buffers, strict=True)}
+
+
+def _check_file_name(file: object, format: str) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"'format' has to be 'ckpt' or 'safetensors', not {format!r}")
+    if isinstance(file, BytesIO):
+        if format == "ckpt":
+            raise TypeError("a .ckpt file cannot be given in memory, only a .safetensors one: give the file's name")
+        return
+    if not isinstance(file, str):
+        raise TypeError(f"the file's name has to be a string, not {type(file).__name__}")
+    if not file.endswith(format):
+        raise ValueError(f"{file}: its name does not end in {format!r}, the 'format' that was given")
+
+
+@contextmanager
+def _opened(name: str | BytesIO, key: Key | None) -> Iterator[SourceFile]:
+    if isinstance(name, BytesIO):
+        yield MemoryFile(name.getvalue(), "BytesIO.safetensors")
+        return
+    file = open_readable(parse_url(name), key)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def open_readable(location: Location, key: Key | None) -> SourceFile:
+    """Opens a checkpoint file; of an encrypted one all tags have been checked.
+
+    Raises:
+        CheckpointError: it is encrypted and there is no key, or not the right one; or it is not encrypted.
+        StorageError: it does not exist, or cannot be read.
+    """
+    file = open_checkpoint(location, key)
+    try:
+        if isinstance(file, DecryptedSource):
+            file.check_tags()
+        else:
+            _check_plain(file)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_plain(file: SourceFile) -> None:
+    start = read_bytes(file, 0, min(file.size_bytes, _MAGIC_BYTES))
+    mode = next((mode for mode, magic in MAGICS.items() if magic == start), None)
+    if mode is not None:
+        raise CheckpointError(
+            f"{file.location}: is encrypted: give its key as 'dec_key', and 'dec_mode', {mode} perhaps"
+        )
+
+
+def _read_chosen(
+    file: SourceFile, choose: Callable[[str], bool], crc_check: bool, remove_redundancy: bool
+) -> dict[str, Value]:
+    index = read_index(file)
+    _warn_of_redundancy(file, index, remove_redundancy)
+    if crc_check:
+        if not index.has_crc:
+            _warn(f"{file.location}: carries no CRC that crc_check could check")
+        check_file_crc(file, index)
+    entries = [entry for name, entry in index.entries.items() if choose(name)]
+    if index.format is CheckpointFormat.SAFETENSORS:
+        entries.sort(key=lambda entry: entry.name)
+    return read_values(file, entries)
+
+
+def _warn_of_redundancy(file: SourceFile, index: FileIndex, remove_redundancy: bool) -> None:
+    if index.redundancy_removed and not remove_redundancy:
+        _warn(f"{file.location}: was saved with remove_redundancy=True: slices may be missing that other ranks saved")
+
+
+def _warn(message: str) -> None:
+    # the caller of load_checkpoint is four levels up
+    warnings.warn(message, stacklevel=5)
+
+
+def _ckpt_files(directory: str) -> list[str]:
+    location = parse_url(directory)
+    if kind_of(location) != "directory":
+        raise CheckpointError(f"{directory}: is not there, or no directory")
+    names = sorted(posixpath.basename(entry["name"]) for entry in list_folder(location) if entry["type"] != "directory")
+    found = [str(location.child(name)) for name in names if name.endswith(".ckpt") and not name.startswith(".")]
+    if not found:
+        raise CheckpointError(f"{directory}: holds no .ckpt files")
+    return found
+
+
+def _is_same(one: Value, other: Value) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        # by bytes: NaNs are the same if they are the same
+        same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return same_kind and np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return isinstance(one, str) and one == other
+
+
+def _fill(file: SourceFile, entries: Sequence[TensorEntry], buffers: Sequence[np.ndarray]) -> None:
+    places = [
+        (extent, place)
+        for entry, buffer in zip(entries, buffers, strict=True)
+        for extent, place in zip(entry.extents, _places(entry, buffer), strict=True)
+    ]
+    if file.location.is_local:
+        for extent, place in places:
+            file.read_into(extent.offset, place)
+        return
+    filled = [0] * len(places)
+    for number, piece in read_ahead(file, [(extent.offset, extent.length) for extent, _ in places]):
+        start = filled[number]
+        filled[number] += len(piece)
+        places[number][1][start : start + len(piece)] = piece
+
+
+def _places(entry: TensorEntry, buffer: np.ndarray) -> Iterator[memoryview]:
+    start = 0
+    for extent in entry.extents:
+        yield buffer.data[start : start + extent.length]
+        start += extent.length
+
+
+def _value(entry: TensorEntry, buffer: np.ndarray) -> Value:
+    if entry.text is not None:
+        return entry.text
+    if entry.dtype is MAP_TENSOR:
+        return parse_map_parameter([bytes(place) for place in _places(entry, buffer)], entry.name)
+    return buffer.view(numpy_dtype(entry.dtype)).reshape(entry.shape)

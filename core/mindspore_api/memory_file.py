@@ -1,0 +1,43 @@
+"""A file that is in memory, read like one on a storage."""
+
+from collections.abc import Sequence
+
+from fsspec.implementations.local import LocalFileSystem
+
+from core.errors import CheckpointError
+from core.storage.urls import Location
+
+
+class MemoryFile:
+    """A `SourceFile` of bytes at hand; `name` stands for it in messages."""
+
+    version = ""
+
+    def __init__(self, data: bytes | memoryview, name: str) -> None:
+        self.location = Location(LocalFileSystem(), name)
+        self.size_bytes = len(data)
+        self._data = memoryview(data)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from the bytes at `offset`.
+
+        Raises:
+            CheckpointError: there are not that many.
+        """
+        buffer[:] = self._slice(offset, len(buffer))
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range, given by its offset and its length.
+
+        Raises:
+            CheckpointError: there are not that many.
+        """
+        return [bytes(self._slice(offset, length)) for offset, length in ranges]
+
+    def close(self) -> None:
+        """Does nothing: the bytes are the caller's."""
+
+    def _slice(self, offset: int, length: int) -> memoryview:
+        if offset + length > self.size_bytes:
+            raise CheckpointError(f"{self.location}: ends at byte {self.size_bytes}, earlier than it should: truncated")
+        return self._data[offset : offset + length]

@@ -1,0 +1,275 @@
+"""`save_checkpoint`: arrays as a checkpoint file.
+
+Where it differs from MindSpore on purpose:
+
+- `save_obj` is a dict of arrays, texts and map parameters (see `values`); a list of `{"name", "data"}`; a list of
+  parameters, which have a `name` and become arrays; or a network, which has `parameters_and_names()` or
+  `parameters_dict()`. MindSpore leaves out, or saves another parameter for, what is none of these in a dict: a
+  TypeError here.
+- `append_dict` may have numpy's numbers and arrays.
+- The file appears when it is whole; the one of its name that was there before stays until then.
+- `async_save` is taken, but the file is there when the function returns.
+- `integrated_save` is taken and means nothing: arrays are saved as they are, cut or not.
+- Texts may be saved in .safetensors files, where only this project reads them; MindSpore fails.
+- Tensors without elements are saved in .ckpt files too, except of shape (0,), of which a Python warning tells:
+  MindSpore leaves all of them out in silence, but reads those others as they are.
+- A name that does not end in `.ckpt` or `.safetensors` gets the ending, also where it ends in these letters.
+- Nothing to save, elements that no checkpoint file knows (such as complex numbers), and a CRC together with a key are
+  errors; MindSpore writes files that it then cannot load.
+- Other keyword arguments than MindSpore's own, which it passes over, are a TypeError.
+- Files may be on any storage that fsspec knows.
+"""
+
+import errno
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
+from core.dtypes import MAP_TENSOR, TEXT
+from core.keys import Key
+from core.mindspore_api.arguments import (
+    DEFAULT_MODE,
+    FORMATS,
+    ChoiceFunction,
+    check_instance,
+    check_key,
+    check_safetensors_has_none,
+    key_of,
+)
+from core.mindspore_api.block_writing import FileKind, write_checkpoint
+from core.mindspore_api.failures import writing
+from core.mindspore_api.map_parameters import build_map_parameter
+from core.mindspore_api.values import Value, array_of, bytes_of, dtype_of, is_array_like
+from core.storage.files import kind_of
+from core.storage.urls import Location, parse_url
+
+_KEYWORDS = ("incremental", "global_step_num", "remove_redundancy")
+_EXCEPTION_MARK = "__exception_save__"
+"""In `append_dict` MindSpore takes it for a sign of how to save, and does not save it."""
+
+
+def save_checkpoint(
+    save_obj: Any,
+    ckpt_file_name: str,
+    integrated_save: bool = True,
+    async_save: bool | str = False,
+    append_dict: Mapping[str, Any] | None = None,
+    enc_key: bytes | None = None,
+    enc_mode: str = DEFAULT_MODE,
+    choice_func: ChoiceFunction = None,
+    crc_check: bool = False,
+    format: str = "ckpt",
+    **kwargs: Any,
+) -> None:
+    """Saves arrays as a checkpoint file, which only its owner may read.
+
+    Args:
+        save_obj: what is saved: a dict, a list or a network.
+        ckpt_file_name: the file; it gets the ending that `format` says, if it has it not.
+        integrated_save: nothing.
+        async_save: False, True, "process" or "thread"; nothing.
+        append_dict: numbers, texts and arrays that are saved besides.
+        enc_key: a key to encrypt the file with.
+        enc_mode: how it is encrypted: AES-GCM, AES-CBC or SM4-CBC.
+        choice_func: whether the parameter of a name is saved; not asked for `append_dict`.
+        crc_check: whether the file gets a CRC-32.
+        format: `ckpt` or `safetensors`.
+        kwargs: `remove_redundancy`, what a .safetensors file says of itself: whether slices that ranks share are in
+            some ranks' files only. `incremental` and `global_step_num` are taken for .ckpt files, and mean nothing.
+
+    Raises:
+        TypeError: `save_obj` or something in it, `append_dict`, the file's name, `integrated_save` or `async_save` is
+            of a type that it cannot have.
+        ValueError: another argument is, or goes with the other format only; the file cannot hold what is saved.
+        IsADirectoryError: the file is a directory.
+        OSError: it cannot be written.
+    """
+    location = _checked_target(save_obj, ckpt_file_name, format)
+    _check_ways(integrated_save, async_save)
+    appended = _checked_append_dict(append_dict)
+    key = _checked_key(enc_key, enc_mode, crc_check, format, kwargs)
+    values = dict(_chosen(save_obj, choice_func)) | appended
+    if not values:
+        raise ValueError(f"{location}: there is nothing to save")
+    with writing():
+        save_values(
+            location,
+            values,
+            FileKind(CheckpointFormat(format), crc_check, bool(kwargs.get("remove_redundancy")), key),
+        )
+
+
+def save_values(location: Location, values: Mapping[str, Value], kind: FileKind) -> None:
+    """Writes a checkpoint file of values, in their order.
+
+    Raises:
+        TypeError: one has elements that no file holds.
+        CheckpointError: the format cannot hold one.
+        StorageError: the file cannot be written.
+    """
+    if kind.format is CheckpointFormat.CKPT:
+        values = _readable_in_ckpt(location, values)
+    messages = {name: build_map_parameter(value) for name, value in values.items() if isinstance(value, list)}
+    entries = [_entry(name, value, messages.get(name, b"")) for name, value in values.items()]
+
+    def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:
+        for content in contents:
+            value = values[content.name]
+            data = bytes_of(value) if isinstance(value, np.ndarray) else memoryview(messages[content.name])
+            yield data[content.start : content.stop]
+
+    write_checkpoint(location, kind, entries, blocks)
+
+
+def _checked_target(save_obj: object, name: object, format: str) -> Location:
+    if format not in FORMATS:
+        raise ValueError(f"'format' has to be 'ckpt' or 'safetensors', not {format!r}")
+    if not isinstance(save_obj, Mapping | list) and _parameters(save_obj) is None:
+        raise TypeError(f"'save_obj' has to be a network, a list or a dict, not {type(save_obj)}")
+    if not isinstance(name, str):
+        raise TypeError(f"the file's name has to be a string, not {type(name)}")
+    with writing():
+        location = parse_url(name)
+        if kind_of(location) == "directory":
+            raise IsADirectoryError(errno.EISDIR, f"{location}: is a directory, name a file")
+        if location.is_local and not os.path.isdir(location.parent.path):
+            raise FileNotFoundError(errno.ENOENT, f"{location.parent}: is not there, or no directory: make it first")
+    if name.endswith(f".{format}"):
+        return location
+    return Location(location.fs, f"{location.path}.{format}")
+
+
+def _check_ways(integrated_save: object, async_save: object) -> None:
+    if not isinstance(integrated_save, bool):
+        raise TypeError(f"'integrated_save' has to be a bool, not {type(integrated_save)}")
+    if not isinstance(async_save, bool | str):
+        raise TypeError(f"'async_save' has to be a bool or a string, not {type(async_save)}")
+    if isinstance(async_save, str) and async_save not in ("process", "thread"):
+        raise ValueError(f"'async_save' has to be a bool, 'process' or 'thread', not {async_save!r}")
+
+
+def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, others: Mapping[str, Any]) -> Key | None:
+    """The key to encrypt with, if there is one and it goes with the other options."""
+    check_key("enc_key", key)
+    check_instance("enc_mode", mode, str)
+    check_instance("crc_check", crc_check, bool)
+    unknown = [name for name in others if name not in _KEYWORDS]
+    if unknown:
+        raise TypeError(f"save_checkpoint() got an unexpected keyword argument {unknown[0]!r}")
+    check_instance("remove_redundancy", others.get("remove_redundancy"), (type(None), bool))
+    ckpt_only = {name: value for name, value in others.items() if name != "remove_redundancy"}
+    check_safetensors_has_none("save_checkpoint", format, key, mode, **ckpt_only)
+    if key is not None and crc_check:
+        raise ValueError("a file is either encrypted or carries a CRC: give 'enc_key' or 'crc_check', not both")
+    return key_of("enc_key", key, mode)
+
+
+def _checked_append_dict(append_dict: object) -> dict[str, Value]:
+    if append_dict is None:
+        return {}
+    if not isinstance(append_dict, Mapping):
+        raise TypeError(f"'append_dict' has to be a dict, not {type(append_dict)}")
+    appended = {}
+    for name, value in append_dict.items():
+        if not isinstance(name, str):
+            raise TypeError(f"'append_dict' has to have strings for keys, not {type(name)}")
+        appended[name] = _appended_value(name, value)
+    appended.pop(_EXCEPTION_MARK, None)
+    return appended
+
+
+def _appended_value(name: str, value: Any) -> Value:
+    if isinstance(value, str):
+        return str(value)
+    if is_array_like(value):
+        return _checked_array(name, value)
+    # as MindSpore's tensors of Python's numbers
+    if isinstance(value, bool):
+        return np.array(value)
+    if isinstance(value, int):
+        return np.array(value, np.int64)
+    if isinstance(value, float):
+        return np.array(value, np.float32)
+    raise TypeError(f"'append_dict' has numbers, texts and arrays for values, not {type(value)} as {name!r}")
+
+
+def _chosen(save_obj: Any, choose: ChoiceFunction) -> Iterator[tuple[str, Value]]:
+    for name, value in _named(save_obj):
+        if choose is None or choose(name):
+            yield name, _checked_value(name, value)
+
+
+def _named(save_obj: Any) -> Iterable[tuple[str, Any]]:
+    """What is to be saved under which name."""
+    if isinstance(save_obj, list):
+        return map(_named_item, save_obj)
+    if isinstance(save_obj, Mapping):
+        for name in save_obj:
+            if not isinstance(name, str):
+                raise TypeError(f"a dict that is saved has to have strings for keys, not {type(name)}")
+        return save_obj.items()
+    return _parameters(save_obj) or ()
+
+
+def _named_item(item: Any) -> tuple[str, Any]:
+    if isinstance(item, Mapping):
+        if not {"name", "data"} <= item.keys():
+            raise TypeError(f"a list that is saved has dicts with 'name' and 'data', not with {sorted(map(str, item))}")
+        name, data = item["name"], item["data"]
+        if not is_array_like(data):
+            raise TypeError(f"the 'data' of {name!r} has to be an array, not {type(data)}")
+    else:
+        name, data = getattr(item, "name", None), item
+    if not isinstance(name, str):
+        raise TypeError(f"a list that is saved has parameters with a name, or dicts with one, not {type(item)}")
+    return name, data
+
+
+def _parameters(network: Any) -> list[tuple[str, Any]] | None:
+    """The parameters of what is used like a network; None if it is not."""
+    if callable(getattr(network, "parameters_and_names", None)):
+        pairs = network.parameters_and_names()
+    elif callable(getattr(network, "parameters_dict", None)):
+        pairs = network.parameters_dict().items()
+    else:
+        return None
+    named = ((getattr(parameter, "name", None), name, parameter) for name, parameter in pairs)
+    return [(own if isinstance(own, str) else name, parameter) for own, name, parameter in named]
+
+
+def _checked_value(name: str, value: Any) -> Value:
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, list) and len(value) == 3 and all(map(is_array_like, value)):
+        return [array_of(part) for part in value]
+    return _checked_array(name, value)
+
+
+def _checked_array(name: str, value: Any) -> np.ndarray:
+    try:
+        array = array_of(value)
+        dtype_of(array)
+    except TypeError as error:
+        raise TypeError(f"parameter {name!r}: {error}") from None
+    return array
+
+
+def _readable_in_ckpt(location: Location, values: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Without arrays of shape (0,): of dims [0] MindSpore reads a scalar, of whatever value."""
+    empty = {name for name, value in values.items() if isinstance(value, np.ndarray) and value.shape == (0,)}
+    if not empty:
+        return values
+    warnings.warn(f"{location}: left out, since they have no elements: {', '.join(sorted(empty))}", stacklevel=4)
+    return {name: value for name, value in values.items() if name not in empty}
+
+
+def _entry(name: str, value: Value, message: bytes) -> OutputEntry:
+    if isinstance(value, str):
+        return OutputEntry(name, TEXT, text_entry(name, value).shape, value)
+    if isinstance(value, list):
+        return OutputEntry(name, MAP_TENSOR, (len(message),), piece_bytes=(len(message),))
+    return OutputEntry(name, dtype_of(value), value.shape)

@@ -1,0 +1,74 @@
+"""`merge_pipeline_strategys` and `restore_group_info_list`.
+
+Where merging differs from MindSpore's on purpose:
+
+- Stages that are missing, and files of one stage that contradict each other, are a ValueError; MindSpore merges what
+  there is, and of a stage whichever file the directory lists first.
+- The merged file's kind is that of its name, JSON for `.json`, so that it can be read; MindSpore writes the kind of the
+  source files whatever the name.
+- A directory without strategy files is a ValueError; MindSpore writes a strategy that is empty.
+- A merged file in the directory itself is replaced, and is no source the next time.
+
+A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through.
+"""
+
+import os
+from glob import escape, glob
+
+from google.protobuf.message import DecodeError
+
+from core.mindspore_api.failures import reading, writing
+from core.mindspore_api.paths import checked_directory
+from core.storage.urls import parse_url
+from core.strategy.files import read_strategies, write_strategy
+from core.strategy.strategy_pb2 import ParallelGroupMap
+
+
+def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> None:
+    """Merges the strategy files (`*.ckpt` or `*.json`) of a job's pipeline stages into one, replacing what is there.
+
+    Raises:
+        NotADirectoryError: `src_strategy_dirs` is not a directory.
+        ValueError: the files are not strategies, of both kinds, contradict each other, or a stage is missing.
+        TypeError: an argument is no string.
+        OSError: the merged file cannot be written.
+    """
+    if not isinstance(src_strategy_dirs, str) or not isinstance(dst_strategy_file, str):
+        raise TypeError("'src_strategy_dirs' and 'dst_strategy_file' have to be strings")
+    target = os.path.abspath(dst_strategy_file)
+    os.makedirs(checked_directory("dst_strategy_file", os.path.dirname(target)), mode=0o700, exist_ok=True)
+    if not os.path.isdir(src_strategy_dirs):
+        raise NotADirectoryError(f"'src_strategy_dirs' is not a directory: {src_strategy_dirs}")
+    source = os.path.abspath(src_strategy_dirs)
+    found = [path for kind in ("ckpt", "json") for path in sorted(glob(f"{escape(source)}/*.{kind}"))]
+    files = [path for path in found if os.path.realpath(path) != os.path.realpath(target)]
+    if not files:
+        raise ValueError(f"{source}: holds no strategy files, whose names end in .ckpt or .json")
+    with reading():
+        merged = read_strategies([parse_url(path) for path in files], source)
+    with writing():
+        write_strategy(merged, target)
+
+
+def restore_group_info_list(group_info_file_name: str) -> list[int]:
+    """The ranks from whose checkpoints a rank may be restored, from its group info file.
+
+    Raises:
+        TypeError: `group_info_file_name` is no string.
+        ValueError: there is no such file, or it is empty, damaged, or something else.
+    """
+    if not isinstance(group_info_file_name, str):
+        raise TypeError(f"'group_info_file_name' has to be a string, not {group_info_file_name!r}")
+    if not os.path.isfile(group_info_file_name):
+        raise ValueError(f"there is no such group info file: {group_info_file_name}")
+    with open(group_info_file_name, "rb") as file:
+        content = file.read()
+    message = ParallelGroupMap()
+    try:
+        message.ParseFromString(content)
+    except DecodeError as error:
+        raise ValueError(f"{group_info_file_name}: is not a group info file: damaged, or another kind") from error
+    if not content or not message.IsInitialized():
+        what = "is incomplete" if content else "is empty"
+        raise ValueError(f"{group_info_file_name}: {what}, and names no ranks to restore from")
+    return list(message.ckpt_restore_rank_list.dim)

@@ -1,0 +1,195 @@
+"""A directory of whole parameters, as `unified_safetensors` writes it, and the slices of them that ranks hold.
+
+part{i}.safetensors         parameters, each whole in one file
+param_name_map.json         {"weight_map": {name: file}}, or the map alone; not needed where there is one file
+hyper_param.safetensors     what is in no strategy: every rank holds it whole
+"""
+
+import json
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from core.checkpoint.formats import read_index
+from core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
+from core.errors import CatalogError, LayoutError
+from core.mindspore_api.values import Value, numpy_dtype
+from core.slices import TensorSlice, byte_span, contiguous_boxes, row_major_strides
+from core.storage.files import SourceFile, kind_of, list_folder, open_source, read_small_file
+from core.storage.urls import Location
+from core.strategy.model import Strategy
+
+_MAP_NAME = "param_name_map.json"
+_OTHERS_NAME = "hyper_param.safetensors"
+_LARGEST_MAP_BYTES = 64 << 20
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a rank holds of a parameter: a box of an entry of a file."""
+
+    name: str
+    file: SourceFile
+    entry: TensorEntry
+    box: TensorSlice
+
+    def output(self) -> OutputEntry:
+        """The entry to write for it."""
+        return OutputEntry(self.name, self.entry.dtype, self.box.shape, self.entry.text)
+
+    def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Bytes `start` to `stop` of it."""
+        itemsize = self.entry.dtype.itemsize
+        whole = max(1, self.entry.size_bytes // itemsize)
+        # reading a part of each row means reading what is between the parts, too
+        most = max(1, _BLOCK_BYTES // itemsize * self.box.size // whole)
+        for box in contiguous_boxes(self.box.shape, start // itemsize, stop // itemsize, most):
+            yield self._read(_shifted(box, self.box.start)).data
+
+    def value(self) -> Value:
+        """It as a value."""
+        if self.entry.text is not None:
+            return self.entry.text
+        size_bytes = self.box.size * self.entry.dtype.itemsize
+        found = np.empty(size_bytes, np.uint8)
+        position = 0
+        for block in self.blocks(0, size_bytes):
+            found[position : position + len(block)] = block
+            position += len(block)
+        return found.view(numpy_dtype(self.entry.dtype)).reshape(self.box.shape)
+
+    def _read(self, box: TensorSlice) -> np.ndarray:
+        """The bytes of a box of the entry, which is not empty, in C order."""
+        itemsize = self.entry.dtype.itemsize
+        shape = self.entry.shape
+        run = byte_span(box, shape, itemsize)
+        buffer = np.empty(run.length, np.uint8)
+        # files of whole parameters are .safetensors, where each is in one piece
+        self.file.read_into(self.entry.extents[0].offset + run.offset, buffer.data)
+        if run.length == box.size * itemsize:
+            return buffer
+        strides = [stride * itemsize for stride in row_major_strides(shape)]
+        return np.ascontiguousarray(as_strided(buffer, (*box.shape, itemsize), (*strides, 1))).reshape(-1)
+
+
+class UnifiedCheckpoint:
+    """The open files of such a directory. `names`: new names of parameters and those that they have in the files."""
+
+    def __init__(self, directory: Location, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._stack = ExitStack()
+        try:
+            self._open(directory)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._stack.close()
+
+    @property
+    def parameters(self) -> Sequence[str]:
+        """The (new) names of the parameters that a strategy may cut."""
+        return list(self._files)
+
+    def slices(self, strategy: Strategy | None, rank: int) -> list[Slice]:
+        """What a rank holds: as the strategy says, of what there is; all of it if there is none.
+
+        Raises:
+            CatalogError: the strategy has no such rank, or none of its parameters is there.
+            LayoutError: a parameter does not divide as its layout says.
+        """
+        boxes = self._whole_boxes() if strategy is None else self._boxes(strategy, rank)
+        found = {name: Slice(name, *self._files[name], box) for name, box in boxes}
+        for name, (file, entry) in self._others.items():
+            found[name] = Slice(name, file, entry, TensorSlice.whole(entry.shape))
+        return list(found.values())
+
+    def _open(self, directory: Location) -> None:
+        kind = kind_of(directory)
+        if kind != "directory":
+            raise CatalogError(f"{directory}: is {'not there' if kind is None else 'no directory'}")
+        listed = sorted(posixpath.basename(entry["name"]) for entry in list_folder(directory))
+        paths = [name for name in listed if name.endswith(".safetensors")]
+        if not paths:
+            raise CatalogError(f"{directory}: holds no .safetensors files")
+        self._open_files = {path: self._opened(directory.child(path)) for path in paths}
+        if len(paths) > 1 and _MAP_NAME not in listed:
+            raise CatalogError(f"{directory}: holds several .safetensors files, but no {_MAP_NAME} that tells of them")
+        # a single file's parameters have their names in it; the map has them as they are to be
+        new_names = {old: new for new, old in self._names.items()}
+        weights = (
+            {new_names.get(name, name): paths[0] for name in self._open_files[paths[0]][1].entries}
+            if len(paths) == 1
+            else _weight_map(directory.child(_MAP_NAME))
+        )
+        self._files = {
+            name: self._entry(directory, path, self._names.get(name, name)) for name, path in weights.items()
+        }
+        file, index = self._open_files.get(_OTHERS_NAME, (None, None))
+        self._others = (
+            {} if file is None or index is None else {name: (file, entry) for name, entry in index.entries.items()}
+        )
+
+    def _opened(self, location: Location) -> tuple[SourceFile, FileIndex]:
+        file = open_source(location)
+        self._stack.callback(file.close)
+        return file, read_index(file)
+
+    def _entry(self, directory: Location, path: str, name: str) -> tuple[SourceFile, TensorEntry]:
+        file, index = self._open_files.get(path, (None, None))
+        if file is None or index is None:
+            raise CatalogError(f"{directory}: {_MAP_NAME} has parameter {name!r} in {path!r}, which is not there")
+        if name not in index.entries:
+            raise CatalogError(f"{file.location}: lacks parameter {name!r}, which {_MAP_NAME} says is in it")
+        return file, index.entries[name]
+
+    def _whole_boxes(self) -> Iterator[tuple[str, TensorSlice]]:
+        return ((name, TensorSlice.whole(entry.shape)) for name, (_, entry) in self._files.items())
+
+    def _boxes(self, strategy: Strategy, rank: int) -> Iterator[tuple[str, TensorSlice]]:
+        if rank not in strategy.ranks:
+            raise CatalogError(f"{strategy.origin}: is for ranks {_told(strategy.ranks)}, there is no rank {rank}")
+        stage = strategy.stage_of(rank)
+        stage_rank = rank - strategy.stage_ranks(stage).start
+        for name, layout in stage.layouts.items():
+            if name in self._files:
+                shape = self._files[name][1].shape
+                try:
+                    yield name, layout.cut(len(shape)).box_of(stage_rank, shape)
+                except LayoutError as error:
+                    raise LayoutError(f"parameter {name!r}: {error}") from None
+
+
+def slice_blocks(slices: Mapping[str, Slice], contents: Sequence[Content]) -> Iterator[memoryview]:
+    """The bytes of the contents of a file that holds `slices`."""
+    for content in contents:
+        yield from slices[content.name].blocks(content.start, content.stop)
+
+
+def _weight_map(location: Location) -> dict[str, str]:
+    try:
+        found = json.loads(read_small_file(location, _LARGEST_MAP_BYTES))
+        found = found.get("weight_map", found)
+    except (AttributeError, ValueError) as error:
+        raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
+        raise CatalogError(f"{location}: is no map of parameters to files")
+    return found
+
+
+def _shifted(box: TensorSlice, start: Sequence[int]) -> TensorSlice:
+    return TensorSlice(
+        tuple(low + base for low, base in zip(box.start, start, strict=True)),
+        tuple(high + base for high, base in zip(box.stop, start, strict=True)),
+    )
+
+
+def _told(ranks: range) -> str:
+    return f"{ranks.start} to {ranks.stop - 1}"

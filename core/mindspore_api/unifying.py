@@ -1,0 +1,242 @@
+"""`unified_safetensors`: a checkpoint of many ranks as whole tensors, in files of about 3 GiB.
+
+Where it differs from MindSpore's on purpose:
+
+- Parameters that `choice_func` refuses, and `accu_grads*`, are in no file; MindSpore puts rank 0's slices of them into
+  `hyper_param.safetensors` under the whole parameters' names.
+- What is outside the strategy and not on rank 0 is in `hyper_param.safetensors` too.
+- Every rank of the strategy has to be there. Two parameters may not be given the same name.
+- Whether redundancy was removed is seen from the files, whatever `merge_with_redundancy` says.
+- Nothing is loaded whole, and no free memory is waited for. The files appear when all are written and checked,
+  `param_name_map.json` last. `max_process_num` is the most threads.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from core.checkpoint.catalog import build_catalog
+from core.checkpoint.model import CheckpointFormat, FileIndex
+from core.checkpoint.records import CheckpointCatalog
+from core.checkpoint.selection import listed
+from core.checkpoint.survey import CheckpointSurvey, FoundFile, survey
+from core.convert import wants_digest
+from core.mindspore_api.failures import reading, writing
+from core.mindspore_api.file_writing import PlannedFile, write_files
+from core.mindspore_api.paths import checked_directory, given_strategy
+from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.saved_whole import contents_say_whole
+from core.storage.files import write_bytes
+from core.storage.urls import parse_url
+from core.strategy.model import Strategy
+
+PART_BYTES = 3 * 2**30
+"""About as large the files become."""
+
+ChoiceOrName = Callable[[str], bool | str]
+
+_LEFT_OUT = "accu_grads"
+_HYPER = "hyper_param.safetensors"
+_NAME_MAP = "param_name_map.json"
+_SUFFIXES = (
+    (re.compile(r"_?[0-9]+-[0-9]+_[0-9]+"), "_"),
+    (re.compile(r"-?[0-9]+_[0-9]+"), "-"),
+    (re.compile(r"_?[0-9]+"), "_"),
+)
+"""What a suffix that fits several files may be, a task's number and a step or either, and what stands before it."""
+
+
+def unified_safetensors(
+    src_dir: str,
+    src_strategy_file: str,
+    dst_dir: str,
+    merge_with_redundancy: bool = True,
+    file_suffix: str | None = None,
+    max_process_num: int = 64,
+    choice_func: ChoiceOrName | None = None,
+    split_dst_file: Sequence[int] = (),
+) -> None:
+    """Writes `part{N}.safetensors`, whole tensors, and which is where into `param_name_map.json`.
+
+    What the strategy does not know goes into `hyper_param.safetensors`.
+
+    Args:
+        src_dir: has the ranks' folders, of `.safetensors` files.
+        src_strategy_file: how they are cut.
+        dst_dir: where to; files of other names stay as they are.
+        merge_with_redundancy: is not looked at, since the files tell.
+        file_suffix: how the names of the files end that are to be taken, before `.safetensors`.
+        max_process_num: most threads.
+        choice_func: given a parameter's name, says whether it is wanted, or under which name.
+        split_dst_file: (k, n): to make the k-th of n shares of the parts only; others make the others.
+
+    Raises:
+        TypeError: a path is no string.
+        NotADirectoryError: `dst_dir` is a file.
+        ValueError: a rank's file is missing, or cannot be used; the strategy cannot be used; nothing is chosen, or two
+            parameters get one name.
+        OSError: the files cannot be written.
+    """
+    strategy = given_strategy("src_strategy_file", src_strategy_file)
+    if strategy is None:
+        raise TypeError("'src_strategy_file' has to be a string, not None")
+    directory = checked_directory("dst_dir", dst_dir)
+    if max_process_num < 1:
+        raise ValueError(f"'max_process_num' has to be at least 1, not {max_process_num}")
+    share, shares = _checked_shares(split_dst_file)
+    with reading():
+        catalog = _catalog(src_dir, strategy, file_suffix)
+    names = _chosen_names(catalog, strategy, choice_func)
+    with reading():
+        plan = _plan(catalog, strategy, names)
+    sizes = {
+        parameter.name: parameter.size_bytes
+        for parameter in plan.rank_plan(0).parameters
+        if parameter.name in names.values()
+    }
+    parts = split_by_size(sizes, max(1, min(math.ceil(sum(sizes.values()) / PART_BYTES), len(sizes))))
+    mine = _share_of(len(parts), share, shares)
+    files = [
+        PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, f"part{number}.safetensors"))
+        for number in mine
+    ]
+    is_first = share == 1
+    if is_first and plan.match.carried:
+        outside = ConversionPlan(plan.inputs, replace(plan.match, moved=()))
+        files.append(PlannedFile(outside, 0, os.path.join(directory, _HYPER)))
+    with writing():
+        write_files(files, directory, min(max_process_num, len(os.sched_getaffinity(0))))
+        if is_first:
+            where = {name: f"part{number}.safetensors" for number, part in enumerate(parts) for name in part}
+            told = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+            write_bytes(parse_url(os.path.join(directory, _NAME_MAP)), json.dumps(told, indent=4).encode())
+
+
+def split_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
+    """Names in `count` groups of about the same size: the largest first, each into the group that is smallest yet."""
+    groups: list[list[str]] = [[] for _ in range(count)]
+    totals = [0] * count
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        smallest = totals.index(min(totals))
+        groups[smallest].append(name)
+        totals[smallest] += size
+    return groups
+
+
+def _checked_shares(split: Sequence[int]) -> tuple[int, int]:
+    if not split:
+        return 1, 1
+    if len(split) != 2 or not all(isinstance(number, int) for number in split) or not 1 <= split[0] <= split[1]:
+        raise ValueError(f"'split_dst_file' has to be (which share, of how many), counted from 1, not {split!r}")
+    return split[0], split[1]
+
+
+def _share_of(count: int, share: int, shares: int) -> range:
+    """The numbers of the parts that are one share's; the first shares have one more where it does not divide."""
+    each, more = divmod(count, shares)
+    start = each * (share - 1) + min(share - 1, more)
+    return range(start, start + each + (share <= more))
+
+
+def _catalog(source: str, strategy: Strategy, suffix: str | None) -> CheckpointCatalog:
+    if not isinstance(source, str):
+        raise TypeError(f"'src_dir' has to be a string, not {source!r}")
+    if not os.path.isdir(source):
+        raise ValueError(f"'src_dir' is not a directory: {source}")
+    found = survey(os.path.abspath(source))
+    if set(found.formats) != {CheckpointFormat.SAFETENSORS}:
+        there = ", ".join(f".{each}" for each in found.formats) or "no"
+        raise ValueError(f"'src_dir' has to hold .safetensors files only, it holds {there} files: {source}")
+    if suffix is not None:
+        found = _with_suffix(found, suffix)
+    return build_catalog(found.url, strategy.ranks, digest=wants_digest(strategy, None), found=found)
+
+
+def _with_suffix(found: CheckpointSurvey, suffix: str) -> CheckpointSurvey:
+    files = {rank: (_file_with(found.url, rank, found.files[rank], suffix),) for rank in found.ranks}
+    return replace(found, files=files, names_files=True)
+
+
+def _file_with(origin: str, rank: int, files: Sequence[FoundFile], suffix: str) -> FoundFile:
+    """A rank's file whose name ends as asked; of several the one whose number the suffix is, not the end of it."""
+    fitting = [file for file in files if _stem(file).endswith(suffix)]
+    if len(fitting) > 1:
+        lead = next((lead for pattern, lead in _SUFFIXES if pattern.fullmatch(suffix)), "")
+        end = suffix if suffix.startswith(lead) else lead + suffix
+        # `rank_1-…` is a rank's number, no task's
+        numbered = [each for each in fitting if lead and _stem(each).endswith(end)]
+        if "-" in end.removeprefix("-"):
+            numbered = [each for each in numbered if not _stem(each).endswith(f"rank{end}")]
+        shortest = min((len(_stem(each)) for each in numbered), default=0)
+        fitting = [each for each in numbered if len(_stem(each)) == shortest]
+    if len(fitting) != 1:
+        names = listed([file.location.name for file in files])
+        raise ValueError(
+            f"{origin}: rank_{rank} has {len(fitting)} files that 'file_suffix' {suffix!r} means, of {names}; give a "
+            "longer one that all ranks' files end in"
+        )
+    return fitting[0]
+
+
+def _stem(file: FoundFile) -> str:
+    return file.location.name.removesuffix(f".{CheckpointFormat.SAFETENSORS}")
+
+
+def _chosen_names(catalog: CheckpointCatalog, strategy: Strategy, choice: ChoiceOrName | None) -> dict[str, str]:
+    """The strategy's parameters that are wanted, in the files' order -> their names in the target."""
+    held = dict.fromkeys(name for record in catalog.records.values() for name in record.index.entries)
+    chosen: dict[str, str] = {}
+    for name in held:
+        if name not in strategy.parameters or name.startswith(_LEFT_OUT):
+            continue
+        answer = True if choice is None else choice(name)
+        if not isinstance(answer, bool | str):
+            raise ValueError(f"'choice_func' has to return a bool or a string, not {answer!r} as for {name!r}")
+        if answer is not False:
+            chosen[name] = answer if isinstance(answer, str) else name
+    if not chosen:
+        raise ValueError(f"{catalog.url}: nothing of what the strategy knows is there and chosen")
+    outside = held.keys() - strategy.parameters
+    taken: dict[str, str] = {}
+    for name, new in chosen.items():
+        if new in outside or taken.setdefault(new, name) != name:
+            raise ValueError(f"'choice_func' gives {name!r} the name {new!r}, which {taken.get(new, new)!r} has")
+    return chosen
+
+
+def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, str]) -> ConversionPlan:
+    """The plan of the whole tensors, under their names in the target: sources are found by offsets, not by names."""
+    renamed: dict[int, FileIndex] = {}
+    records = {}
+    for rank, record in catalog.records.items():
+        index = renamed.get(id(record.index))
+        if index is None:
+            index = renamed[id(record.index)] = _renamed(record.index, strategy, names)
+        records[rank] = replace(record, index=index)
+    stages = tuple(
+        # the layouts of what is not wanted stay, which is in no file: a stage may have no others
+        replace(
+            stage,
+            layouts={name: layout for name, layout in stage.layouts.items() if name not in names}
+            | {names[name]: layout for name, layout in stage.layouts.items() if name in names},
+        )
+        for stage in strategy.stages
+    )
+    source = replace(strategy, stages=stages)
+    there = replace(catalog, records=records)
+    whole = contents_say_whole(there, source)
+    return build_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS, saved_whole=whole))
+
+
+def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> FileIndex:
+    kept = {name: names.get(name, name) for name in index.entries if name in names or name not in strategy.parameters}
+    return replace(index, entries={new: replace(index.entries[name], name=new) for name, new in kept.items()})
+
+
+def _with_only(plan: ConversionPlan, names: Sequence[str]) -> ConversionPlan:
+    wanted = frozenset(names)
+    moved = tuple(parameter for parameter in plan.match.moved if parameter.name in wanted)
+    return ConversionPlan(plan.inputs, replace(plan.match, moved=moved, carried=()))

@@ -1,0 +1,86 @@
+"""Several files of one directory read as one: the parts of a checkpoint file that were written one by one.
+
+Their address has the parts' numbers in braces, as a shell would expand it: `net_0_part{0,1}.ckpt`.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from core.storage.urls import Location
+
+_JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>\d+(?:,\d+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
+
+
+class _Part(Protocol):
+    """A source file; see `core.storage.files.SourceFile`."""
+
+    location: Location
+    size_bytes: int
+    version: str
+
+    def read_into(self, offset: int, buffer: memoryview) -> None: ...
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
+
+    def close(self) -> None: ...
+
+
+def joined_name(stem: str, numbers: Sequence[int], extension: str) -> str:
+    """The name of the files `{stem}{number}{extension}`, read as one; `stem` ends in `_part`."""
+    return f"{stem}{{{','.join(map(str, numbers))}}}{extension}"
+
+
+def parts_of(location: Location) -> tuple[Location, ...]:
+    """The files that a location stands for; none if it is a file's own."""
+    match = _JOINED.fullmatch(location.name)
+    if match is None:
+        return ()
+    names = [f"{match['stem']}{number}{match['extension']}" for number in match["numbers"].split(",")]
+    return tuple(location.parent.child(name) for name in names)
+
+
+class JoinedFile:
+    """Files one after another, as one; safe for use by many threads if they are.
+
+    Attributes:
+        parts: the files.
+        offsets: the byte where each of them begins.
+    """
+
+    def __init__(self, location: Location, parts: Sequence[_Part]) -> None:
+        self.location = location
+        self.parts = tuple(parts)
+        *self.offsets, self.size_bytes = accumulate((part.size_bytes for part in parts), initial=0)
+        self.version = "+".join(part.version for part in parts)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """As a single file does."""
+        for number, start, length in self._pieces(offset, len(buffer)):
+            self.parts[number].read_into(start, buffer[:length])
+            buffer = buffer[length:]
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As a single file does."""
+        pieces = [list(self._pieces(offset, length)) for offset, length in ranges]
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for number, start, length in (piece for of_range in pieces for piece in of_range):
+            wanted.setdefault(number, []).append((start, length))
+        found = {number: iter(self.parts[number].read_many(asked)) for number, asked in wanted.items()}
+        return [b"".join(next(found[number]) for number, _, _ in of_range) for of_range in pieces]
+
+    def close(self) -> None:
+        """Gives the files back."""
+        for part in self.parts:
+            part.close()
+
+    def _pieces(self, offset: int, length: int) -> list[tuple[int, int, int]]:
+        """A range as (number of the part, offset in it, length); what is beyond the end is asked of the last part."""
+        pieces = []
+        for number, begin in enumerate(self.offsets):
+            end = begin + self.parts[number].size_bytes if number + 1 < len(self.parts) else offset + length
+            start, stop = max(offset, begin), min(offset + length, end)
+            if start < stop:
+                pieces.append((number, start - begin, stop - start))
+        return pieces

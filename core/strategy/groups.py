@@ -1,0 +1,95 @@
+"""Which ranks hold the same, said by files other than strategies: MindX's `group_info`, MindSpore's group files."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from core.errors import CheckpointError, StorageError, StrategyError
+from core.storage.files import read_small_file
+from core.storage.urls import Location, parse_url
+from core.strategy.strategy_pb2 import ParallelGroupMap
+
+_LARGEST_FILE_BYTES = 64 << 20
+
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks that hold the same, together; every rank in one group, groups and ranks in ascending order."""
+
+
+def read_groups(urls: Iterable[str]) -> Groups:
+    """The groups of all these files together; every rank from 0 to the highest has to be in one.
+
+    Raises:
+        StrategyError: a file is none, or they do not give every rank one group.
+        StorageError: the storage failed in a way that may go away.
+    """
+    groups = {group for url in urls for group in _read(parse_url(url))}
+    seen: dict[int, tuple[int, ...]] = {}
+    for group in groups:
+        for rank in group:
+            if rank in seen:
+                raise StrategyError(f"group info: rank {rank} is in two groups, {list(seen[rank])} and {list(group)}")
+            seen[rank] = group
+    missing = [rank for rank in range(max(seen, default=0)) if rank not in seen]
+    if missing:
+        told = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        raise StrategyError(
+            f"group info: ranks {told} are in no group. MindSpore's group file is one rank's and tells of its group "
+            "alone: name those of all ranks, by one --group-info each"
+        )
+    return tuple(sorted(groups))
+
+
+def parse_groups(data: bytes, origin: str) -> Groups:
+    """The groups in a file's bytes: JSON, a list of lists of ranks, or the protobuf file of a rank's group.
+
+    Raises:
+        StrategyError: it is neither.
+    """
+    if data.lstrip()[:1] == b"[":
+        groups = _from_json(data, origin)
+    else:
+        groups = [restore_ranks(data, origin)]
+    for group in groups:
+        if not group or len(set(group)) != len(group):
+            raise StrategyError(f"{origin}: a group is {list(group)}: it has to have ranks, each once")
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def restore_ranks(data: bytes, origin: str) -> list[int]:
+    """The ranks of a MindSpore group file, any of whose checkpoint files its rank can be restored from.
+
+    Raises:
+        StrategyError: it is none.
+    """
+    message = ParallelGroupMap()
+    try:
+        message.ParseFromString(data)
+    except (DecodeError, RecursionError) as error:
+        raise StrategyError(f"{origin}: is neither a JSON list of groups nor a MindSpore group file") from error
+    if not message.ckpt_restore_rank_list.dim:
+        raise StrategyError(f"{origin}: is no MindSpore group file: it lists no ranks to restore from")
+    return list(message.ckpt_restore_rank_list.dim)
+
+
+def _read(location: Location) -> Groups:
+    try:
+        return parse_groups(read_small_file(location, _LARGEST_FILE_BYTES), str(location))
+    except CheckpointError as error:
+        raise StrategyError(str(error)) from error
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise StrategyError(str(error)) from error
+
+
+def _from_json(data: bytes, origin: str) -> Sequence[Sequence[int]]:
+    try:
+        groups = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StrategyError(f"{origin}: is no JSON: {error}") from error
+    if not groups or not all(isinstance(group, list) and all(type(rank) is int for rank in group) for group in groups):
+        raise StrategyError(f"{origin}: must be a list of lists of ranks, such as [[0, 2], [1, 3]]")
+    if any(rank < 0 for group in groups for rank in group):
+        raise StrategyError(f"{origin}: has a negative rank")
+    return list(groups)

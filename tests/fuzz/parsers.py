@@ -1,0 +1,31 @@
+"""What is fuzzed: every parser of bytes or text that others may have written, with files to begin from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.errors import InputError
+from tests.fuzz.mutations import Mutator
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@dataclass(frozen=True)
+class Parser:
+    """One parser under attack.
+
+    Attributes:
+        name: what `--only` calls it.
+        seeds: sound inputs, and others that are worth beginning from.
+        parse: parses one input; besides refusing it there is nothing that it may raise.
+        structural: mutators that know what its inputs look like.
+        told: what the message of a refusal has to contain: the file's name.
+        refusals: what it may raise.
+    """
+
+    name: str
+    seeds: Callable[[], Sequence[bytes]]
+    parse: Callable[[bytes], object]
+    structural: tuple[Mutator, ...] = ()
+    told: str = ""
+    refusals: tuple[type[Exception], ...] = (InputError,)

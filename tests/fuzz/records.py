@@ -1,0 +1,99 @@
+"""What stands beside a converted checkpoint: manifest, records, plan, leases; and the list of faulty ranks."""
+
+import atexit
+import shutil
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from core.convert import convert
+from core.elastic import parse_fault_ranks
+from core.errors import TargetError
+from core.manifest import dump_record, parse_manifest, parse_shard_record
+from core.plan_file import load_plan, load_sources
+from core.request import build_request
+from core.storage.lease import parse_holder
+from core.storage.urls import parse_url
+from tests.fuzz.mutations import damaged_gzip, damaged_json
+from tests.fuzz.parsers import FIXTURES, Parser
+
+_ORIGIN = "hostile_record"
+
+
+@cache
+def _directory() -> Path:
+    """Where a converted checkpoint is, and hostile files are put."""
+    directory = Path(tempfile.mkdtemp(prefix="reshard-fuzz-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    case = FIXTURES / "conversions/case_7010"
+    strategies = {
+        "source_strategy": str(case / "src_strategy.ckpt"),
+        "target_strategy": str(case / "dst_strategy.ckpt"),
+    }
+    convert(build_request(source=str(case / "src"), target=str(directory / "target"), **strategies))
+    return directory
+
+
+def _state() -> Path:
+    return _directory() / "target/.reshard"
+
+
+def _manifests() -> list[bytes]:
+    return [(_state() / "manifest.json").read_bytes()]
+
+
+def _records() -> list[bytes]:
+    return [path.read_bytes() for path in sorted((_state() / "records").iterdir())[:3]]
+
+
+def _parse_manifest(data: bytes) -> None:
+    manifest = parse_manifest(data, _ORIGIN)
+    assert parse_manifest(dump_record(manifest), _ORIGIN) == manifest
+
+
+def _parse_record(data: bytes) -> None:
+    record = parse_shard_record(data, _ORIGIN)
+    assert parse_shard_record(dump_record(record), _ORIGIN) == record
+
+
+def _plans() -> list[bytes]:
+    return [(_state() / "plan.json.gz").read_bytes()]
+
+
+def _parse_plan(data: bytes) -> None:
+    place = parse_url(f"memory:///fuzz/{_ORIGIN}.json.gz")
+    place.fs.pipe_file(place.path, data)
+    with suppress(TargetError):
+        load_sources.__wrapped__(str(place), "")
+    try:
+        load_plan.__wrapped__(str(place), "of nobody")
+    except TargetError as error:
+        if "not of nobody" not in str(error):
+            raise
+
+
+def _leases() -> list[bytes]:
+    lease = b'{"run": "1f", "host": "a", "user": "b", "process": 7, "started": "2026-01-02", "ranks": [0, 3]'
+    return [lease + b"}", lease + b', "renewal": 3}']
+
+
+def _parse_lease(data: bytes) -> None:
+    holder = parse_holder(data, _ORIGIN)
+    assert str(holder)
+    assert set(holder.ranks) | {0}  # they are compared with others'
+
+
+def _fault_lists() -> list[bytes]:
+    return [b'{"FaultRankIds":["0","12"],"CreatTime":1}', b'{"FaultRankIds":"[\\"0\\", \\"12\\"]"}', b'["07", 3]']
+
+
+def _parse_fault_list(data: bytes) -> None:
+    assert all(int(rank) >= 0 for rank in parse_fault_ranks(data, _ORIGIN))
+
+
+MANIFEST = Parser("manifest", _manifests, _parse_manifest, (damaged_json,), _ORIGIN)
+RECORD = Parser("record", _records, _parse_record, (damaged_json,), _ORIGIN)
+PLAN = Parser("plan", _plans, _parse_plan, (damaged_gzip,), _ORIGIN)
+LEASE = Parser("lease", _leases, _parse_lease, (damaged_json,), _ORIGIN)
+FAULT_LIST = Parser("fault-list", _fault_lists, _parse_fault_list, (damaged_json,), _ORIGIN)

@@ -1,0 +1,57 @@
+"""Strategy files, protobuf and JSON, alone and merged with sound ones; what is accepted can be written again."""
+
+from core.errors import StrategyError
+from core.strategy.json_file import build_json, parse_json
+from core.strategy.merging import merge_strategies, split_strategy
+from core.strategy.model import Strategy
+from core.strategy.protobuf import build_protobuf, parse_protobuf
+from tests.fuzz.mutations import damaged_json, damaged_protobuf
+from tests.fuzz.parsers import FIXTURES, Parser
+
+_ORIGIN = "hostile_strategy"
+
+
+def _protobuf_seeds() -> list[bytes]:
+    names = ("case_7001/src_strategy.ckpt", "case_7010/dst_strategy.ckpt", "case_7018/src_strategy.ckpt")
+    stages = sorted(FIXTURES.glob("conversions/case_7010/src_stages/*_0.ckpt"))
+    return [path.read_bytes() for path in [*(FIXTURES / "conversions" / name for name in names), *stages]]
+
+
+def _json_seeds() -> list[bytes]:
+    paths = sorted(FIXTURES.glob("conversions/case_7010/**/*strategy*.json"))
+    assert paths
+    own = (
+        b'{"parallel_strategy_item": {"MatMul": {"stage": 1, "parallel_strategy": [[1, 2]]}}, "parallel_layout_item": \
+{"w": {"dev_matrix": [2, 2], "tensor_map": [1, -1], "tensor_shape": [4, 4], "field": 0, "opt_weight_shard_step": 0, \
+"opt_weight_shard_size": 0, "param_split_shape": [1, 3], "indices_offset": [0, 1]}}}'
+    )
+    return [own, *(path.read_bytes() for path in paths[:4])]
+
+
+def _parse_protobuf(data: bytes) -> None:
+    _use(parse_protobuf(data, _ORIGIN))
+
+
+def _parse_json(data: bytes) -> None:
+    _use(parse_json(data, _ORIGIN))
+
+
+def _use(strategy: Strategy) -> None:
+    """What comes next: it is written, as it is and in the other format, and merged with itself."""
+    again = parse_protobuf(build_protobuf(strategy), _ORIGIN)
+    assert again.parameters == strategy.parameters
+    assert again.ranks == strategy.ranks
+    try:
+        assert parse_json(build_json(strategy), _ORIGIN).parameters == strategy.parameters
+    except StrategyError as error:
+        assert "JSON" in str(error)  # which does not hold everything
+    if not strategy.merged or strategy.stages[0].stage == 0:
+        parts = split_strategy(strategy)
+        try:
+            merge_strategies([*parts, *parts])
+        except StrategyError as error:
+            assert "stage 0 is missing" in str(error)
+
+
+PROTOBUF = Parser("strategy-protobuf", _protobuf_seeds, _parse_protobuf, (damaged_protobuf,), _ORIGIN)
+JSON = Parser("strategy-json", _json_seeds, _parse_json, (damaged_json,), _ORIGIN)
