@@ -14,7 +14,7 @@ MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo deploy test test-all conformance bench screenshots check format lock proto clean
+.PHONY: help install demo deploy test test-all conformance fuzz bench screenshots check format lock proto clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ $(JUDGE): requirements/mindspore.lock
 
 conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
+
+fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
+	@$(RUN) tests.fuzz.run $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 bench: $(INSTALLED) $(JUDGE) ## measures against cp, rclone and MindSpore, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))

@@ -171,6 +171,7 @@ def _describe_checkpoint(url: str) -> Document:
             }
             for prefix, steps in found.steps.items()
         ],
+        "parts": sorted({part for files in found.files.values() for file in files for part in file.name.parts}),
         "ranks_without_files": [rank for rank, files in found.files.items() if not files],
         "ignored": list(found.ignored),
         "unfinished": found.unfinished,
@@ -184,6 +185,8 @@ def _print_checkpoint(document: Document) -> None:
         ("ranks", f"{len(ranks)}: {ranks_text(ranks)}"),
         ("format", ", ".join(f".{file_format}" for file_format in document["formats"])),
     ]
+    if document["parts"]:
+        facts.append(("parts", f"{', '.join(map(str, document['parts']))}, of pipeline stages"))
     if document["ranks_without_files"]:
         facts.append(("no files", f"ranks {ranks_text(document['ranks_without_files'])}"))
     if document["ignored"]:

@@ -106,6 +106,8 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport") -> None:
     """Prints what a conversion did."""
+    from core.report import stand_ins_text
+
     step = f", step {report.step}" if report.step else ""
     worlds = f"{report.source_world_size} -> {report.target_world_size}"
     if len(report.ranks) < report.target_world_size:
@@ -117,6 +119,7 @@ def print_report(report: "ConversionReport") -> None:
         ("written", _work_text(report)),
         ("verified", _verified_text(report)),
         *([("repeated", counted(report.retried_requests, "request"))] if report.retried_requests else []),
+        *([("RECOVERED", stand_ins_text(report.stand_ins))] if report.stand_ins else []),
         *(("note", printable(note)) for note in report.notes[:_MOST_NOTED]),
     ]
     print_facts(facts)

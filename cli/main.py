@@ -24,6 +24,7 @@ _COMMANDS = {
     "plan": ("cli.plan", "Show what a conversion would read and write."),
     "recover": ("cli.recover", "Tell whether a damaged checkpoint can be recovered."),
     "verify": ("cli.verify", "Check a converted checkpoint."),
+    "join-parts": ("cli.join_parts", "Join stages converted one by one to one checkpoint."),
     "merge-strategy": ("cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "inspect": ("cli.inspect", "Show what is in a checkpoint or a strategy."),
     "deploy": ("cli.deploy", "Make the deployments on a Prefect server, for workers."),

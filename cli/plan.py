@@ -65,6 +65,8 @@ def command(
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """A plan's summary, and a table of those ranks."""
+    from core.report import stand_ins_text
+
     step = f", step {summary.step}" if summary.step else ""
     classes = f"{summary.layout_classes} different pair{'' if summary.layout_classes == 1 else 's'} of cuts"
     print_facts(
@@ -76,6 +78,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("needed", f"{size_text(summary.read_bytes)} of the source; small gaps are read as well"),
             ("to write", size_text(summary.written_bytes)),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
+            *([("RECOVERED", stand_ins_text(summary.stand_ins))] if summary.stand_ins else []),
             *(("note", printable(note)) for note in summary.notes),
         ]
     )

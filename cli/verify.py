@@ -23,7 +23,8 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     type=click.Choice(_LEVELS),
     default=str(VerifyLevel.CHECKSUM),
     show_default=True,
-    help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing.",
+    help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing, "
+    "and the CRC of files that have one.",
 )
 @key_options
 @storage_option

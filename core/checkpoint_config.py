@@ -1,7 +1,7 @@
 """MindSpore's CheckpointConfig, as far as a conversion writes what it is about."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from core.info_texts import InfoValue, check_info, format_info
-from core.request import EncryptionMode, OutputFormat, key_name
+from core.request import key_name
 
 _FROM_TRAINING = ("epoch_num", "step_num")
 """What MindSpore takes from the training that saves; a conversion keeps what the source has."""
@@ -53,10 +53,10 @@ class CheckpointConfig(BaseModel):
     keep_checkpoint_per_n_minutes: _Count = 0
     append_info: dict[str, Any] = {}
     enc_key: str | None = None
-    enc_mode: EncryptionMode = EncryptionMode.AES_GCM
+    enc_mode: Literal["AES-GCM", "AES-CBC", "SM4-CBC"] = "AES-GCM"
     crc_check: StrictBool = False
     remove_redundancy: StrictBool = False
-    format: OutputFormat = OutputFormat.CKPT
+    format: Literal["ckpt", "safetensors"] = "ckpt"
 
     @field_validator("append_info", mode="before")
     @classmethod
@@ -94,17 +94,10 @@ class CheckpointConfig(BaseModel):
         # what is no name may be the key itself: it is not repeated
         return value if value is None else key_name(value if isinstance(value, str) else "?")
 
-    @field_validator("format")
-    @classmethod
-    def _check_format(cls, value: OutputFormat) -> OutputFormat:
-        if value is OutputFormat.SAME:
-            raise ValueError("must be ckpt or safetensors")
-        return value
-
     @model_validator(mode="after")
     def _check_protection(self) -> Self:
-        if self.format is OutputFormat.SAFETENSORS:
-            if self.enc_key or self.enc_mode is not EncryptionMode.AES_GCM:
+        if self.format == "safetensors":
+            if self.enc_key or self.enc_mode != "AES-GCM":
                 raise ValueError(
                     "format='safetensors' excludes enc_key and enc_mode: MindSpore encrypts .ckpt files only"
                 )

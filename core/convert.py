@@ -29,12 +29,14 @@ from core.garbage import rare_collections
 from core.keys import source_key
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from core.replicas import check_replicas
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy, parse_ranks
 from core.resources import resources_of
 from core.retry import Losses, counting_retries, stoppable, with_retries
 from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
+from core.shared import with_shared_compared
 from core.storage.files import takes_rewriting
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
@@ -108,7 +110,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     """Which file is which source rank's, and what is in it.
 
     Raises:
-        CatalogError: the files do not make one checkpoint of the strategy's ranks.
+        CatalogError: the files do not make one checkpoint of the strategy's ranks, or copies of a slice differ.
         CheckpointError: a file cannot be used.
         TargetError: source and target are inside each other.
     """
@@ -133,20 +135,24 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         _check_not_scattered(catalog)
     _check_links(request, catalog)
     if own_stage and source is not None and catalog.records:
-        return _of_own_stage(source, catalog, found)
+        catalog = _of_own_stage(source, catalog, found)
+    if request.check_replicas and source is not None:
+        saved_whole = contents_say_whole(catalog, source)
+        return check_replicas(catalog, source, saved_whole=saved_whole, workers=request.worker_count)
     return catalog
 
 
 def plan_conversion(
     request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
 ) -> ConversionPlan:
-    """The plan; nothing is written, and only samples are read.
+    """The plan; nothing is written, and only samples are read, and what several source stages hold.
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
         PlanError: source, target and options do not fit together.
     """
     _check_any_left(catalog)
+    fails_on_differing = request.shared_parameters == "fail"
     plan = build_plan(
         PlanInputs(
             catalog=catalog,
@@ -161,8 +167,10 @@ def plan_conversion(
             write_crc=request.write_crc,
             encryption=_target_encryption(request, catalog),
             append_info=request.info,
+            shared_parameters="first" if fails_on_differing else request.shared_parameters,
         )
     )
+    plan = with_shared_compared(plan, fails_on_differing)
     _check_format_holds_all(plan)
     _check_crc_can_be_written(request, plan)
     return plan

@@ -1,16 +1,17 @@
 """Sources that lack something, told from their strategy: redundancy that was removed, files cut off, what stands in.
 
-Removing redundancy leaves n copies of every slice, n being the same for all: a slice that only k < n ranks share has k.
-A `.ckpt` says nothing of it. A file that was cut off exactly between two of its entries can be read to its end, too; but
-then the slices that it lost have fewer copies than others have, and what it holds is the beginning of what another file
-of its stage holds. A file of which both is true is taken for damaged, and so is one that lacks the CRC besides which the
-other has.
+Removing redundancy leaves n copies of every slice, n being the same for all: of a slice that only k < n ranks share, k.
+A `.ckpt` says nothing of it. A file that was cut off exactly between two entries can be read to its end, too; but then
+the slices that it lost have fewer copies than others have, and what it holds is the beginning of what another file of
+its stage holds. A file of which both is true is taken for damaged. So is one that holds the beginning of another, and
+lacks the CRC that the other has.
 """
 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from core.checkpoint.damage import DamagePolicy
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
@@ -171,7 +172,7 @@ def _beginnings_of_others(records: list[CatalogRecord]) -> dict[int, CatalogReco
     # in this order what begins with a name list comes right behind it
     ordered = sorted(by_names)
     found = {}
-    for names, following in zip(ordered, ordered[1:], strict=False):
+    for names, following in pairwise(ordered):
         if following[: len(names)] == names:
             found.update({record.rank: by_names[following][0] for record in by_names[names]})
     return found

@@ -55,7 +55,7 @@ class ExceptionHandler:
         self._process = 0  # whose training it is
         self._saving = self._saved = False
         self._previous: dict[int, Any] = {}
-        self._passing_on: set[int] = set()
+        self._passing_on: list[FrameType | None] = []
         try:
             self.register_signals()
         except RuntimeError as error:
@@ -233,13 +233,13 @@ class ExceptionHandler:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Gives the signal the effect that it would have had; one that was ignored ends the process after a save."""
         previous = self._previous.get(number)
-        # one that was registered later and is called first may call this one again: it has no other
-        if callable(previous) and number not in self._passing_on:
-            self._passing_on.add(number)
+        # who was registered later and is called first may call this one again, with the same frame: there is no other
+        if callable(previous) and frame not in self._passing_on:
+            self._passing_on.append(frame)
             try:
                 previous(number, frame)
             finally:
-                self._passing_on.discard(number)
+                self._passing_on.pop()
         elif previous is not signal.SIG_IGN or self._saved:
             _flush()
             # by the signal itself, so that whoever waits for this process sees what ended it

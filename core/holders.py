@@ -1,9 +1,9 @@
 """Which source ranks really hold what: the cells of a tensor that have a holder, and the boxes that have none.
 
 A strategy says which ranks are to hold a cell; files may lack it, because redundancy was removed or because they are
-damaged. A *copy* is one pipeline stage's cut of a tensor, and which of the stage's ranks lack it. Each cell is read from
-the lowest rank that holds it. Where no rank of the first copy does, the other stages' copies stand in, box by box: a
-tensor is there if every element of it has a holder in any of them.
+damaged. A *copy* is one pipeline stage's cut of a tensor, and which of the stage's ranks lack it. Each cell is read
+from the lowest rank that holds it. Where no rank of the first copy does, the other stages' copies stand in, box by box:
+a tensor is there if every element of it has a holder in any of them.
 
 All boxes are in units, as in the plan: along each axis as many as all cuts need for their borders to lie between two.
 """
@@ -153,7 +153,9 @@ class SourceCopies:
         """Boxes without a holder, each with the ranks that should hold it."""
         whole = TensorSlice.whole(self.unit_counts)
         return [
-            (part.box, self._should_hold(part.box)) for part in self.parts(whole) if part.rank == NOBODY and part.box.size
+            (part.box, self._should_hold(part.box))
+            for part in self.parts(whole)
+            if part.rank == NOBODY and part.box.size
         ]
 
     def _parts(self, box: TensorSlice, number: int) -> Iterator[HeldPart]:

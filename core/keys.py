@@ -135,8 +135,13 @@ def named_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None)
 def _resolved(name: str, mode: EncryptionMode, resolvers: Mapping[str, Resolver]) -> Key:
     """The key that has a name. No error repeats it, nor is one caused by an error that does."""
     value = value_of(name, resolvers, f"the name of a key {KEY_ADVICE}")
+    if type(value) is int:  # Prefect takes digits for a number
+        value = str(value)
     if not isinstance(value, str):
-        raise InputError(f"{name}: is not the text of a key")
+        raise InputError(
+            f"{name}: is not the text of a key (of what looks like JSON, Prefect keeps no text): give it as hex: or "
+            "base64:"
+        )
     text = value.removesuffix("\n").removesuffix("\r")
     return Key(_key_bytes(name, text), mode, name)
 

@@ -17,7 +17,7 @@ MindSpore copies unmatched and strategy-less parameters uncut under the full nam
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -81,6 +81,7 @@ class ParameterMatch:
         integrated: the source's ranks were saved whole although the strategy cuts them.
         lost: what would be moved, but is in no file.
         elsewhere: names in the target's strategy that other stages have, which are converted by themselves.
+        shared: of those that are moved and that several source stages hold, each stage's copy; the one taken is first.
         appended: what every target file gets besides, in place of the source's.
     """
 
@@ -92,6 +93,7 @@ class ParameterMatch:
     appended: tuple[AppendedParameter, ...] = ()
     lost: tuple[LostBox, ...] = ()
     elsewhere: tuple[str, ...] = ()
+    shared: Mapping[str, tuple[tuple[int, SourceCopy], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,14 @@ def match_parameters(
     allow_missing: Sequence[str] = (),
     saved_whole: bool = False,
     append_info: Sequence[tuple[str, InfoValue]] = (),
+    shared_parameters: str = "first",
 ) -> ParameterMatch:
     """Decides what becomes of every parameter.
 
     `allow_missing` are shell-style patterns of names that the target's strategy may hold without a source.
     `saved_whole`: contents say that the source's ranks hold whole tensors; otherwise shapes may still prove it.
-    `append_info` are names and values that every target file gets.
+    `append_info` are names and values that every target file gets. `shared_parameters` is `first` or the number of the
+    stage whose copy is taken of what several hold; it need not hold all of it.
 
     Raises:
         CatalogError: ranks disagree about a parameter.
@@ -138,6 +142,8 @@ def match_parameters(
     problems: list[str] = []
     held = _held_by_stages(catalog, source, order, problems) if source else {}
     _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
+    if shared_parameters.isdigit():
+        held = _with_first(int(shared_parameters), held, source, problems)
     unknown = [name for name in order if name not in held]
     problems.extend(_misplaced(catalog, name) for name in unknown if name in known)
     integrated = saved_whole or _is_integrated(held, target)
@@ -145,6 +151,11 @@ def match_parameters(
     builders |= {name: partial(_moved_without_layout, catalog, name, target) for name in unknown}
     to_move = [name for name in order if (name in held if wanted is None else name in wanted)]
     moved = _build_all(to_move, builders, problems)
+    shared = {
+        parameter.name: tuple((each.stage.stage, _source_copy(each, integrated)) for each in held[parameter.name])
+        for parameter in moved
+        if len(held.get(parameter.name, ())) > 1
+    }
     in_strategies = known | (wanted or frozenset())
     appended = appended_parameters(append_info, catalog, in_strategies, problems)
     not_carried = in_strategies | {each.name for each in appended} | {REDUNDANCY_MARK}
@@ -167,7 +178,20 @@ def match_parameters(
     if fail_on_unmatched:
         problems.extend(f"parameter {name!r} of the source has no place in the target's strategy" for name in dropped)
     _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
-    return ParameterMatch(moved, carried, dropped, excused, integrated, appended, tuple(lost), elsewhere)
+    return ParameterMatch(moved, carried, dropped, excused, integrated, appended, tuple(lost), elsewhere, shared)
+
+
+def _with_first(
+    number: int, held: Mapping[str, list[_Held]], source: Strategy | None, problems: list[str]
+) -> dict[str, list[_Held]]:
+    """The stages that hold each parameter, one of them before all others, where it is among them."""
+    numbers = [stage.stage for stage in source.stages] if source else [0]
+    if number not in numbers:
+        problems.append(
+            f"the copies of stage {number} are to be taken of shared parameters (--shared-parameters), but the source "
+            f"has stages {numbers[0]} to {numbers[-1]}"
+        )
+    return {name: sorted(stages, key=lambda each: each.stage.stage != number) for name, stages in held.items()}
 
 
 def _names_in_order(catalog: CheckpointCatalog) -> list[str]:
@@ -452,8 +476,8 @@ def _in_absent_parts(
     absent = sorted(name for name in unheld if not any(fnmatchcase(name, pattern) for pattern in allow_missing))
     if absent:
         problems.append(
-            f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only, and {len(absent)} parameters "
-            f"of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are missing"
+            f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only, and {len(absent)} "
+            f"parameters of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are missing"
         )
     return absent
 

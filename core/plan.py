@@ -54,7 +54,8 @@ class PlanInputs:
         fail_on_unmatched: whether a parameter without a place in the target's strategy is an error; else it is dropped.
         allow_missing: shell-style patterns of parameters that the target may lack.
         saved_whole: the source's contents say that every rank holds whole tensors, whatever its strategy cuts.
-        shared_parameters: of a parameter that several source stages hold: `first`, `fail` or a stage's number.
+        shared_parameters: whose copy is taken of a parameter that several source stages hold: `first`, the lowest's, or
+            a stage's number.
         replicas: how many copies of each slice the target's ranks keep; 0: every rank has all of its slices.
         append_info: names and values that every target file gets, in place of the source's.
         write_crc: whether the target's files carry a CRC.
@@ -447,6 +448,7 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
         allow_missing=inputs.allow_missing,
         saved_whole=inputs.saved_whole,
         append_info=inputs.append_info,
+        shared_parameters=inputs.shared_parameters,
     )
     check_nothing_lost(inputs.catalog, match)
     plan = ConversionPlan(inputs, match)

@@ -30,8 +30,8 @@ from core.strategy.model import StageStrategy, Strategy
 SCHEMA_VERSION = 1
 _PLAN = "plan"
 _LARGEST_PLAN_BYTES = 2**30
-# real ones are five to twenty times as large as their files
-_SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 100
+# real ones are up to 50 times as large as their files; what gzip can make is a thousand times
+_SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 250
 
 Content = TypeVar("Content")
 
@@ -62,8 +62,7 @@ def load_plan(url: str, identity: str) -> ConversionPlan:
         TargetError: the file holds another plan, or none.
         StorageError: it cannot be read.
     """
-    plan = _read(url, lambda document: build_plan(_inputs_from_json(document)))
-    found = plan_identity(plan)
+    plan, found = _read(url, _identified_plan)
     if found != identity:
         raise TargetError(f"{url}: holds plan {found}, not {identity}: another conversion has taken this target over")
     return plan
@@ -79,6 +78,22 @@ def load_sources(url: str, identity: str) -> CheckpointCatalog:
         StorageError: it cannot be read.
     """
     return _read(url, lambda document: catalog_from_json(document["catalog"]))
+
+
+def load_inputs(url: str) -> PlanInputs:
+    """What a plan in a file is made from; any version may have written it.
+
+    Raises:
+        TargetError: the file holds no plan.
+        InputError: it is encrypted, and the key is missing or not the right one.
+        StorageError: it cannot be read.
+    """
+    return _read(url, _inputs_from_json)
+
+
+def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
+    plan = build_plan(_inputs_from_json(document))
+    return plan, plan_identity(plan)
 
 
 def _read(url: str, parse: Callable[[Any], Content]) -> Content:

@@ -190,6 +190,7 @@ class _Assessor:
             workers=self._request.worker_count,
             damage=DamagePolicy(recovers=True, faulty=parse_ranks(self._request.fault_ranks)),
         )
+        _check_replicas_of_files(catalog, self._groups)
         stand_ins: list[StandIn] = []
         lost: list[LostSlice] = []
         for group in self._groups:
@@ -206,6 +207,23 @@ class _Assessor:
         return _report(catalog, tuple(sorted(stand_ins, key=lambda each: each.rank)), tuple(lost))
 
 
+def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None:
+    """Makes sure that files of a group can be replicas: what lacks parameters is none, and only a strategy helps.
+
+    Raises:
+        CatalogError: they cannot.
+    """
+    for group in groups:
+        records = [catalog.records[rank] for rank in group if rank in catalog.records]
+        for record in records:
+            if record.index.redundancy_removed or set(record.index.entries) != set(records[0].index.entries):
+                raise CatalogError(
+                    f"{record.location}: does not hold the same parameters as the other files of its group "
+                    f"({rank_names(group, 8)}): redundancy was removed. Which rank holds what tells only the strategy: "
+                    "name it with --source-strategy"
+                )
+
+
 def _steps_beside(found: CheckpointSurvey, source_prefix: str, chosen: Step) -> list[Step]:
     """The steps of the prefix that `chosen` is of, the newest first."""
     for spelling, steps in found.steps.items():
@@ -215,9 +233,7 @@ def _steps_beside(found: CheckpointSurvey, source_prefix: str, chosen: Step) -> 
     return []
 
 
-def _report(
-    catalog: CheckpointCatalog, stand_ins: tuple[StandIn, ...], lost: tuple[LostSlice, ...]
-) -> RecoveryReport:
+def _report(catalog: CheckpointCatalog, stand_ins: tuple[StandIn, ...], lost: tuple[LostSlice, ...]) -> RecoveryReport:
     state = StepState.LOST if lost else StepState.RECOVERABLE if catalog.lost else StepState.WHOLE
     return RecoveryReport(
         source=catalog.url,
@@ -242,7 +258,7 @@ def _told(report: RecoveryReport) -> str:
     ranks = rank_names([lost.rank for lost in report.lost_ranks], 8)
     if report.state is StepState.RECOVERABLE:
         return f"what {ranks} should hold is on other ranks as well"
-    return f"{counted(len(report.lost), 'part')} of what {ranks} should hold {'is' if len(report.lost) == 1 else 'are'} gone"
+    return f"on no rank any more: {counted(len(report.lost), 'part')} of what {ranks} should hold"
 
 
 def _check_consistent(strategy: Strategy, groups: Groups) -> None:
@@ -259,8 +275,8 @@ def _check_consistent(strategy: Strategy, groups: Groups) -> None:
             name = _told_apart(strategy, group[0], rank)
             if name is not None:
                 raise StrategyError(
-                    f"group info says that rank_{group[0]} and rank_{rank} hold the same, but the source strategy gives "
-                    f"them different slices of {name!r}"
+                    f"group info says that rank_{group[0]} and rank_{rank} hold the same, but the source strategy "
+                    f"gives them different slices of {name!r}"
                 )
 
 

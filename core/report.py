@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from core.append_info import AppendedParameter
 from core.budget import Budget
+from core.checkpoint.selection import rank_names
 from core.damage import scattered, substitutions
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
@@ -212,6 +213,16 @@ def stand_ins_of(plan: ConversionPlan) -> tuple[StandIn, ...]:
     return tuple(
         StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found
     )
+
+
+def stand_ins_text(stand_ins: Sequence[StandIn]) -> str:
+    """Which ranks were lost and which stood in for them, in a sentence; nothing if none was."""
+    if not stand_ins:
+        return ""
+    lost = sorted({each.rank for each in stand_ins})
+    others = sorted({each.stand_in for each in stand_ins})
+    slices = counted(sum(each.slices for each in stand_ins), "slice")
+    return f"{rank_names(lost, 8)} had no usable file: {slices} taken from {rank_names(others, 8)} instead"
 
 
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:

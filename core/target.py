@@ -52,7 +52,7 @@ from core.storage.publishing import (
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
 
-_IDENTITY_NAME = "identity"
+IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
 _LARGEST_RECORD_BYTES = 2**28
 _RECORD = "record"
@@ -307,12 +307,12 @@ class Target:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
         state = self.workspace.state
         remove_file(state.child(MANIFEST_NAME))
-        remove_file(state.child(_IDENTITY_NAME))
+        remove_file(state.child(IDENTITY_NAME))
         remove_tree(state.child(RECORDS_DIRECTORY))
         if self.final.is_local:
             remove_others(self.workspace.directory, ())
         write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
-        write_bytes(state.child(_IDENTITY_NAME), self.identity.encode())
+        write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 
 
 def read_manifest(directory: Location) -> Manifest | None:
@@ -374,7 +374,7 @@ def read_identity(state: Location) -> str | None:
     Raises:
         StorageError: a transient failure.
     """
-    location = state.child(_IDENTITY_NAME)
+    location = state.child(IDENTITY_NAME)
     try:
         content = unless_missing(lambda: read_small_file(location, 1024))
         return None if content is None else content.decode("ascii", "replace")

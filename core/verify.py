@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from core.checkpoint.digests import content_digests, digests_and_crc, streamed_digests
 from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.formats import read_index, stored_crc
+from core.checkpoint.formats import check_crc, read_index, stored_crc
 from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
 from core.checkpoint.opening import open_checkpoint
 from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
@@ -34,6 +34,7 @@ from core.request import (
     without_credentials,
 )
 from core.storage.files import SourceFile, is_missing
+from core.storage.joined import JoinedFile
 from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
@@ -63,7 +64,7 @@ class VerificationRequest(BaseModel):
         Field(
             title="Verification",
             description="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken "
-            "while writing.",
+            "while writing, and the CRC of files that have one.",
         ),
     ] = VerifyLevel.CHECKSUM
     decrypt_key: KeyName = ""
@@ -174,13 +175,14 @@ def _check_file(
         streamed = zip(in_place, streamed_digests(file.stream(), in_place, advance), strict=True)
         by_name = {entry.name: digest for entry, digest in streamed}
         digests = [by_name[entry.name] for entry in entries]
-    elif index.has_crc:
+    elif index.has_crc and not isinstance(file, JoinedFile):
         by_name, crc = digests_and_crc(file, index, buffer, advance)
         stored = stored_crc(file, index)
         if crc != stored:
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {crc}")
         digests = [by_name[entry.name] for entry in entries]
     else:
+        check_crc(file, index)
         digests = content_digests(file, entries, buffer, advance)
     for parameter, found in zip(record.parameters, digests, strict=True):
         if found != parameter.digest:

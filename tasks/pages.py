@@ -10,7 +10,7 @@ from typing import Any
 from core.errors import InputError, ReshardError, VerificationError
 from core.latest import LatestOutcome, LatestReport
 from core.merge import MergeReport
-from core.report import ConversionReport, Outcome, PlanSummary, RankReport, VerificationReport
+from core.report import ConversionReport, Outcome, PlanSummary, RankReport, StandIn, VerificationReport, stand_ins_text
 from core.request import VerifyLevel
 from core.wording import counted, ranks_text, seconds_text, size_text
 
@@ -71,6 +71,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
     )
     return _page(
         head,
+        _recovered(summary.stand_ins),
         _facts(facts),
         _notes(summary.notes),
         _under("## Which ranks feed which", _image("Bytes from each source rank to each target rank", picture)),
@@ -97,6 +98,7 @@ def report_page(report: ConversionReport) -> str:
     return _page(
         _headline(report),
         _what_was_done(report),
+        _recovered(report.stand_ins),
         "" if report.committed else missing,
         _facts(facts),
         _under("## To note", _notes(report.notes)),
@@ -200,6 +202,15 @@ def _what_was_done(report: ConversionReport) -> str:
     done = f"**{size_text(report.written_bytes)}** written in **{seconds_text(report.seconds)}** ({rate}/s)."
     kept = f" {there} had been done by an earlier run, and were checked again." if resumed else ""
     return f"{done}{kept} {_VERIFIED[report.verified]}"
+
+
+def _recovered(stand_ins: Sequence[StandIn]) -> str:
+    """What stood in for what was lost; nothing if nothing was."""
+    if not stand_ins:
+        return ""
+    rows = [(each.rank, each.why, each.stand_in, each.slices) for each in stand_ins[:_LARGEST_MARKDOWN_ROWS]]
+    table = _table(("Lost rank", "Why", "Stand-in", "Slices"), rows)
+    return _page(f"**Recovered: {stand_ins_text(stand_ins)}.**", table, _rest(len(stand_ins))).rstrip()
 
 
 def _outcomes(ranks: Sequence[RankReport]) -> str:

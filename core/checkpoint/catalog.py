@@ -132,10 +132,10 @@ def build_catalog(
         {rank: lost[rank] for rank in sorted(lost)},
         next(iter(selection.names.values())).parts,
     )
-    only_damage = all(map(is_damage, errors.values()))
+    only_damage = all(is_damage(error) for error in errors.values())
     if errors and not (damage.recovers and only_damage):
-        error = _joined(found.url, [errors[rank] for rank in sorted(errors)], len(locations))
-        raise with_advice(error, damage.advice(catalog) if only_damage and records and not damage.recovers else "")
+        refusal = _joined(found.url, [errors[rank] for rank in sorted(errors)], len(locations))
+        raise with_advice(refusal, damage.advice(catalog) if only_damage and records and not damage.recovers else "")
     return catalog
 
 
@@ -320,7 +320,7 @@ class _RecordReader:
     def _doubtful(
         self, files: Mapping[int, SourceFile], indexes: Mapping[int, Indexed | InputError]
     ) -> dict[int, SourceFile]:
-        """The files that were assumed to be like one that lacks what its strategy gives it: so each may lack another."""
+        """The files that were assumed to be like one that lacks what its strategy gives it: each may lack another."""
         assumed = {rank: found.index for rank, found in indexes.items() if isinstance(found, Indexed) and found.assumed}
         if not assumed:
             return {}

@@ -125,7 +125,9 @@ def stored_crc(file: SourceFile) -> int:
     return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
 
 
-def plan_file(entries: Sequence[OutputEntry], *, redundancy_removed: bool = False, with_crc: bool = False) -> FilePlan:
+def plan_file(
+    entries: Sequence[OutputEntry], *, redundancy_removed: bool | None = False, with_crc: bool = False
+) -> FilePlan:
     """The file that holds `entries`, in their order, as MindSpore would write it; a CRC comes after all segments.
 
     It carries no mark of removed redundancy.

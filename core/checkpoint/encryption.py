@@ -200,15 +200,17 @@ class DecryptedSource:
             [data] = self.read_many([(offset, len(buffer))])
             buffer[:] = data
             return
-        scratch = bytearray(min(len(buffer) + 2 * _CELL_BYTES, _PIECE_BYTES)) if self._blocks.layout.padded else None
+        # the cell before, and both ends rounded to cells
+        around_bytes = 3 * _CELL_BYTES if self._blocks.layout.padded else 0
+        scratch = memoryview(bytearray(min(len(buffer) + around_bytes, _PIECE_BYTES) if around_bytes else 0))
         while buffer:
             number = self._blocks.at(offset)
             count = min(len(buffer), self._blocks.stop(number) - offset)
-            if scratch is None:
-                self._read_counted(number, offset, buffer[:count])
+            if around_bytes:
+                count = min(count, len(scratch) - around_bytes)
+                self._read_chained(number, offset, buffer[:count], scratch)
             else:
-                count = min(count, len(scratch) - 2 * _CELL_BYTES)
-                self._read_chained(number, offset, buffer[:count], memoryview(scratch))
+                self._read_counted(number, offset, buffer[:count])
             offset += count
             buffer = buffer[count:]
 

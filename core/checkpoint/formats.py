@@ -25,6 +25,7 @@ _START_BYTES = 9
 
 _KINDS = {
     b"\x0a": f"a .{CheckpointFormat.CKPT} file",
+    **dict.fromkeys(MAGICS.values(), "an encrypted checkpoint file, which ends in .ckpt"),
     b"\x08": "a strategy file, not a checkpoint",
     b"{": "a JSON file, perhaps a strategy, not a checkpoint",
     b"PK\x03\x04": "a zip archive, as PyTorch saves; only MindSpore's files can be read",
@@ -41,7 +42,7 @@ class _FormatModule(Protocol):
     def stored_crc(self, file: SourceFile) -> int | None: ...
 
     def plan_file(
-        self, entries: Sequence[OutputEntry], *, redundancy_removed: bool = False, with_crc: bool = False
+        self, entries: Sequence[OutputEntry], *, redundancy_removed: bool | None = False, with_crc: bool = False
     ) -> FilePlan: ...
 
 
@@ -123,12 +124,13 @@ def plan_file(
     format: CheckpointFormat,
     entries: Sequence[OutputEntry],
     *,
-    redundancy_removed: bool = False,
+    redundancy_removed: bool | None = False,
     with_crc: bool = False,
 ) -> FilePlan:
     """The file that holds `entries`: literal bytes and places for contents. The same entries give the same bytes.
 
-    `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell.
+    `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell; None: it
+    is not known.
     `with_crc`: there is room for a CRC; see `core.checkpoint.crc_writing`.
 
     Raises:

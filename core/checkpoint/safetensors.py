@@ -143,7 +143,9 @@ def crc_field(crc: int) -> bytes:
     return f'"{crc}"'.encode().ljust(len(_CRC_ROOM) + 2)
 
 
-def plan_file(entries: Sequence[OutputEntry], *, redundancy_removed: bool = False, with_crc: bool = False) -> FilePlan:
+def plan_file(
+    entries: Sequence[OutputEntry], *, redundancy_removed: bool | None = False, with_crc: bool = False
+) -> FilePlan:
     """The file that holds `entries`, larger item sizes first so that every tensor is aligned.
 
     The place of a CRC is near the header's beginning, and has room for the largest.
@@ -340,8 +342,10 @@ def _checked_tag(entry: OutputEntry) -> str:
     return tag
 
 
-def _planned_metadata(entries: Sequence[OutputEntry], redundancy_removed: bool) -> dict[str, str]:
-    metadata = {_FORMAT: "ms", _REDUNDANCY: str(redundancy_removed)}
+def _planned_metadata(entries: Sequence[OutputEntry], redundancy_removed: bool | None) -> dict[str, str]:
+    metadata = {_FORMAT: "ms"}
+    if redundancy_removed is not None:
+        metadata[_REDUNDANCY] = str(redundancy_removed)
     for entry in entries:
         if entry.dtype is INT4:
             metadata[entry.name] = INT4.name

@@ -26,13 +26,14 @@ class FileKind:
     Attributes:
         format: its format.
         with_crc: whether it carries a CRC-32.
-        redundancy_removed: what a .safetensors file says of slices that ranks share.
+        redundancy_removed: whether slices that ranks share are in some ranks' files only, as a .safetensors file says;
+            None: it says nothing.
         key: what it is encrypted with, if it is.
     """
 
     format: CheckpointFormat
     with_crc: bool = False
-    redundancy_removed: bool = False
+    redundancy_removed: bool | None = None
     key: Key | None = None
 
 

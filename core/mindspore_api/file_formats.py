@@ -5,8 +5,7 @@ converted at a time by threads.
 
 Where they differ from MindSpore on purpose:
 
-- Texts and what says that redundancy was removed are kept in .safetensors files; MindSpore cannot convert texts, and
-  loses the mark.
+- Texts are kept in .safetensors files, where only this project reads them; MindSpore cannot convert them.
 - Two parameters that `name_map` gives one name are an error; MindSpore keeps one of them.
 - A directory where `file_name_regex` fits no file is an error; MindSpore does nothing.
 - If one file of several fails the others are converted all the same, and then the first failure is raised.
@@ -171,7 +170,7 @@ def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
     in_order = index.entries if index.format is CheckpointFormat.CKPT else sorted(index.entries)
     found = [replace(index.entries[name], name=job.names.get(name, name)) for name in in_order]
     by_name = {entry.name: entry for entry in found}
-    kind = FileKind(job.target_format, redundancy_removed=index.redundancy_removed)
+    kind = FileKind(job.target_format)
 
     def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:
         return _stream(file, [extent for content in contents for extent in _extents(by_name[content.name], content)])

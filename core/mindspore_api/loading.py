@@ -8,8 +8,8 @@ Where they differ from MindSpore on purpose:
 - A file is checked before it is read: truncated and damaged ones, and strategies given for checkpoints, are refused,
   also where MindSpore's parser finds something to return.
 - Texts that this project put into a .safetensors file are read; MindSpore knows none there.
-- `crc_check=True` for a file without a CRC, and `remove_redundancy` that is not what the file says, are Python
-  warnings, not lines in a log.
+- `crc_check=True` for a file without a CRC, and a file that says that redundancy was removed, without
+  `remove_redundancy=True`, are Python warnings, not lines in a log; so are arrays of `net` that are not in the file.
 - Files may be on any storage that fsspec knows.
 - `load_segmented_checkpoints` reads the files in the order of their names. Parameters that several hold with different
   values are an error; MindSpore keeps that of the file which the directory lists last. A directory without .ckpt
@@ -28,7 +28,7 @@ import numpy as np
 from core.checkpoint.encryption import MAGICS, DecryptedSource
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import read_index
-from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.reading import read_ahead
 from core.dtypes import MAP_TENSOR
@@ -104,7 +104,7 @@ def load_checkpoint(
     if not loaded:
         raise ValueError(f"{file.location}: no parameter is left of it by the prefixes or by choice_func")
     if net is not None:
-        fill_network(net, loaded, strict_load)
+        _fill(net, loaded, strict_load)
     return loaded
 
 
@@ -148,7 +148,7 @@ def load_segmented_checkpoints(
     if not loaded:
         raise ValueError(f"{ckpt_file_dir}: no parameter is left of its files by the prefixes or by choice_func")
     if net is not None:
-        fill_network(net, loaded, strict_load)
+        _fill(net, loaded, strict_load)
     return loaded
 
 
@@ -160,7 +160,7 @@ def read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, V
         StorageError: it cannot be read.
     """
     buffers = [np.empty(sum(extent.length for extent in entry.extents), np.uint8) for entry in entries]
-    _fill(file, entries, buffers)
+    _read_into(file, entries, buffers)
     return {entry.name: _value(entry, buffer) for entry, buffer in zip(entries, buffers, strict=True)}
 
 
@@ -221,7 +221,8 @@ def _read_chosen(
     file: SourceFile, choose: Callable[[str], bool], crc_check: bool, remove_redundancy: bool
 ) -> dict[str, Value]:
     index = read_index(file)
-    _warn_of_redundancy(file, index, remove_redundancy)
+    if index.redundancy_removed and not remove_redundancy:
+        _warn(f"{file.location}: was saved with remove_redundancy=True: slices may be missing that other ranks saved")
     if crc_check:
         if not index.has_crc:
             _warn(f"{file.location}: carries no CRC that crc_check could check")
@@ -232,14 +233,15 @@ def _read_chosen(
     return read_values(file, entries)
 
 
-def _warn_of_redundancy(file: SourceFile, index: FileIndex, remove_redundancy: bool) -> None:
-    if index.redundancy_removed and not remove_redundancy:
-        _warn(f"{file.location}: was saved with remove_redundancy=True: slices may be missing that other ranks saved")
+def _fill(network: Network, loaded: dict[str, Value], strict: bool) -> None:
+    missing, _ = fill_network(network, loaded, strict)
+    if missing:
+        warnings.warn(f"not in the checkpoint, and left as they were: {', '.join(missing)}", stacklevel=3)
 
 
 def _warn(message: str) -> None:
-    # the caller of load_checkpoint is four levels up
-    warnings.warn(message, stacklevel=5)
+    # who called load_checkpoint is three levels up
+    warnings.warn(message, stacklevel=4)
 
 
 def _ckpt_files(directory: str) -> list[str]:
@@ -265,7 +267,7 @@ def _is_same(one: Value, other: Value) -> bool:
     return isinstance(one, str) and one == other
 
 
-def _fill(file: SourceFile, entries: Sequence[TensorEntry], buffers: Sequence[np.ndarray]) -> None:
+def _read_into(file: SourceFile, entries: Sequence[TensorEntry], buffers: Sequence[np.ndarray]) -> None:
     places = [
         (extent, place)
         for entry, buffer in zip(entries, buffers, strict=True)

@@ -63,6 +63,8 @@ def _parse_tensor(reader: WireReader, stop: int, name: str) -> np.ndarray:
         elif key == _CONTENT:
             content = reader.contents(reader.offset, value)
     try:
+        if not type_name.isalnum():  # numpy also reads descriptions of records
+            raise TypeError(f"{type_name!r} is no type of elements")
         return np.frombuffer(content, np.dtype(type_name)).reshape(dims)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"map parameter {name!r}: {error}: damaged, or of a kind not known here") from None

@@ -99,7 +99,7 @@ def save_checkpoint(
         save_values(
             location,
             values,
-            FileKind(CheckpointFormat(format), crc_check, bool(kwargs.get("remove_redundancy")), key),
+            FileKind(CheckpointFormat(format), crc_check, kwargs.get("remove_redundancy"), key),
         )
 
 

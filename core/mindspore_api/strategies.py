@@ -33,7 +33,7 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
         TypeError: an argument is no string.
         OSError: the merged file cannot be written.
     """
-    if not isinstance(src_strategy_dirs, str) or not isinstance(dst_strategy_file, str):
+    if not all(isinstance(path, str) for path in (src_strategy_dirs, dst_strategy_file)):
         raise TypeError("'src_strategy_dirs' and 'dst_strategy_file' have to be strings")
     target = os.path.abspath(dst_strategy_file)
     os.makedirs(checked_directory("dst_strategy_file", os.path.dirname(target)), mode=0o700, exist_ok=True)

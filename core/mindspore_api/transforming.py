@@ -12,6 +12,7 @@ Where they differ from MindSpore's on purpose:
 - Parameters of the target's strategy that the source's lacks are cut as the target's says; MindSpore leaves them whole.
 - Several ranks without a source strategy are a ValueError; MindSpore takes rank 0 for the whole.
 - Pipelines in `.safetensors` keep all their parameters, unevenly cut ones their rows, bfloat16 NaNs their bits.
+- A pipeline stage converted by itself becomes parts from `.safetensors` too; MindSpore names them like the whole.
 - `.ckpt` becomes `.safetensors` if that is asked for; MindSpore refuses. An unknown `output_format` is always refused.
 - Nothing appears in the destination before all ranks are written and checked; files of other names stay as they are. It
   may not be the source itself, nor a checkpoint that `reshard` converted.
@@ -32,6 +33,7 @@ from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.selection import rank_names
 from core.convert import catalog_source, convert, plan_conversion, wants_digest
 from core.errors import CatalogError
+from core.mindspore_api.arguments import FORMATS
 from core.mindspore_api.failures import reading, writing
 from core.mindspore_api.file_writing import PlannedFile, write_files
 from core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
@@ -76,6 +78,8 @@ def transform_checkpoints(
         raise TypeError(f"'ckpt_prefix' has to be a string, not {ckpt_prefix!r}")
     if not ckpt_prefix.strip() and source_format == "ckpt":
         raise ValueError("'ckpt_prefix' is blank")
+    if output_format not in FORMATS:
+        raise ValueError(f"'output_format' has to be one of {', '.join(FORMATS)}, not {output_format!r}")
     source = given_strategy("src_strategy_file", src_strategy_file)
     target = from_zero(given_strategy("dst_strategy_file", dst_strategy_file))
     if source is not None:
@@ -176,7 +180,7 @@ def _format_in(directory: str) -> str:
         raise TypeError(f"'src_checkpoints_dir' has to be a string, not {directory!r}")
     if os.path.isfile(directory) and directory.endswith(".safetensors"):
         return "safetensors"
-    formats = [kind for kind in ("ckpt", "safetensors") if glob(f"{escape(directory)}/rank_[0-9]*/*.{kind}")]
+    formats = [kind for kind in FORMATS if glob(f"{escape(directory)}/rank_[0-9]*/*.{kind}")]
     if len(formats) > 1:
         raise ValueError(f"'src_checkpoints_dir' holds both .ckpt and .safetensors files: {directory}")
     if not formats:
@@ -238,11 +242,12 @@ def _plan_of_rank(
 def _files_of_ranks(files: Mapping[int, str], source: Strategy | None) -> dict[int, str]:
     """The files by rank; those of one stage's own strategy may be numbered as in the whole job."""
     ranks = source.ranks if source else range(1)
-    if source is not None and not source.merged:
-        return {rank % len(ranks): path for rank, path in files.items()}
-    unknown = [rank for rank in files if rank not in ranks]
+    first = 0
+    if source is not None and not source.merged and files:
+        first = min(files) // len(ranks) * len(ranks)
+    unknown = [rank for rank in files if rank - first not in ranks]
     if unknown:
         raise CatalogError(
-            f"checkpoint_files_map: names ranks {unknown[:10]}, the source has {ranks.start} to {ranks.stop - 1}"
+            f"checkpoint_files_map: names ranks {unknown[:10]}, the source has {first} to {first + ranks.stop - 1}"
         )
-    return dict(files)
+    return {rank - first: path for rank, path in files.items()}

@@ -177,7 +177,7 @@ def _weight_map(location: Location) -> dict[str, str]:
     try:
         found = json.loads(read_small_file(location, _LARGEST_MAP_BYTES))
         found = found.get("weight_map", found)
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, RecursionError, ValueError) as error:
         raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
         raise CatalogError(f"{location}: is no map of parameters to files")

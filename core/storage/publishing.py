@@ -19,6 +19,7 @@ from typing import Any
 from core.errors import StorageError, TargetError
 from core.storage.failures import mapped_errors
 from core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
+from core.storage.joined import parts_of
 from core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
@@ -78,7 +79,8 @@ def remove_tree(location: Location) -> None:
 
 def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
     """Files in rank folders that are not among `known` (paths below the directory); what is being written is none."""
-    known_paths = {directory.child(path).path for path in known}
+    known_locations = [directory.child(path) for path in known]
+    known_paths = {file.path for location in known_locations for file in parts_of(location) or (location,)}
     start = len(directory.path.rstrip("/")) + 1
     return [
         file

@@ -43,6 +43,26 @@ def read_strategy(url: str) -> Strategy:
         raise StrategyError(str(error)) from error
 
 
+def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
+    """The strategy that files make together, as those of a directory do; `origin` names them in messages.
+
+    Raises:
+        StrategyError: as for a directory.
+        StorageError: the storage failed.
+    """
+    _check_one_format(files)
+    # the ranks of a stage write the same bytes: each content is parsed once, under the first file's name
+    first_with: dict[bytes, Location] = {}
+    for location, data in _read_all(files):
+        first_with.setdefault(data, location)
+    strategies = [_parse(data, location) for data, location in first_with.items()]
+    if len(strategies) == 1 and strategies[0].merged:
+        return replace(strategies[0], origin=origin)
+    for strategy in strategies:
+        _check_stage_told(strategy)
+    return replace(merge_strategies(strategies), origin=origin)
+
+
 def write_strategy(strategy: Strategy, url: str) -> None:
     """Writes a strategy file, JSON if its name ends in .json, else protobuf.
 
@@ -83,26 +103,6 @@ def _read_file(location: Location) -> bytes:
         return read_bytes(file, 0, file.size_bytes)
     finally:
         file.close()
-
-
-def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
-    """The strategy that files make together, as those of a directory do; `origin` names them in messages.
-
-    Raises:
-        StrategyError: as for a directory.
-        StorageError: the storage failed.
-    """
-    _check_one_format(files)
-    # the ranks of a stage write the same bytes: each content is parsed once, under the first file's name
-    first_with: dict[bytes, Location] = {}
-    for location, data in _read_all(files):
-        first_with.setdefault(data, location)
-    strategies = [_parse(data, location) for data, location in first_with.items()]
-    if len(strategies) == 1 and strategies[0].merged:
-        return replace(strategies[0], origin=origin)
-    for strategy in strategies:
-        _check_stage_told(strategy)
-    return replace(merge_strategies(strategies), origin=origin)
 
 
 def _list_files(directory: Location) -> list[Location]:

@@ -11,6 +11,8 @@ from core.storage.urls import Location, parse_url
 from core.strategy.strategy_pb2 import ParallelGroupMap
 
 _LARGEST_FILE_BYTES = 64 << 20
+# ranks are enumerated, so a number of them must be believed before it is acted on
+_MOST_RANKS = 1 << 20
 
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that hold the same, together; every rank in one group, groups and ranks in ascending order."""
@@ -46,13 +48,14 @@ def parse_groups(data: bytes, origin: str) -> Groups:
     Raises:
         StrategyError: it is neither.
     """
-    if data.lstrip()[:1] == b"[":
-        groups = _from_json(data, origin)
-    else:
-        groups = [restore_ranks(data, origin)]
+    groups = _from_json(data, origin) if data.lstrip()[:1] == b"[" else [restore_ranks(data, origin)]
     for group in groups:
         if not group or len(set(group)) != len(group):
             raise StrategyError(f"{origin}: a group is {list(group)}: it has to have ranks, each once")
+        if max(group) >= _MOST_RANKS:
+            raise StrategyError(
+                f"{origin}: has rank {max(group)}, beyond {_MOST_RANKS}: damaged, or another kind of file"
+            )
     return tuple(tuple(sorted(group)) for group in groups)
 
 

@@ -22,7 +22,18 @@ STRATEGIES = (
     "--target-strategy",
     str(CASE.directory / "dst_strategy.ckpt"),
 )
-COMMANDS = ("convert", "convert-latest", "plan", "recover", "verify", "merge-strategy", "inspect", "deploy", "serve")
+COMMANDS = (
+    "convert",
+    "convert-latest",
+    "plan",
+    "recover",
+    "verify",
+    "join-parts",
+    "merge-strategy",
+    "inspect",
+    "deploy",
+    "serve",
+)
 
 
 def loaded_modules(*arguments: str) -> set[str]:

@@ -162,11 +162,13 @@ def _transform(*arguments: object, **keywords: object) -> list[Call]:
     return [Call("transform_checkpoints", arguments, keywords)]
 
 
-_SUBNETWORK = _all(
-    *(_rank(rank, {"w": _tensor((2, 2), 4 * rank), "adam_m.w": _tensor((2, 2), rank)}) for rank in range(2)),
-    _strategy("one.ckpt", {"w": _ROWS, "adam_m.w": _ROWS}),
-    _strategy("both.ckpt", {"w": _COLUMNS, "b": _COLUMNS, "adam_m.w": _COLUMNS}),
-)
+def _subnetwork(kind: str) -> Files:
+    return _all(
+        *(_rank(rank, {"w": _tensor((2, 2), 4 * rank), "adam_m.w": _tensor((2, 2), rank)}, kind) for rank in range(2)),
+        _strategy("one.ckpt", {"w": _ROWS, "adam_m.w": _ROWS}),
+        _strategy("both.ckpt", {"w": _COLUMNS, "b": _COLUMNS, "adam_m.w": _COLUMNS}),
+    )
+
 
 _TRANSFORMS = [
     ApiCase("transform_checkpoints: rows to columns", [_TRANSFORM], _two_ranks()),
@@ -216,7 +218,15 @@ _TRANSFORMS = [
         ),
     ),
     ApiCase(
-        "transform_checkpoints: subnetwork", _transform("src", "out", "net_", "one.ckpt", "both.ckpt"), _SUBNETWORK
+        "transform_checkpoints: subnetwork",
+        _transform("src", "out", "net_", "one.ckpt", "both.ckpt"),
+        _subnetwork("ckpt"),
+    ),
+    ApiCase(
+        "transform_checkpoints: subnetwork of .safetensors",
+        _transform("src", "out", "net_", "one.ckpt", "both.ckpt"),
+        _subnetwork("safetensors"),
+        differs="MindSpore names the parts like the whole",
     ),
     ApiCase(
         "transform_checkpoints: the newest step",
@@ -414,6 +424,21 @@ def _named_twice(*names: str) -> Files:
     )
 
 
+def _without_redundancy(kind: str) -> Files:
+    """`w` of 4 x 2, its rows twice on four ranks, of which two kept what they had; and `v`, which the others kept."""
+    contents: list[Contents] = [
+        {"w": _tensor((2, 2)), "step": _tensor((1,), 7)},
+        {"v": _tensor((2, 2), 54), "step": _tensor((1,), 7)},
+        {"v": _tensor((2, 2), 50), "step": _tensor((1,), 7)},
+        {"w": _tensor((2, 2), 4), "step": _tensor((1,), 7)},
+    ]
+    rows = replace(_ROWS, device_matrix=(2, 2))
+    return _all(
+        *(_rank(rank, held, kind) for rank, held in enumerate(contents)),
+        _strategy("rows.ckpt", {"w": rows, "v": rows}),
+    )
+
+
 _BIASED = _two_ranks("safetensors", b=_tensor((2, 3), 50))
 _UNIFIED = [
     ApiCase("unified_safetensors: rows", _unify("src", "rows.ckpt", "out"), _BIASED),
@@ -450,6 +475,23 @@ _UNIFIED = [
         _unify("src", "rows.ckpt", "out"),
         _two_ranks("safetensors", **{"accu_grads.w": _tensor((2, 2), 70)}),
         differs="MindSpore puts rank 0's slices of gradients into hyper_param.safetensors",
+    ),
+    ApiCase(
+        "unified_safetensors: redundancy removed",
+        _unify("src", "rows.ckpt", "out", merge_with_redundancy=False),
+        _without_redundancy("safetensors"),
+    ),
+    ApiCase(
+        "unified_safetensors: redundancy removed, unsaid",
+        _unify("src", "rows.ckpt", "out"),
+        _without_redundancy("safetensors"),
+        differs="who holds what is seen from the files",
+    ),
+    ApiCase(
+        "transform_checkpoints: redundancy removed",
+        _transform("src", "out", "net_", "rows.ckpt"),
+        _without_redundancy("ckpt"),
+        differs="MindSpore loses parameters",
     ),
     ApiCase(
         "unified_safetensors: suffix",

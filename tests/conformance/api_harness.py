@@ -5,8 +5,8 @@ each side gets a copy, which is its current directory, and makes the calls there
 `{here}`. Compared are what each call returns or raises (the builtin type of the exception), and afterwards all files
 below the directory: names, and contents as parsed.
 
-Arguments are literals of Python, and what these make: `array`, `parameter`, `function`. Where MindSpore takes or
-returns a Parameter or a Tensor, reshard has a numpy array.
+Arguments are literals of Python, and what these make: `array`, `parameter`, `function`, `strategy`. Where MindSpore
+takes or returns a Parameter or a Tensor, reshard has a numpy array.
 
 A case whose `differs` says why reshard does something else on purpose has to differ, and `ours` is the type of
 exception that reshard raises, if it does. Case names are unique; `make conformance API=part-of-a-name` runs a few.
@@ -15,6 +15,7 @@ exception that reshard raises, if it does. Case names are unique; `make conforma
 import ast
 import importlib
 import importlib.util
+import inspect
 import json
 import operator
 import shutil
@@ -115,10 +116,27 @@ def function(source: str) -> dict[str, Any]:
     return {"$function": source}
 
 
+def strategy(path: str) -> dict[str, Any]:
+    """An argument: what each side's own `build_searched_strategy` makes of a file."""
+    return {"$strategy": path}
+
+
 def all_cases(only: str = "") -> list[ApiCase]:
     """The cases of all modules, or those whose names contain `only`."""
     modules = [importlib.import_module(name) for name in MODULES if importlib.util.find_spec(name)]
     return [case for module in modules for case in module.CASES if only in case.name]
+
+
+def check_signatures(judge: Judge) -> list[str]:
+    """Says which functions take other arguments than MindSpore's."""
+    api = importlib.import_module(API)
+    lines = []
+    for name, wanted in judge.signatures(api.__all__).items():
+        parameters = inspect.signature(getattr(api, name)).parameters.values()
+        found = [[parameter.name, parameter.kind.name, repr(parameter.default)] for parameter in parameters]
+        if found != wanted:
+            lines.append(f"{name} takes {found}, MindSpore's {wanted}")
+    return lines
 
 
 def check_api_case(case: ApiCase, judge: Judge, directory: Path) -> list[str]:
@@ -218,6 +236,8 @@ def _decoded(given: Any) -> Any:
         return np.frombuffer(content, _DTYPES[dtype]).reshape(shape).copy()
     if "$function" in given:
         return eval(given["$function"])
+    if "$strategy" in given:
+        return importlib.import_module(API).build_searched_strategy(given["$strategy"])
     return {key: _decoded(value) for key, value in given.items()}
 
 

@@ -6,6 +6,7 @@ A request names one of `OPERATIONS` and its arguments; the answer has its `resul
 
 import ast
 import hashlib
+import inspect
 import json
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import mindspore
 import mindspore.parallel
+import mindspore.train._utils
 import mindspore.train.serialization
 import numpy as np
 import psutil
@@ -24,7 +26,7 @@ from mindspore.common import np_dtype
 # unified_safetensors waits for as long as more than half of the machine's memory is in use, whoever uses it
 psutil.virtual_memory = lambda: SimpleNamespace(percent=0.0)
 
-_MODULES = (mindspore, mindspore.parallel, mindspore.train.serialization)
+_MODULES = (mindspore, mindspore.parallel, mindspore.train.serialization, mindspore.train._utils)
 
 
 def save(files: list[dict[str, Any]]) -> None:
@@ -64,7 +66,7 @@ def call(directory: str, function: str, arguments: str) -> str:
     Arguments (a list, a dict) and answer (a dict) are Python's literals; see `api_harness` for what is none of its own.
     """
     positional, keywords = ast.literal_eval(arguments)
-    [found, *_] = (getattr(module, function) for module in _MODULES if hasattr(module, function))
+    found = _function(function)
     before = os.getcwd()
     os.chdir(directory)
     try:
@@ -77,9 +79,35 @@ def call(directory: str, function: str, arguments: str) -> str:
         os.chdir(before)
 
 
+def configure(arguments: str) -> str:
+    """What CheckpointConfig makes of its arguments (a dict), or raises; all are Python's literals."""
+    try:
+        config = mindspore.train.CheckpointConfig(**ast.literal_eval(arguments))
+    except Exception as error:
+        return repr({"error": type(error).__name__, "message": str(error)})
+    kept = (config.keep_checkpoint_max or 0, config.keep_checkpoint_per_n_minutes or 0)
+    return repr({"value": {"kept": kept, "info": config.append_dict or {}}})
+
+
+def signatures(functions: list[str]) -> dict[str, list[list[str]]]:
+    """The parameters of functions of MindSpore's API: name, kind and default of each."""
+    return {
+        name: [
+            [parameter.name, parameter.kind.name, repr(parameter.default)]
+            for parameter in inspect.signature(_function(name)).parameters.values()
+        ]
+        for name in functions
+    }
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (save, transform, merge, load, call)
+    function.__name__: function for function in (save, transform, merge, load, call, configure, signatures)
 }
+
+
+def _function(name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = next(getattr(module, name) for module in _MODULES if hasattr(module, name))
+    return found
 
 
 def _decoded(given: Any) -> Any:
@@ -95,6 +123,8 @@ def _decoded(given: Any) -> Any:
         return mindspore.Parameter(_array_tensor(*array), name=name)
     if "$function" in given:
         return eval(given["$function"])
+    if "$strategy" in given:
+        return mindspore.build_searched_strategy(given["$strategy"])
     return {key: _decoded(value) for key, value in given.items()}
 
 

@@ -74,6 +74,16 @@ class Judge:
         )
         return answer
 
+    def configure(self, arguments: str) -> dict[str, Any]:
+        """What CheckpointConfig makes of its arguments; see `judge.configure`."""
+        answer: dict[str, Any] = ast.literal_eval(self._ask("configure", arguments=arguments))
+        return answer
+
+    def signatures(self, functions: list[str]) -> dict[str, list[list[str]]]:
+        """The parameters of functions of its API: name, kind and default of each."""
+        found: dict[str, list[list[str]]] = self._ask("signatures", functions=functions)
+        return found
+
     def _ask(self, operation: str, **arguments: object) -> Any:
         process = self._process = self._process or self._start()
         assert process.stdin

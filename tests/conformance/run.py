@@ -12,9 +12,12 @@ from pathlib import Path
 
 import click
 
-from tests.conformance.api_harness import all_cases, check_api_case
+from tests.conformance.api_harness import all_cases, check_api_case, check_signatures
 from tests.conformance.check import Verdict, check_case
+from tests.conformance.crc_and_information import check_crc_and_information
+from tests.conformance.encryption import check_encryption
 from tests.conformance.mindspore_process import PYTHON, Judge, RefusalError
+from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 
 _PROGRESS_EVERY = 20
 _LINES_OF_A_FAILURE = 6
@@ -57,7 +60,8 @@ class Tally:
 def main(cases: int, seed: int | None, only: int | None, api: str | None) -> None:
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
-    Before that the functions of MindSpore's API that reshard offers are called on both sides.
+    Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
+    from one to the other.
     """
     if not PYTHON.exists():
         raise click.ClickException(f"MindSpore is not installed in {PYTHON.parents[1]}: run `make conformance`")
@@ -93,6 +97,9 @@ def _check_api(only: str, directory: Path) -> int:
     started = time.monotonic()
     cases, unlike = all_cases(only), []
     with Judge(directory / "mindspore_api.log") as judge:
+        for line in [] if only else check_signatures(judge):
+            unlike.append("signatures")
+            click.echo(f"API differs: {line}")
         for number, case in enumerate(cases):
             try:
                 lines = check_api_case(case, judge, directory / f"api_{number}")
@@ -103,9 +110,19 @@ def _check_api(only: str, directory: Path) -> int:
                 click.echo(f"API differs: {case.name}")
                 for line in lines[:_LINES_OF_A_FAILURE]:
                     click.echo(f"    {line}")
+        for line in [] if only else check_encryption(judge, directory / "encryption"):
+            unlike.append("encryption")
+            click.echo(f"encrypted files: {line}")
+        for line in [] if only else check_crc_and_information(judge, directory / "information"):
+            unlike.append("CRC and information")
+            click.echo(f"CRC and information: {line}")
+        for line in [] if only else check_redundancy_and_parts(judge, directory / "redundancy"):
+            unlike.append("redundancy and parts")
+            click.echo(f"redundancy and parts: {line}")
     click.echo(f"{len(cases)} cases of MindSpore's API in {time.monotonic() - started:.0f} s: {len(unlike)} differ")
     if unlike:
-        click.echo(f"FAILED: their files are kept in {directory}. Each again: make conformance API='{unlike[0]}'")
+        again = next((case.name for case in cases if case.name in unlike), "")
+        click.echo(f"FAILED: their files are kept in {directory}. Each again: make conformance API='{again}'")
     return len(unlike)
 
 

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.conformance import run
+from tests.conformance.api_harness import ApiCase
 from tests.conformance.check import Verdict
 from tests.conformance.mindspore_process import Judge
 from tests.conformance.random_cases import build_case
@@ -21,6 +22,8 @@ class Outcome:
 
     differences: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    api_differences: tuple[str, ...] = ()
+    signature_differences: tuple[str, ...] = ()
 
 
 @pytest.fixture
@@ -34,7 +37,12 @@ def conformance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conformance:
             return Verdict(build_case(seed), list(outcome.differences), list(outcome.refusals))
 
         monkeypatch.setattr(run, "check_case", check_case)
-        monkeypatch.setattr(run, "all_cases", lambda only: [])
+        monkeypatch.setattr(run, "all_cases", lambda only: [ApiCase("load_checkpoint: a file", [])])
+        monkeypatch.setattr(run, "check_api_case", lambda case, judge, directory: list(outcome.api_differences))
+        monkeypatch.setattr(run, "check_signatures", lambda judge: list(outcome.signature_differences))
+        monkeypatch.setattr(run, "check_encryption", lambda judge, directory: [])
+        monkeypatch.setattr(run, "check_crc_and_information", lambda judge, directory: [])
+        monkeypatch.setattr(run, "check_redundancy_and_parts", lambda judge, directory: [])
         monkeypatch.setattr(run, "PYTHON", tmp_path)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
@@ -59,6 +67,30 @@ def test_one_differs(conformance: Conformance, tmp_path: Path) -> None:
     [kept] = tmp_path.iterdir()
     assert str(kept) in result.output
     assert (kept / "case_5").is_dir()
+
+
+def test_a_call_of_the_api_differs(conformance: Conformance, tmp_path: Path) -> None:
+    result = conformance(Outcome(api_differences=("reshard returns 1; MindSpore 2",)), "--cases", "2")
+    assert result.exit_code == 1
+    assert "API differs: load_checkpoint: a file\n    reshard returns 1; MindSpore 2" in result.output
+    assert "1 cases of MindSpore's API in 0 s: 1 differ" in result.output
+    assert "make conformance API='load_checkpoint: a file'" in result.output
+    assert "2 equal" in result.output
+    [kept] = tmp_path.iterdir()
+    assert str(kept) in result.output
+
+
+def test_a_function_of_the_api_takes_other_arguments(conformance: Conformance) -> None:
+    result = conformance(Outcome(signature_differences=("load_checkpoint takes [], MindSpore's [1]",)), "--cases", "2")
+    assert result.exit_code == 1
+    assert "API differs: load_checkpoint takes []" in result.output
+
+
+def test_just_a_few_calls_of_the_api(conformance: Conformance, tmp_path: Path) -> None:
+    result = conformance(Outcome(differences=("not looked at",)), "--api", "load")
+    assert result.exit_code == 0
+    assert result.output == "1 cases of MindSpore's API in 0 s: 0 differ\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mindspore_judged_too_few(conformance: Conformance) -> None:

@@ -48,18 +48,32 @@ def test_any_limit_that_may_be_asked_for_is_kept(limit_bytes: int, files: int, w
     st.booleans(),
     st.integers(0, 2**42),
     st.integers(1, 1024),
+    st.booleans(),
 )
 def test_any_limit_is_kept_with_object_stores(
-    limit_bytes: int, workers: int, remote_source: bool, remote_target: bool, file_bytes: int, count: int
+    limit_bytes: int,
+    workers: int,
+    remote_source: bool,
+    remote_target: bool,
+    file_bytes: int,
+    count: int,
+    keeps_first: bool,
 ) -> None:
     part_bytes = upload_part_bytes(limit_bytes, file_bytes) if remote_target else 0
-    budget = share_out(limit_bytes, 2**20, workers, part_bytes=part_bytes, remote_source=remote_source)
+    budget = share_out(
+        limit_bytes,
+        2**20,
+        workers,
+        part_bytes=part_bytes,
+        remote_source=remote_source,
+        keeps_first=keeps_first,
+    )
     count = min(count, budget.most_blocks)
     # from a remote storage several workers gather for one group; else each may have its own
     lanes = budget.most_lanes if remote_source and count > 1 else 1
     total = budget.workers // lanes * budget.shares(count, lanes).total_bytes
-    # nothing can be sent to S3 in smaller parts, and one is filled while another is sent
-    assert total <= max(limit_bytes, 2 * part_bytes + 3 * 64 * 2**10)
+    # nothing can be sent to S3 in smaller parts; one is filled while another is sent, and the first may be held back
+    assert total <= max(limit_bytes, (2 + keeps_first) * part_bytes + 3 * 64 * 2**10)
     assert budget.shares(count, lanes).block_bytes <= LARGEST_REMOTE_BLOCK_BYTES
     if remote_target:
         assert file_bytes <= MOST_PARTS_OF_S3 * part_bytes

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from core.convert import convert
 from core.elastic import (
     FAULT_RANKS_VARIABLE,
     MINDX_FAULT_RANKS_FILE,
@@ -21,6 +22,10 @@ from core.elastic import (
     regular_iteration,
 )
 from core.errors import InputError
+from core.request import build_request
+from core.storage.urls import parse_url
+from demo.make_checkpoint import make_demo
+from tests.support.checkpoints import read_tree
 
 # a training script in short: `saved` names the file of a rank, `before` and `after` are lines around set_config
 _TRAINING = """
@@ -266,6 +271,28 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     job.send(signal.SIGTERM)
     assert job.ends()[0] == [-signal.SIGTERM]
     assert job.saved == {0}
+
+
+def test_what_the_first_healthy_rank_of_each_group_saved_is_the_whole_model_to_a_conversion(job: Job) -> None:
+    demo, saved = job.directory / "demo", job.directory / "saved"
+    make_demo(parse_url(str(demo)))
+    copying = """
+import shutil
+def copy(source, target):
+    shutil.copytree(source, target)
+folder = f"rank_{os.environ['RANK']}"
+given = (os.path.join("demo/checkpoint", folder), os.path.join("saved", folder))
+exception_checkpoint.set_config(copy, given, True, [[0, 2], [1, 3], [4, 6], [5, 7]])
+"""
+    job.start(8, "", faults=["0", "7"], after=copying).send(signal.SIGTERM)
+    assert job.ends()[0] == [-signal.SIGTERM] * 8
+    assert {path.name for path in saved.iterdir()} == {"rank_1", "rank_2", "rank_4", "rank_5"}
+    strategies = {"source_strategy": str(demo / "strategy"), "target_strategy": str(demo / "target_strategy")}
+    options: dict[str, Any] = {**strategies, "step": "3_1200"}
+    convert(build_request(source=str(demo / "checkpoint"), target=str(job.directory / "of_all"), **options))
+    rescued = job.directory / "of_saved"
+    convert(build_request(source=str(saved), target=str(rescued), recover=True, fault_ranks="0,7", **options))
+    assert read_tree(rescued) == read_tree(job.directory / "of_all")
 
 
 def test_importing_costs_little() -> None:

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from core.checkpoint.catalog import build_catalog
@@ -158,3 +159,21 @@ def test_safetensors_parts(tmp_path: Path) -> None:
         )
     )
     assert read_tree(tmp_path / "again") == read_tree(CASE / "want")
+
+
+def test_remote_parts(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(PARTS), "/parts-of-files", recursive=True)
+    strategy = str(CASE / "dst_strategy.ckpt")
+    try:
+        convert(
+            build_request(
+                source="memory://parts-of-files",
+                target=str(tmp_path / "out"),
+                source_strategy=strategy,
+                target_strategy=strategy,
+            )
+        )
+    finally:
+        memory.rm("/parts-of-files", recursive=True)
+    assert read_tree(tmp_path / "out") == read_tree(CASE / "want")

@@ -23,7 +23,7 @@ from core.request import VerifyLevel, build_request
 from core.strategy.files import write_strategy
 from core.verify import verify_target
 from tests.core.test_plan import catalog_of, entry, make_catalog, make_strategy, plan_of, sides, vector
-from tests.support.checkpoints import read_tree
+from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.reference import AXIS_LENGTH, wholes
 
@@ -208,3 +208,16 @@ def test_a_target_without_redundancy_is_written_and_verified(
         data = (tmp_path / "out/rank_3/checkpoint_3.safetensors").read_bytes()
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         assert header["__metadata__"]["remove_redundancy"] == "True"
+
+
+@pytest.mark.parametrize("file_format", list(CheckpointFormat))
+@pytest.mark.parametrize("number", [7001, 7003, 7010, 7016])
+def test_what_was_written_without_redundancy_is_read_back(
+    tmp_path: Path, file_format: CheckpointFormat, number: int
+) -> None:
+    whole = case(number).directory
+    strategy = str(whole / "dst_strategy.ckpt")
+    options = {"target_strategy": strategy, "format": file_format.value, "remove_redundancy": True}
+    convert(build_request(source=str(whole / "full"), target=str(tmp_path / "less"), **options))
+    convert(build_request(source=str(tmp_path / "less"), target=str(tmp_path / "again"), source_strategy=strategy))
+    assert read_tree(tmp_path / "again") == read_tree(whole / "full")

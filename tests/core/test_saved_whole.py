@@ -77,7 +77,7 @@ def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch:
         all_open.wait(timeout=10)
         return open_source(location)
 
-    monkeypatch.setattr("core.saved_whole.open_source", open_with_the_others)
+    monkeypatch.setattr("core.checkpoint.opening.open_source", open_with_the_others)
     assert remote.say_whole()
 
 

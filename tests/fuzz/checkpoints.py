@@ -1,11 +1,21 @@
 """Checkpoint files: the walk over a `.ckpt`, local and remote, files that are compared with others, and safetensors."""
 
+import json
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
+from core.checkpoint.encryption import MAGICS, DecryptedSource, EncryptedOutput
 from core.checkpoint.formats import check_crc, read_index
 from core.checkpoint.indexing import Indexed, Workers, read_indexes
 from core.checkpoint.model import FileIndex
+from core.checkpoint.scalars import json_value, read_scalars
 from core.errors import CheckpointError, InputError
+from core.keys import Key
+from core.mindspore_api.map_parameters import build_map_parameter, parse_map_parameter
+from core.request import EncryptionMode
+from core.storage.uploads import Buffer
 from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import FIXTURES, Parser
 from tests.support.remote_file import RemoteFile
@@ -16,13 +26,13 @@ _NAME = "hostile_file"
 def _ckpt_seeds() -> list[bytes]:
     paths = [FIXTURES / "formats/plain.ckpt", FIXTURES / "formats/crc.ckpt"]
     paths += sorted(FIXTURES.glob("conversions/case_7001/src/rank_0/*.ckpt"))
-    paths += sorted(FIXTURES.glob("formats/redundancy_removed/**/*.ckpt"))[:1]
+    paths += sorted(FIXTURES.glob("formats/redundancy_removed/src_ckpt/**/*.ckpt"))[:1]
     return [path.read_bytes() for path in paths]
 
 
 def _safetensors_seeds() -> list[bytes]:
     paths = [FIXTURES / "formats/plain.safetensors", FIXTURES / "formats/crc.safetensors"]
-    paths += sorted(FIXTURES.glob("formats/redundancy_removed/**/*.safetensors"))[:1]
+    paths += sorted(FIXTURES.glob("formats/redundancy_removed/src_safetensors/**/*.safetensors"))[:1]
     texts = (
         b'{"__metadata__":{"format":"ms","text:t":"x","w":"Int4"},"w":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}'
     )
@@ -39,8 +49,12 @@ def _checked(file: RemoteFile) -> FileIndex:
     assert index.size_bytes == file.size_bytes
     for name, entry in index.entries.items():
         assert entry.name == name
-        assert all(0 <= extent.offset <= extent.offset + extent.length <= file.size_bytes for extent in entry.extents)
+        for extent in entry.extents:
+            assert min(extent.offset, extent.length) >= 0
+            assert extent.offset + extent.length <= file.size_bytes
         assert entry.text is not None or sum(extent.length for extent in entry.extents) == entry.size_bytes
+    values = read_scalars(file, index)
+    json.dumps({name: json_value(value) for name, value in values.items()}, allow_nan=False)
     if index.has_crc:
         try:
             check_crc(file, index)
@@ -84,10 +98,87 @@ def _index_among_others(data: bytes) -> None:
     assert found.keys() == files.keys()
     assert isinstance(found[0], Indexed)
     for outcome in found.values():
-        assert isinstance(outcome, Indexed) or (isinstance(outcome, InputError) and _NAME in str(outcome))
+        assert isinstance(outcome, Indexed) or _NAME in str(outcome)
+
+
+def _map_parameters() -> list[bytes]:
+    arrays = [np.arange(4, dtype=np.int32), np.ones((4, 2), np.float32), np.zeros(4, np.int32)]
+    return [build_map_parameter(arrays), build_map_parameter(arrays[:1]), b""]
+
+
+def _parse_map_parameter(data: bytes) -> None:
+    arrays = parse_map_parameter([data, data], _NAME)
+    assert sum(array.nbytes for array in arrays) <= 2 * len(data)
+
+
+_KEYS = {
+    mode: Key(key.encode(), mode)
+    for mode, key in {
+        EncryptionMode.AES_GCM: "0123456789abcdef",
+        EncryptionMode.AES_CBC: "0123456789abcdef0123456789abcdef",
+        EncryptionMode.SM4_CBC: "0123456789abcdef",
+    }.items()
+}
+
+
+class _Written(bytearray):
+    """What is written of an encrypted file."""
+
+    def write(self, buffer: Buffer) -> None:
+        self.extend(buffer)
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        self[offset : offset + len(buffer)] = buffer
+
+
+def _encrypted_seeds() -> list[bytes]:
+    """MindSpore's files, files of many blocks, and an early one: of one block without a tag."""
+    paths = sorted(FIXTURES.glob("formats/encrypted_*.ckpt"))
+    plain = (FIXTURES / "formats/plain.ckpt").read_bytes()
+    seeds = [path.read_bytes() for path in paths]
+    for key in _KEYS.values():
+        written = _Written()
+        output = EncryptedOutput(written, key, block_bytes=400)
+        output.write(plain)
+        output.finish()
+        seeds.append(bytes(written))
+    tagged = next(seed for seed in seeds if seed.startswith(MAGICS[EncryptionMode.AES_GCM]))
+    return [*seeds, tagged[:4] + tagged[20:]]
+
+
+def _parse_encrypted(data: bytes) -> None:
+    """The same is read from it whether it is local or remote, streamed or not, with whichever of the keys opens it."""
+    for key in _KEYS.values():
+        outcomes: list[tuple[bytes, FileIndex | None] | None] = []
+        for url in (f"/x/{_NAME}.ckpt", f"memory:///x/{_NAME}.ckpt"):
+            try:
+                outcomes.append(_plain(data, url, key))
+            except InputError as error:
+                assert _NAME in str(error)
+                outcomes.append(None)
+        assert outcomes[0] == outcomes[1]
+
+
+def _plain(data: bytes, url: str, key: Key) -> tuple[bytes, FileIndex | None]:
+    file = _file(data, url)
+    file.version = str(zlib.crc32(data))
+    source = DecryptedSource(file, key)
+    assert source.size_bytes <= len(data)
+    [plain] = source.read_many([(0, source.size_bytes)])
+    buffer = bytearray(len(plain) // 2)
+    source.read_into(len(plain) // 3, memoryview(buffer))
+    assert buffer == plain[len(plain) // 3 :][: len(buffer)]
+    source.check_tags()
+    try:
+        return plain, read_index(source)
+    except InputError as error:
+        assert _NAME in str(error)
+        return plain, None
 
 
 CKPT = Parser("ckpt", _ckpt_seeds, _parse_ckpt, (damaged_protobuf,), _NAME)
 CKPT_REMOTE = Parser("ckpt-remote", _ckpt_seeds, _parse_both_ways, (damaged_protobuf,), _NAME)
 CKPT_AMONG_OTHERS = Parser("ckpt-among-others", _ckpt_seeds, _index_among_others, (damaged_protobuf,), _NAME)
+ENCRYPTED = Parser("encrypted", _encrypted_seeds, _parse_encrypted, (), _NAME)
+MAP_PARAMETER = Parser("map-parameter", _map_parameters, _parse_map_parameter, (damaged_protobuf,), _NAME)
 SAFETENSORS = Parser("safetensors", _safetensors_seeds, _parse_safetensors, (damaged_safetensors,), _NAME)

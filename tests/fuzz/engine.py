@@ -7,7 +7,7 @@ much more memory than the input. Exceptions of any other kind, hangs and excessi
 import signal
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -20,8 +20,7 @@ from tests.fuzz.parsers import Parser
 MOST_SECONDS = 2.0
 """For one input, of at most `mutations.LARGEST_BYTES`."""
 MEMORY_CONSTANT_BYTES = 4 << 20
-MEMORY_FACTOR = 64
-"""Python's objects are large: of JSON's `[[],[],…]` each three characters become 64 bytes."""
+"""What any input may make a parser allocate, besides its size times the parser's own factor."""
 _MEASURE_EVERY = 16  # measuring makes Python several times slower
 _MINIMIZE_SECONDS = 5.0
 
@@ -51,8 +50,18 @@ class Tally:
     """By what went wrong, so that one fault is told once."""
 
 
-def run(parser: Parser, random: Random, *, seconds: float = 1e9, inputs: int | None = None) -> Tally:
-    """Feeds one parser with its seeds, then with damaged ones, until one of the limits is reached."""
+def run(
+    parser: Parser,
+    random: Random,
+    *,
+    seconds: float = 1e9,
+    inputs: int | None = None,
+    note: Callable[[bytes], object] | None = None,
+) -> Tally:
+    """Feeds one parser with its seeds, then with damaged ones, until one of the limits is reached.
+
+    `note` is given each input before it is parsed, in case that this is the process's end.
+    """
     tally, seeds = Tally(), list(parser.seeds())
     began = time.monotonic()
     pool = list(seeds)
@@ -61,6 +70,8 @@ def run(parser: Parser, random: Random, *, seconds: float = 1e9, inputs: int | N
             data = seeds[tally.count]
         else:
             data = damaged(random, random.choice(pool), seeds, parser.structural)
+        if note:
+            note(data)
         accepted = _feed(parser, data, tally)
         # what is damaged and yet accepted leads to places that sound files never reach
         if accepted and len(data) < 1 << 15 and random.random() < 0.02:
@@ -97,8 +108,8 @@ def outcome(parser: Parser, data: bytes, *, measured: bool = False) -> tuple[str
         return f"more than {MOST_SECONDS} s {_where(error)}", False
     except Exception as error:
         return f"{type(error).__name__} {_where(error)}", False
-    if peak and peak[0] > MEMORY_FACTOR * len(data) + MEMORY_CONSTANT_BYTES:
-        return f"more memory than {MEMORY_FACTOR} times its size and {MEMORY_CONSTANT_BYTES} bytes", False
+    if peak and peak[0] > parser.memory_factor * len(data) + MEMORY_CONSTANT_BYTES:
+        return f"more memory than {parser.memory_factor} times its size and {MEMORY_CONSTANT_BYTES} bytes", False
     return "", accepted
 
 
@@ -141,7 +152,7 @@ def _where(error: BaseException) -> str:
     place, trace = "somewhere", error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if "/core/" in code.co_filename or "/tests/fuzz/" in code.co_filename:
+        if "/core/" in code.co_filename or ("/tests/fuzz/" in code.co_filename and code.co_name != "stop"):
             place = f"in {code.co_filename.rpartition('/')[2]} {code.co_name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return place

@@ -5,6 +5,7 @@ A mutator takes a source of randomness and a file's bytes, and gives other bytes
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -135,7 +136,7 @@ def _edited(random: Random, node: Any) -> Any:
     children = list(node.keys()) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
     if not children or random.random() < 0.08:
         return random.choice((random.choice(_VALUES), _near(random, node)))
-    copy = dict(node) if isinstance(node, dict) else list(node)
+    copy: Any = dict(node) if isinstance(node, dict) else list(node)
     key = random.choice(children)
     what = random.randrange(12)
     if what == 0:
@@ -164,7 +165,7 @@ def damaged_gzip(random: Random, data: bytes) -> bytes:
     """A compressed JSON with one value changed, or one that unpacks to far more than it takes."""
     try:
         plain = gzip.decompress(data)
-    except (OSError, EOFError, ValueError):
+    except (OSError, EOFError, ValueError, zlib.error):
         return data
     what = random.randrange(20)
     if what == 0:

@@ -21,6 +21,8 @@ class Parser:
         structural: mutators that know what its inputs look like.
         told: what the message of a refusal has to contain: the file's name.
         refusals: what it may raise.
+        memory_factor: how many times an input's size it may allocate. Python's objects are large: of JSON's
+            `[[],[],…]` each three characters become 64 bytes.
     """
 
     name: str
@@ -29,3 +31,4 @@ class Parser:
     structural: tuple[Mutator, ...] = ()
     told: str = ""
     refusals: tuple[type[Exception], ...] = (InputError,)
+    memory_factor: int = 64

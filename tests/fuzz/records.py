@@ -1,4 +1,4 @@
-"""What stands beside a converted checkpoint: manifest, records, plan, leases; and the list of faulty ranks."""
+"""What stands beside checkpoints: manifest, records, plan, leases, also sealed; lists of faulty ranks, weight maps."""
 
 import atexit
 import shutil
@@ -9,10 +9,13 @@ from pathlib import Path
 
 from core.convert import convert
 from core.elastic import parse_fault_ranks
-from core.errors import TargetError
+from core.errors import InputError, TargetError
+from core.keys import Key
 from core.manifest import dump_record, parse_manifest, parse_shard_record
+from core.mindspore_api.unified import _weight_map
 from core.plan_file import load_plan, load_sources
-from core.request import build_request
+from core.request import EncryptionMode, build_request
+from core.sealing import seal, unseal
 from core.storage.lease import parse_holder
 from core.storage.urls import parse_url
 from tests.fuzz.mutations import damaged_gzip, damaged_json
@@ -92,8 +95,39 @@ def _parse_fault_list(data: bytes) -> None:
     assert all(int(rank) >= 0 for rank in parse_fault_ranks(data, _ORIGIN))
 
 
+_KEY = Key(b"0123456789abcdef", EncryptionMode.AES_GCM)
+
+
+def _sealed() -> list[bytes]:
+    return [seal(b"{}" * 50, _KEY, "plan"), seal(b"", _KEY, "plan"), b"{}"]
+
+
+def _unseal(data: bytes) -> None:
+    for key in (_KEY, None):
+        try:
+            unseal(data, key, "plan", _ORIGIN)
+        except InputError as error:
+            assert _ORIGIN in str(error)
+
+
+def _weight_maps() -> list[bytes]:
+    return [
+        b'{"metadata":{"total_size":8},"weight_map":{"a.b":"part0.safetensors","c":"part1.safetensors"}}',
+        b'{"a":"b"}',
+    ]
+
+
+def _parse_weight_map(data: bytes) -> None:
+    place = parse_url(f"memory:///fuzz/{_ORIGIN}.json")
+    place.fs.pipe_file(place.path, data)
+    assert all(isinstance(path, str) for path in _weight_map(place).values())
+
+
+SEALED = Parser("sealed", _sealed, _unseal, (), _ORIGIN)
+WEIGHT_MAP = Parser("weight-map", _weight_maps, _parse_weight_map, (damaged_json,), _ORIGIN)
 MANIFEST = Parser("manifest", _manifests, _parse_manifest, (damaged_json,), _ORIGIN)
 RECORD = Parser("record", _records, _parse_record, (damaged_json,), _ORIGIN)
-PLAN = Parser("plan", _plans, _parse_plan, (damaged_gzip,), _ORIGIN)
+# it may be compressed 250 times
+PLAN = Parser("plan", _plans, _parse_plan, (damaged_gzip,), _ORIGIN, memory_factor=250 * 64)
 LEASE = Parser("lease", _leases, _parse_lease, (damaged_json,), _ORIGIN)
 FAULT_LIST = Parser("fault-list", _fault_lists, _parse_fault_list, (damaged_json,), _ORIGIN)

@@ -3,6 +3,7 @@
 import faulthandler
 import random
 import resource
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,13 +17,18 @@ from tests.fuzz.parsers import Parser
 PARSERS: tuple[Parser, ...] = (
     strategies.PROTOBUF,
     strategies.JSON,
+    strategies.GROUPS,
     checkpoints.CKPT,
     checkpoints.CKPT_REMOTE,
     checkpoints.CKPT_AMONG_OTHERS,
     checkpoints.SAFETENSORS,
+    checkpoints.ENCRYPTED,
+    checkpoints.MAP_PARAMETER,
     records.MANIFEST,
     records.RECORD,
     records.PLAN,
+    records.SEALED,
+    records.WEIGHT_MAP,
     records.LEASE,
     records.FAULT_LIST,
     texts.REQUEST,
@@ -38,7 +44,7 @@ _SHOWN_BYTES = 200
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=1), help="In all.")
+@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(min=0, min_open=True), help="In all.")
 @click.option("--seed", type=int, help="The same damage each time; random if not given.")
 @click.option("--only", type=click.Choice([parser.name for parser in PARSERS]), help="Just this parser.")
 def main(seconds: float, seed: int | None, only: str | None) -> None:
@@ -47,18 +53,20 @@ def main(seconds: float, seed: int | None, only: str | None) -> None:
     A file has to be read or refused with a message that names it: without any other exception, within seconds, and in
     memory that its size bounds.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
-    faulthandler.enable()
     seed = random.randrange(2**32) if seed is None else seed
     chosen = [parser for parser in PARSERS if only in (None, parser.name)]
-    click.echo(f"{len(chosen)} parsers, {seconds:g} s, seed {seed}")
+    directory = Path(tempfile.mkdtemp(prefix="reshard-fuzz-found-"))
+    at_hand = directory / "at-hand"
+    click.echo(f"{len(chosen)} parsers, {seconds:g} s, seed {seed}; should this process die: see {at_hand}")
     failures: list[Failure] = []
     for parser in chosen:
-        tally = run(parser, random.Random(f"{seed} {parser.name}"), seconds=seconds / len(chosen))
+        dice = random.Random(f"{seed} {parser.name}")
+        tally = run(parser, dice, seconds=seconds / len(chosen), note=at_hand.write_bytes)
         click.echo(_line(parser, tally))
         failures += tally.failures.values()
+    shutil.rmtree(directory)
     if failures:
-        directory = Path(tempfile.mkdtemp(prefix="reshard-fuzz-failures-"))
+        directory.mkdir()
         for number, failure in enumerate(failures):
             path = directory / f"{failure.parser}-{number}"
             path.write_bytes(failure.data)
@@ -76,4 +84,7 @@ def _line(parser: Parser, tally: Tally) -> str:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
+    # what C code allocates, or how long it runs, is seen by nobody inside the process
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     main()

@@ -1,10 +1,13 @@
-"""Strategy files, protobuf and JSON, alone and merged with sound ones; what is accepted can be written again."""
+"""Strategy files, protobuf and JSON, alone and merged; what is accepted can be written again. Files of groups."""
 
 from core.errors import StrategyError
+from core.storage.urls import parse_url
+from core.strategy.groups import read_groups
 from core.strategy.json_file import build_json, parse_json
 from core.strategy.merging import merge_strategies, split_strategy
 from core.strategy.model import Strategy
 from core.strategy.protobuf import build_protobuf, parse_protobuf
+from core.strategy.strategy_pb2 import ParallelGroupItem, ParallelGroupMap, ParallelGroupRanks
 from tests.fuzz.mutations import damaged_json, damaged_protobuf
 from tests.fuzz.parsers import FIXTURES, Parser
 
@@ -53,5 +56,21 @@ def _use(strategy: Strategy) -> None:
             assert "stage 0 is missing" in str(error)
 
 
+def _group_seeds() -> list[bytes]:
+    ranks = ParallelGroupRanks(dim=[0, 1, 2, 3])
+    item = ParallelGroupItem(group_name="hccl_world_group", parallel_group_ranks=ranks)
+    message = ParallelGroupMap(parallel_group_item=[item, item], ckpt_restore_rank_list=ranks)
+    return [message.SerializeToString(), b"[[0, 2], [1, 3]]", b" [[3, 1], [0], [2]]"]
+
+
+def _read_groups(data: bytes) -> None:
+    place = parse_url(f"memory:///fuzz/{_ORIGIN}")
+    place.fs.pipe_file(place.path, data)
+    groups = read_groups([str(place)])
+    ranks = [rank for group in groups for rank in group]
+    assert sorted(ranks) == list(range(len(ranks)))
+
+
 PROTOBUF = Parser("strategy-protobuf", _protobuf_seeds, _parse_protobuf, (damaged_protobuf,), _ORIGIN)
+GROUPS = Parser("groups", _group_seeds, _read_groups, (damaged_protobuf, damaged_json))
 JSON = Parser("strategy-json", _json_seeds, _parse_json, (damaged_json,), _ORIGIN)

@@ -4,11 +4,12 @@ import json
 import os
 from contextlib import suppress
 
-from botocore.exceptions import ClientError
-from botocore.parsers import ResponseParserError, RestXMLParser
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+from botocore.parsers import ResponseParserError, RestXMLParser  # type: ignore[import-untyped]
 
 from core.checkpoint.names import group_prefixes, parse_name, parse_step
 from core.errors import InputError
+from core.info_texts import parse_info
 from core.latest_request import LatestConversionRequest
 from core.request import ConversionRequest, build_options, build_request, parse_ranks, parse_size
 from core.secrets import scrubbed
@@ -24,8 +25,8 @@ _SECRET = "hunter2hunter2"
 def _requests() -> list[bytes]:
     documents = [
         {"source": "s3://b/x", "target": "/y", "ranks": "0-3,7", "memory_limit": "512 MiB", "step": "10_5"},
-        {"source": "/x", "target": "obs://b/{rank}", "source_storage": "env:A", "fault_ranks": "1", "recover": True},
-        {"source": "https://bob@host:80/x?sig=a", "target": "://:", "append_info": "a=1", "replicas": 2},
+        {"source": "/x", "target": "obs://b/y", "source_storage": "env:A", "fault_ranks": "1", "recover": True},
+        {"source": "https://bob@host:80/x?a=1", "target": "/y", "ranks": "3"},
     ]
     return [json.dumps(document).encode() for document in documents]
 
@@ -48,6 +49,9 @@ def _parse_request(data: bytes) -> None:
 def _options_of_numbers() -> list[bytes]:
     return [
         b"1.5 GiB",
+        b"epoch=5",
+        b"a=-1e3",
+        b"b=text:1",
         b"0-3, 7",
         b"10_5_breakpoint",
         b"checkpoint_{rank}-10_5.ckpt",
@@ -59,7 +63,7 @@ def _parse_text(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     parse_name(text)
     parse_step(text)
-    for parse in (parse_size, parse_ranks):
+    for parse in (parse_size, parse_ranks, lambda text: parse_info([text])):
         with suppress(ValueError):  # pydantic makes an error of it that names the field
             parse(text)
     parts = [part[:255] for part in text.split("/") if part][:50]  # no file's name is longer

@@ -260,12 +260,10 @@ def test_crc_is_checked_unless_told_otherwise(source: Source) -> None:
     assert catalog(source.url, 1, check_crc=False).records[0].index.has_crc
 
 
-def test_removed_replicas_are_refused(source: Source) -> None:
-    source.add("rank_0/A.safetensors", data=safetensors({"remove_redundancy": "True"}))
-    with pytest.raises(CheckpointError, match=r"rank_0/A\.safetensors: was saved with remove_redundancy=True"):
-        catalog(source.url, 1)
-    source.add("rank_0/A.safetensors", data=safetensors({"remove_redundancy": "False"}))
-    assert catalog(source.url, 1).format is CheckpointFormat.SAFETENSORS
+def test_removed_redundancy_is_known(source: Source) -> None:
+    for said in (True, False):
+        source.add("rank_0/A.safetensors", data=safetensors({"remove_redundancy": str(said)}))
+        assert catalog(source.url, 1).records[0].index.redundancy_removed is said
 
 
 def test_equal_indexes_are_one_object(source: Source) -> None:
@@ -357,7 +355,7 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
         for part, size in enumerate(sizes)
     ]
     files = {f"{remote.url}/rank_{rank}/CKP-1_2.ckpt": sparse_file(entries) for rank in range(8)}
-    monkeypatch.setattr("core.checkpoint.catalog.open_source", lambda location: files[str(location)])
+    monkeypatch.setattr("core.checkpoint.opening.open_source", lambda location: files[str(location)])
     result = catalog(remote.url, 8, digest=lambda rank, entry: entry.size_bytes == 2**14)
     assert [record.assumed for record in result.records.values()] == [False] + 7 * [True]
     assert all(len(record.digests) == 50 for record in result.records.values())
@@ -389,14 +387,14 @@ def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypa
 def test_transient_failure_is_not_blamed_on_the_input(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.add_ranks(3)
     source.add("rank_0/CKP-1_2.ckpt", data=b"")
-    monkeypatch.setattr("core.checkpoint.catalog.open_source", failing_on(2, StorageError("slow down", transient=True)))
+    monkeypatch.setattr("core.checkpoint.opening.open_source", failing_on(2, StorageError("slow down", transient=True)))
     with pytest.raises(StorageError, match="slow down"):
         catalog(source.url, 3)
 
 
 def test_file_that_cannot_be_read_is_the_inputs_fault(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.add_ranks(3)
-    monkeypatch.setattr("core.checkpoint.catalog.open_source", failing_on(2, StorageError("permission denied")))
+    monkeypatch.setattr("core.checkpoint.opening.open_source", failing_on(2, StorageError("permission denied")))
     with pytest.raises(InputError, match="permission denied"):
         catalog(source.url, 3)
 
@@ -425,7 +423,7 @@ def test_files_are_closed(source: Source, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(file, "close", close_and_tell)
         return file
 
-    monkeypatch.setattr("core.checkpoint.catalog.open_source", watched)
+    monkeypatch.setattr("core.checkpoint.opening.open_source", watched)
     with pytest.raises(CheckpointError):
         catalog(source.url, 2)
     assert len(closed) == 2
@@ -463,5 +461,5 @@ def test_real_file_with_crc() -> None:
 
 
 def test_real_files_without_replicas() -> None:
-    with pytest.raises(CatalogError, match="8 of 8 checkpoint files cannot be used"):
-        catalog(str(FIXTURES / "formats/redundancy_removed/src_safetensors"), 8)
+    found = catalog(str(FIXTURES / "formats/redundancy_removed/src_safetensors"), 8)
+    assert all(record.index.redundancy_removed for record in found.records.values())

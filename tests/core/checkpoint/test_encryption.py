@@ -7,7 +7,7 @@ import struct
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.checkpoint.encryption import MAGICS, DecryptedSource, EncryptedOutput, encrypted_bytes
@@ -170,6 +170,7 @@ def test_by_other_means(mode: EncryptionMode) -> None:
 # ---- any part of it ----
 
 
+@settings(deadline=None)
 @given(
     mode=st.sampled_from(EncryptionMode),
     block_bytes=st.sampled_from([1, 5, 16, 17, 64, 100, 1000]),
@@ -307,8 +308,8 @@ def test_the_tag_tells_a_wrong_key() -> None:
     with pytest.raises(CheckpointError) as caught:
         opened(encrypted(PLAIN), GCM, b"fedcba9876543210").check_tags()
     assert str(caught.value) == (
-        "/somewhere/model.ckpt: cannot be decrypted (the block at byte 0 fails its tag): env:KEY is not the key that it "
-        "was encrypted with, or it was changed since"
+        "/somewhere/model.ckpt: cannot be decrypted (the block at byte 0 fails its tag): env:KEY is not the key that "
+        "it was encrypted with, or it was changed since"
     )
 
 

@@ -1,0 +1,42 @@
+"""`reshard join-parts`."""
+
+import click
+
+from cli.output import print_json
+from cli.progress import shown_progress
+from cli.storages import storage_named, storage_option
+from core.wording import counted, seconds_text, size_text
+
+
+@click.command("join-parts")
+@click.argument("parts", metavar="PART...", nargs=-1, required=True)
+@click.argument("target")
+@storage_option
+@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+def command(parts: tuple[str, ...], target: str, storage: str, as_json: bool) -> None:
+    """Makes one checkpoint, TARGET, of the parts that pipeline stages were converted to one by one.
+
+    Each PART is the directory that `reshard convert` made of one stage, perhaps on another machine, with that stage's
+    own strategy as the source strategy. Together they have to hold each parameter of their target strategy once. Their
+    files are copied side by side, rank_0/checkpoint_0_part0.ckpt, rank_0/checkpoint_0_part1.ckpt, and checked; TARGET
+    appears when all are right. MindSpore's load_segmented_checkpoints reads its rank folders, and so do all commands
+    here.
+
+    \b
+    Examples:
+      reshard join-parts stage0 stage1 whole
+      reshard join-parts s3://bucket/stage0 s3://bucket/stage1 s3://bucket/whole
+    """
+    from core.joining import join_parts
+
+    with storage_named(storage, *parts, target), shown_progress("joining") as progress:
+        report = join_parts(parts, target, progress)
+    if as_json:
+        print_json(report)
+        return
+    stages = ", ".join(map(str, report.stages))
+    click.echo(
+        f"{report.target}: the parts of stages {stages}, {counted(report.parameters, 'parameter')} on "
+        f"{counted(report.ranks, 'rank')}, {size_text(report.size_bytes)} copied and checked in "
+        f"{seconds_text(report.seconds)}"
+    )

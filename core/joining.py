@@ -1,0 +1,331 @@
+"""Stages that were converted one by one, perhaps on different machines, made one checkpoint: all of it, or nothing.
+
+Each part is a finished conversion with a manifest and records of its own. They have to be of one target strategy, and
+each of its parameters of one of them. Their files are copied, every rank's side by side, checked against the records,
+and published with one manifest, in which a rank's parts count as one file.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+
+import xxhash
+from pydantic import BaseModel, ConfigDict
+
+from core import __version__
+from core.checkpoint.selection import listed
+from core.errors import InputError, TargetError, VerificationError
+from core.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
+from core.plan import ConversionPlan, build_plan
+from core.plan_file import load_inputs
+from core.progress import Progress, SilentProgress, advancing
+from core.request import VerifyLevel
+from core.storage.files import copy_file, open_source, write_bytes, write_file
+from core.storage.filesystems import same_storage
+from core.storage.joined import joined_name
+from core.storage.lease import held_lease, new_holder
+from core.storage.publishing import (
+    MANIFEST_NAME,
+    STATE_DIRECTORY,
+    check_room,
+    list_names,
+    publish,
+    remove_others,
+    remove_tree,
+    working_location,
+)
+from core.storage.urls import Location, parse_url
+from core.target import (
+    IDENTITY_NAME,
+    LEASES_DIRECTORY,
+    Workspace,
+    check_apart,
+    read_identity,
+    read_manifest,
+    record_digest,
+)
+from core.threads import in_threads
+from core.verify import verify_rank
+
+_WORKERS = 4
+_BLOCK_BYTES = 8 * 2**20
+
+
+class JoinReport(BaseModel):
+    """The checkpoint that parts were joined to: its pipeline stages, ranks, parameters of the strategy, and bytes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    stages: tuple[int, ...]
+    ranks: int
+    parameters: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One stage's finished conversion."""
+
+    location: Location
+    manifest: Manifest
+    plan: ConversionPlan
+    stage: int
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.location, self.manifest.identity)
+
+    @property
+    def parameters(self) -> set[str]:
+        return {parameter.name for parameter in self.plan.match.moved}
+
+    def excuses(self, name: str) -> bool:
+        """Whether the target was said to be able to do without a parameter."""
+        return any(fnmatchcase(name, pattern) for pattern in self.plan.inputs.allow_missing)
+
+
+def join_parts(parts: Sequence[str], target: str, progress: Progress | None = None) -> JoinReport:
+    """Copies the parts that stages were converted to into one checkpoint; they stay as they are.
+
+    Raises:
+        InputError: they are not parts of one target, or some are missing; or the target is occupied.
+        VerificationError: a copied file is not what the part's record says.
+        StorageError: reading or writing failed, or there is no room.
+    """
+    started = time.monotonic()
+    progress = progress or SilentProgress()
+    final = parse_url(target)
+    found = sorted((_read_part(parse_url(url)) for url in parts), key=lambda part: part.stage)
+    for part in found:
+        check_apart(part.location, final)
+    _check_together(found)
+    joint = _Joint(found, final)
+    done = read_manifest(final)
+    if done is not None and done.identity == joint.identity:
+        progress.note(f"{final}: was joined from these parts already; reshard verify checks it")
+    else:
+        joint.make(progress)
+    return JoinReport(
+        target=str(final),
+        stages=tuple(part.stage for part in found),
+        ranks=len(joint.ranks),
+        parameters=len(set().union(*(part.parameters for part in found))),
+        size_bytes=joint.size_bytes,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _read_part(location: Location) -> _Part:
+    manifest = read_manifest(location)
+    if manifest is None:
+        raise InputError(
+            f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
+        )
+    if manifest.encryption:
+        raise InputError(f"{location}: is encrypted, and such parts cannot be joined; convert its stage unencrypted")
+    plan = build_plan(load_inputs(Workspace(location, manifest.identity).plan_url))
+    if plan.part is None:
+        raise InputError(
+            f"{location}: is no part: it was not converted with one pipeline stage's own strategy, to a target with "
+            "other stages' parameters as well"
+        )
+    return _Part(location, manifest, plan, plan.part)
+
+
+def _check_together(parts: Sequence[_Part]) -> None:
+    """Makes sure that parts are of one kind and make one target.
+
+    Raises:
+        InputError: they are not, or do not.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        for what, ours in _kind_of(part).items():
+            if ours != _kind_of(first)[what]:
+                raise InputError(f"{first.location} and {part.location} do not go together: they have different {what}")
+    holders: dict[str, _Part] = {}
+    for part in parts:
+        twice = sorted(part.parameters & holders.keys())
+        if twice:
+            other = holders[twice[0]]
+            raise InputError(
+                f"{other.location} and {part.location}, stages {other.stage} and {part.stage}, both have parameter "
+                f"{twice[0]!r}: it cannot be known whose is meant. Name each stage once; stages that share parameters "
+                "are converted at once, with the directory of all strategies"
+            )
+        holders |= dict.fromkeys(part.parameters, part)
+    wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
+    lacking = sorted(name for name in wanted - holders.keys() if not any(part.excuses(name) for part in parts))
+    if lacking:
+        raise InputError(
+            f"no part has {len(lacking)} parameters of the target's strategy ({listed(lacking, 6)}): there are the "
+            f"parts of stages {', '.join(str(part.stage) for part in parts)}; name the others' as well"
+        )
+
+
+def _kind_of(part: _Part) -> dict[str, object]:
+    inputs = part.plan.inputs
+    stages = inputs.target_strategy.stages if inputs.target_strategy else ()
+    return {
+        "formats": inputs.format,
+        "prefixes": inputs.prefix,
+        "numbers of copies (--replicas)": inputs.replicas,
+        "source steps": inputs.catalog.step,
+        "target strategies": [stage.layouts for stage in stages],
+    }
+
+
+def _record_of(part: _Part, rank: int) -> ShardRecord:
+    record = part.workspace.read_record(rank)
+    [summary] = [summary for summary in part.manifest.ranks if summary.rank == rank]
+    if record_digest(record) != summary.record_digest:
+        raise TargetError(
+            f"{part.location}: the record of rank_{rank} is not the one that its manifest was written for"
+        )
+    return record
+
+
+def _copy(source: Location, target: Location) -> None:
+    if same_storage(source.fs, target.fs):
+        copy_file(source, target)
+        return
+    file = open_source(source)
+    try:
+        with write_file(target) as output:
+            for start in range(0, file.size_bytes, _BLOCK_BYTES):
+                block = memoryview(bytearray(min(_BLOCK_BYTES, file.size_bytes - start)))
+                file.read_into(start, block)
+                output.write(block)
+    finally:
+        file.close()
+
+
+def _united(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for some in names for name in some))
+
+
+class _Joint:
+    """The checkpoint that parts are joined to."""
+
+    def __init__(self, parts: Sequence[_Part], final: Location) -> None:
+        self._parts = parts
+        self._final = final
+        identities = "+".join(part.manifest.identity for part in parts)
+        self.identity = xxhash.xxh3_128_hexdigest(identities.encode())
+        self.ranks = parts[0].plan.target_ranks
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(rank.size_bytes for part in self._parts for rank in part.manifest.ranks)
+
+    def make(self, progress: Progress) -> None:
+        """Copies all files, checks them, and publishes them."""
+        with self._claimed() as workspace:
+            check_room(workspace.directory, self.size_bytes)
+            progress.begin(2 * self.size_bytes)
+            stop = threading.Event()
+            advance = advancing(progress, stop)
+            records = in_threads(lambda rank: self._join(workspace, rank, advance), self.ranks, _WORKERS, stop)
+            remove_others(workspace.directory, [record.file for record in records])
+            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(records)))
+            publish(workspace.directory, self._final)
+            if self._final.is_local:
+                remove_tree(self._final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
+
+    @contextmanager
+    def _claimed(self) -> Iterator[Workspace]:
+        """The workspace, while no other run may write there.
+
+        Raises:
+            TargetError: the target is occupied, or another run is at it.
+        """
+        workspace = Workspace(working_location(self._final), self.identity)
+        self._check_free(workspace)
+        with held_lease(workspace.state.child(LEASES_DIRECTORY), new_holder(self.ranks)):
+            self._check_free(workspace)
+            write_bytes(workspace.state.child(IDENTITY_NAME), self.identity.encode())
+            yield workspace
+
+    def _check_free(self, workspace: Workspace) -> None:
+        begun = read_identity(workspace.state)
+        if begun not in (None, self.identity) and read_manifest(self._final) is None:
+            raise TargetError(
+                f"{self._final}: something else is unfinished in {workspace.directory}. Finish that, or remove it"
+            )
+        in_place = workspace.directory.path == self._final.path
+        names = set(list_names(self._final)) - ({STATE_DIRECTORY} if in_place else set())
+        if names and not (in_place and begun == self.identity):
+            raise TargetError(f"{self._final}: is not empty. Name another target, or remove it")
+
+    def _join(self, workspace: Workspace, rank: int, advance: Callable[[int], None]) -> ShardRecord:
+        """Copies a rank's files of all parts, and checks them as one against the parts' records."""
+        parameters: dict[str, ParameterRecord] = {}
+        records = [_record_of(part, rank) for part in self._parts]
+        for part, record in zip(self._parts, records, strict=True):
+            for parameter in record.parameters:
+                if parameters.setdefault(parameter.name, parameter) != parameter:
+                    raise InputError(
+                        f"{part.location}: parameter {parameter.name!r} of rank_{rank}, which no strategy knows, has "
+                        "other contents than in other parts: they are not of one checkpoint"
+                    )
+            _copy(part.location.child(*record.file.split("/")), workspace.directory.child(*record.file.split("/")))
+            advance(record.size_bytes)
+        joined = ShardRecord(
+            identity=self.identity,
+            rank=rank,
+            file=self._file_name(rank),
+            size_bytes=sum(record.size_bytes for record in records),
+            copy_of=None,
+            source_ranks=tuple(sorted({source for record in records for source in record.source_ranks})),
+            read_bytes=sum(record.read_bytes for record in records),
+            seconds=sum(record.seconds for record in records),
+            verified=VerifyLevel.CHECKSUM,
+            parameters=tuple(parameters.values()),
+        )
+        found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)
+        if found.problems:
+            raise VerificationError("\n".join(found.problems))
+        workspace.write_record(joined)
+        return joined
+
+    def _file_name(self, rank: int) -> str:
+        first = self._parts[0].plan
+        if len(self._parts) == 1:
+            return first.file_name(rank)
+        stem = f"rank_{rank}/{first.inputs.prefix}{rank}_part"
+        return joined_name(stem, [part.stage for part in self._parts], f".{first.inputs.format}")
+
+    def _manifest(self, records: Sequence[ShardRecord]) -> Manifest:
+        manifests = [part.manifest for part in self._parts]
+        told = "; ".join(f"stage {part.stage}: {part.location}" for part in self._parts)
+        return Manifest(
+            identity=self.identity,
+            writer=f"reshard {__version__}",
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            source=", ".join(manifest.source for manifest in manifests),
+            step=manifests[0].step,
+            source_world_size=sum(manifest.source_world_size for manifest in manifests),
+            target_world_size=len(self.ranks),
+            format=manifests[0].format,
+            verified=VerifyLevel.CHECKSUM,
+            dropped=_united(manifest.dropped for manifest in manifests),
+            excused=_united(manifest.excused for manifest in manifests),
+            carried=_united(manifest.carried for manifest in manifests),
+            notes=(f"joined from the parts that stages were converted to: {told}",),
+            ranks=tuple(
+                RankSummary(
+                    rank=record.rank,
+                    file=record.file,
+                    size_bytes=record.size_bytes,
+                    record_digest=record_digest(record),
+                )
+                for record in records
+            ),
+        )

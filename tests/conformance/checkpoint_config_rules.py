@@ -1,0 +1,86 @@
+"""What MindSpore's CheckpointConfig makes of its arguments, and what reshard's does."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+KEY = b"0123456789abcdef"
+KEY_NAME = "env:CHECKPOINT_KEY"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Arguments, and what becomes of them.
+
+    Attributes:
+        given: keyword arguments of MindSpore's; reshard is given `KEY_NAME` in place of `KEY`.
+        refused: the builtin type of the exception that MindSpore raises; empty: none.
+        message: part of what reshard says; empty: it takes them.
+        kept: MindSpore's keep_checkpoint_max and keep_checkpoint_per_n_minutes, None being 0.
+        info: its append_dict.
+        differs: why reshard does something else on purpose.
+    """
+
+    given: dict[str, Any]
+    refused: str = ""
+    message: str = ""
+    kept: tuple[int, int] = (5, 0)
+    info: dict[str, Any] = field(default_factory=dict)
+    differs: str = ""
+
+
+_ONLY_CKPT = "format='safetensors' excludes enc_key and enc_mode"
+_NO_CRC = "format='safetensors' excludes crc_check, as in MindSpore's CheckpointConfig"
+
+RULES = [
+    Rule({}),
+    Rule({"enc_key": KEY}),
+    Rule({"enc_key": KEY, "enc_mode": "SM4-CBC"}),
+    Rule({"enc_mode": "AES-CBC"}),
+    Rule({"enc_mode": "AES-CBC", "crc_check": True}),
+    Rule(
+        {"enc_key": KEY, "crc_check": True},
+        message="enc_key and crc_check exclude each other",
+        differs="MindSpore says so in its documentation, and writes a CRC of nothing",
+    ),
+    Rule({"enc_key": KEY, "format": "safetensors"}, "ValueError", _ONLY_CKPT),
+    Rule({"enc_mode": "AES-CBC", "format": "safetensors"}, "ValueError", _ONLY_CKPT),
+    Rule({"crc_check": True, "format": "safetensors"}, "ValueError", _NO_CRC),
+    Rule({"crc_check": True}),
+    Rule({"crc_check": 1}, "ValueError", "valid boolean"),
+    Rule({"format": "safetensors"}),
+    Rule({"format": "xyz"}, message="format", differs="MindSpore refuses it when it saves"),
+    Rule({"enc_mode": "AES-XYZ"}, message="enc_mode", differs="MindSpore refuses it when it encrypts"),
+    Rule({"enc_key": "0123"}, "ValueError", "where the key is kept; never the key itself"),
+    Rule({"remove_redundancy": True}),
+    Rule({"remove_redundancy": True, "crc_check": True}),
+    Rule({"remove_redundancy": True, "enc_key": KEY}),
+    Rule({"remove_redundancy": True, "format": "safetensors"}),
+    Rule({"remove_redundancy": 1}, "ValueError", "valid boolean"),
+    Rule({"keep_checkpoint_max": 3}, kept=(3, 0)),
+    Rule({"keep_checkpoint_max": 0}, kept=(1, 0)),
+    Rule({"keep_checkpoint_max": None, "keep_checkpoint_per_n_minutes": None}, kept=(1, 0)),
+    Rule({"keep_checkpoint_per_n_minutes": 10}),
+    Rule({"keep_checkpoint_max": 3, "keep_checkpoint_per_n_minutes": 10}, kept=(3, 0)),
+    Rule({"keep_checkpoint_max": 0, "keep_checkpoint_per_n_minutes": 10}, kept=(0, 10)),
+    Rule({"keep_checkpoint_max": -1}, "ValueError", "greater than or equal to 0"),
+    Rule({"keep_checkpoint_per_n_minutes": -1}, "ValueError", "greater than or equal to 0"),
+    Rule({"keep_checkpoint_max": 2.5}, "TypeError", "keep_checkpoint_max"),
+    Rule({"keep_checkpoint_max": True}, "TypeError", "keep_checkpoint_max"),
+    Rule({"append_info": None}),
+    Rule({"append_info": []}),
+    Rule({"append_info": [{"a": 1, "b": 2.5, "c": True, "d": "5"}]}, info={"a": 1, "b": 2.5, "c": True, "d": "5"}),
+    Rule(
+        {"append_info": ["epoch_num", "step_num", {"a": 1}]},
+        info={"epoch_num": 0, "step_num": 0, "a": 1},
+        differs="MindSpore fills in what training says; a conversion keeps what the source has",
+    ),
+    Rule({"append_info": ["epoch_num", {"epoch_num": 5}]}, info={"epoch_num": 5}),
+    Rule({"append_info": [{"a": 1}, {"b": 1}]}, "TypeError", "a list may hold one dict only"),
+    Rule({"append_info": ["loss"]}, "ValueError", "'epoch_num' and 'step_num' and one dict, not 'loss'"),
+    Rule({"append_info": [5]}, "TypeError", "'epoch_num' and 'step_num' and one dict, not 5"),
+    Rule({"append_info": [{"a": None}]}, "TypeError", "'a' is of type NoneType, not a number, a bool or a text"),
+    Rule({"append_info": [{"a": [1]}]}, "TypeError", "'a' is of type list, not a number, a bool or a text"),
+    Rule({"append_info": [{1: 1}]}, "TypeError", "valid string"),
+    Rule({"append_info": "epoch_num"}, "TypeError", "must be a dict, or a list that may hold one"),
+    Rule({"append_info": {"a": 1}}, "TypeError", info={"a": 1}, differs="a dict says the same as a list of it"),
+]

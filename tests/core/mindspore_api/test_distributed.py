@@ -1,0 +1,329 @@
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from core import mindspore_api as mindspore
+from core.mindspore_api import unified
+from core.mindspore_api.values import INT4
+from tests.support.checkpoints import ALL_CASES, Case, read_tree
+from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of
+from tests.support.strategy_writer import FileLayout, write_strategy_file
+
+WHOLE = np.arange(48, dtype=np.float32).reshape(4, 12)
+ROWS = FileLayout((2,), ((0,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 12))
+COLUMNS = FileLayout((2,), ((), (0,)), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 12))
+BLOCKS = FileLayout((2, 2), ((1,), (0,)), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 12))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK_ID", raising=False)
+    (tmp_path / "whole").mkdir()
+    save_file({"w": WHOLE}, "whole/part0.safetensors", {"format": "ms"})
+    for name, layout in (("rows", ROWS), ("columns", COLUMNS), ("blocks", BLOCKS)):
+        write_strategy_file(tmp_path / f"{name}.ckpt", {0: {"w": layout}})
+    return tmp_path
+
+
+def several(**more: np.ndarray) -> None:
+    save_file({"v": WHOLE + 100} | more, "whole/part1.safetensors")
+    save_file({"step": np.array([7], np.int32)}, "whole/hyper_param.safetensors")
+    weights = {"w": "part0.safetensors"} | dict.fromkeys(["v", *more], "part1.safetensors")
+    Path("whole/param_name_map.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weights}))
+
+
+def distribute(**options: Any) -> dict[int, Any]:
+    shutil.rmtree("out", ignore_errors=True)
+    arguments = {"format": "safetensors", "unified_safetensors_dir": "whole", "dst_safetensors_dir": "out"} | options
+    assert mindspore.load_distributed_checkpoint(None, **arguments) is True
+    return read_tree(Path("out"))
+
+
+def entry(array: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    return array.dtype.name.capitalize(), array.shape, array.tobytes()
+
+
+def test_ranks_get_their_slices() -> None:
+    assert distribute(predict_strategy="rows.ckpt") == {
+        rank: {"w": entry(half)} for rank, half in enumerate(np.split(WHOLE, 2))
+    }
+    assert os.listdir("out/rank_0") == ["net.safetensors"]
+    assert os.stat("out/rank_0/net.safetensors").st_mode & 0o777 == 0o400
+    blocks = [block for half in np.split(WHOLE, 2) for block in np.split(half, 2, 1)]
+    assert distribute(predict_strategy="blocks.ckpt", output_format="ckpt", max_process_num=1) == {
+        rank: {"w": entry(block)} for rank, block in enumerate(blocks)
+    }
+    assert distribute(predict_strategy="blocks.ckpt", rank_id=3) == {3: {"w": entry(blocks[3])}}
+
+
+def test_without_a_strategy_rank_0_has_all() -> None:
+    several()
+    step = entry(np.array([7], np.int32))
+    assert distribute() == {0: {"w": entry(WHOLE), "v": entry(WHOLE + 100), "step": step}}
+
+
+def test_layouts_for_a_strategy() -> None:
+    layouts = mindspore.build_searched_strategy("columns.ckpt")
+    assert distribute(predict_strategy=layouts) == distribute(predict_strategy="columns.ckpt")
+
+
+def test_names_are_mapped() -> None:
+    write_strategy_file(Path("s.ckpt"), {0: {"model.w": ROWS}})
+    assert distribute(predict_strategy="s.ckpt", name_map={"model.w": "w"}, rank_id=1) == {
+        1: {"model.w": entry(WHOLE[2:])}
+    }
+    several()
+    Path("whole/param_name_map.json").write_text('{"model.w": "part0.safetensors"}')
+    assert distribute(name_map={"model.w": "w"})[0].keys() == {"model.w", "step"}
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.directory.name)
+def test_what_mindspores_conversions_give(case: Case) -> None:
+    strategy = str(case.directory / "dst_strategy.ckpt")
+    [path] = (case.directory / "full/rank_0").iterdir()
+    full = mindspore.load_checkpoint(str(path))
+    cut = {re.sub(r"^\d+-", "", name) for name in mindspore.build_searched_strategy(strategy) or ()}
+    several()
+    parts = {"part0": cut & full.keys(), "hyper_param": full.keys() - cut}
+    for name, chosen in parts.items():
+        mindspore.save_checkpoint({key: full[key] for key in chosen}, f"whole/{name}", format="safetensors")
+    weights = dict.fromkeys(parts["part0"], "part0.safetensors")
+    Path("whole/param_name_map.json").write_text(json.dumps({"weight_map": weights}))
+    assert distribute(predict_strategy=strategy) == case.want
+
+
+def test_what_was_unified_is_distributed() -> None:
+    for rank, half in enumerate(np.split(WHOLE, 2)):
+        os.makedirs(f"src/rank_{rank}")
+        save_file({"w": half, "step": np.array([7], np.int32)}, f"src/rank_{rank}/a.safetensors")
+    mindspore.unified_safetensors("src", "rows.ckpt", "unified")
+    found = distribute(unified_safetensors_dir="unified", predict_strategy="columns.ckpt")
+    assert found == {
+        rank: {"w": entry(half), "step": entry(np.array([7], np.int32))}
+        for rank, half in enumerate(np.split(WHOLE, 2, 1))
+    }
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_slices_are_what_literal_splitting_gives(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    directory = tmp_path_factory.mktemp("distributed")
+    devices = data.draw(st.sampled_from(DEVICE_COUNTS))
+    shape = (AXIS_LENGTH,) * data.draw(st.integers(1, 3))
+    random: RandomLayout = data.draw(layouts(devices, len(shape)))
+    size = random.optimizer_size
+    layout = FileLayout(random.device_matrix, random.tensor_map, True, 1 if size else 0, size, shape)
+    write_strategy_file(directory / "s.ckpt", {0: {"w": layout}})
+    whole = np.arange(int(np.prod(shape)), dtype=np.int16).reshape(shape)
+    (directory / "whole").mkdir()
+    save_file({"w": whole}, directory / "whole/a.safetensors")
+    rank = data.draw(st.integers(0, devices - 1))
+    try:
+        expected = shard_of(whole, random, rank)
+    except ValueError:  # it does not divide
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unified, "_BLOCK_BYTES", data.draw(st.sampled_from([60, 1000, 4 << 20])))
+        patch.setenv("RANK_ID", str(rank))
+        found = mindspore.load_distributed_checkpoint(
+            {},
+            format="safetensors",
+            unified_safetensors_dir=str(directory / "whole"),
+            predict_strategy=str(directory / "s.ckpt"),
+            return_param_dict=True,
+        )
+    np.testing.assert_array_equal(found["w"], expected)
+
+
+def test_what_only_one_of_both_has() -> None:
+    several(unused=WHOLE)
+    layouts = {"w": ROWS, "v": ROWS, "adam_m.w": ROWS, "accu_grads.w": ROWS}
+    write_strategy_file(Path("s.ckpt"), {0: layouts})
+    with pytest.warns(UserWarning, match="left out") as warned:
+        assert distribute(predict_strategy="s.ckpt", rank_id=0)[0].keys() == {"w", "v", "step"}
+    assert [str(warning.message).partition(": ")[2] for warning in warned] == [
+        "has parameters that the files have not, they are left out: adam_m.w",
+        "lacks parameters that the files have, they are left out: unused",
+    ]
+
+
+def test_packed_integers_and_texts_stay_what_they_are() -> None:
+    packed = np.arange(8, dtype=np.int8).reshape(4, 2).view(INT4)
+    mindspore.save_checkpoint({"w": packed, "note": "héllo"}, "whole/part0", format="safetensors")
+    distribute()
+    found = mindspore.load_checkpoint("out/rank_0/net.safetensors", format="safetensors")
+    assert found["note"] == "héllo"
+    assert isinstance(found["w"], np.ndarray)
+    assert found["w"].dtype.metadata == INT4.metadata
+
+
+# networks
+
+
+def test_a_network_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK_ID", "1")
+    network = {"w": np.zeros((2, 12), np.float32), "other": np.zeros(1, np.float32)}
+    arguments: dict[str, Any] = {
+        "format": "safetensors",
+        "unified_safetensors_dir": "whole",
+        "predict_strategy": "rows.ckpt",
+    }
+    assert mindspore.load_distributed_checkpoint(network, **arguments) == (["other"], [])
+    np.testing.assert_array_equal(network["w"], WHOLE[2:])
+    found = mindspore.load_distributed_checkpoint({}, return_param_dict=True, **arguments)
+    np.testing.assert_array_equal(found["w"], WHOLE[2:])
+
+
+def ranks(layout_name: str, *slices: np.ndarray, **more: Any) -> list[str]:
+    paths = [f"{layout_name}_{rank}.ckpt" for rank in range(len(slices))]
+    for path, array in zip(paths, slices, strict=True):
+        mindspore.save_checkpoint({"w": array, "step": np.array(7)}, path, **more)
+    return paths
+
+
+def test_a_network_from_the_files_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ranks("r", *np.split(WHOLE, 2))
+    network = {"w": np.zeros((4, 12), np.float16)}
+    assert mindspore.load_distributed_checkpoint(network, files, None, "rows.ckpt") is True
+    np.testing.assert_array_equal(network["w"], WHOLE.astype(np.float16))
+    monkeypatch.setenv("RANK_ID", "2")
+    network = {"w": np.zeros((2, 6), np.float32)}
+    predicted: dict[str, Any] = {"w": ([2, 2], [1, 0], [], 0, True, "")}
+    assert mindspore.load_distributed_checkpoint(network, files, predicted, "rows.ckpt") is True
+    np.testing.assert_array_equal(network["w"], WHOLE[2:, :6])
+
+
+def test_a_network_from_encrypted_files() -> None:
+    brain = WHOLE.astype(ml_dtypes.bfloat16)
+    files = ranks("e", *np.split(brain, 2), enc_key=b"0123456789abcdef")
+    network = {"w": np.zeros((4, 12), ml_dtypes.bfloat16), "none": np.zeros(1)}
+    with pytest.warns(UserWarning, match="not in the training strategy or not in the files: none") as warned:
+        mindspore.load_distributed_checkpoint(network, files, None, "rows.ckpt", dec_key=b"0123456789abcdef")
+    assert warned[0].filename == __file__
+    assert network["w"].tobytes() == brain.tobytes()
+
+
+def test_networks_that_do_not_fit() -> None:
+    files = ranks("n", *np.split(WHOLE, 2))
+
+    def load(array: np.ndarray, **options: Any) -> None:
+        mindspore.load_distributed_checkpoint({"w": array}, files, None, "rows.ckpt", **options)
+
+    with pytest.raises(RuntimeError, match=r"parameter 'w': has shape \(4, 12\) in the checkpoint"):
+        load(np.zeros((2, 2), np.float32))
+    with pytest.raises(RuntimeError, match="parameter 'w': is float32 in the checkpoint, int32 in the network"):
+        load(np.zeros((4, 12), np.int32))
+    with pytest.raises(RuntimeError, match="is float32 in the checkpoint, float16 in the network"):
+        load(np.zeros((4, 12), np.float16), strict_load=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"network": None}, TypeError, "a dict of numpy arrays here, not <class 'NoneType'>"),
+        ({"network": {"w": 5}}, TypeError, "a network's 'w' has to be a numpy array"),
+        ({"checkpoint_filenames": None}, TypeError, "'checkpoint_filenames' has to be a list"),
+        ({"checkpoint_filenames": [5]}, ValueError, "has 5 at index 0, not a .ckpt file's name"),
+        ({"checkpoint_filenames": ["no.ckpt"]}, ValueError, "has no.ckpt at index 0, which is no file"),
+        ({"checkpoint_filenames": ["f_0.ckpt"]}, ValueError, "is for 2 ranks, 1 files were given"),
+        ({"train_strategy_filename": None}, ValueError, "'train_strategy_filename' is needed"),
+        ({"train_strategy_filename": "no.ckpt"}, ValueError, "there is no such file"),
+        ({"predict_strategy": 5}, ValueError, "has to be a dict of lists"),
+        ({"predict_strategy": {"w": 5}}, ValueError, "'predict_strategy' of 'w': has to be a list of the device"),
+        ({"predict_strategy": {"w": ([2], [0, -1], [], 1)}}, ValueError, "and 0 for the field"),
+        ({"predict_strategy": {"w": ([2], [0, -1], [], 0, True, "g")}}, ValueError, "communication group 'g'"),
+        ({"predict_strategy": {"v": ([2], [0, -1], [], 0)}}, ValueError, "has no parameter 'w'"),
+        ({"predict_strategy": {"w": ([3], [0, -1], [], 0)}}, ValueError, "3 devices cannot share evenly"),
+        ({"dec_key": "x"}, ValueError, "'dec_key' has to be None or bytes"),
+        ({"dec_key": b"0123456789abcdef"}, ValueError, "f_0.ckpt: is not encrypted"),
+    ],
+)
+def test_refused_files_of_ranks(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "network": {"w": np.zeros((4, 12), np.float32)},
+        "checkpoint_filenames": ranks("f", *np.split(WHOLE, 2)),
+        "train_strategy_filename": "rows.ckpt",
+    }
+    with pytest.raises(error, match=message):
+        mindspore.load_distributed_checkpoint(**arguments | options)
+
+
+def test_a_rank_that_lacks_a_parameter() -> None:
+    files = ranks("l", *np.split(WHOLE, 2))
+    mindspore.save_checkpoint({"step": np.array(7)}, files[1])
+    with pytest.raises(ValueError, match=r"parameter 'w' is missing in .*l_1\.ckpt, though not in other ranks' files"):
+        mindspore.load_distributed_checkpoint({"w": np.zeros((4, 12), np.float32)}, files, None, "rows.ckpt")
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"format": "npz"}, ValueError, "'format' has to be"),
+        ({"output_format": "npz"}, ValueError, "'output_format' has to be"),
+        ({"unified_safetensors_dir": None}, ValueError, "'unified_safetensors_dir' is needed"),
+        ({"dst_safetensors_dir": None}, ValueError, "'dst_safetensors_dir' is needed"),
+        ({"checkpoint_filenames": ["a"]}, ValueError, "'checkpoint_filenames' is for .ckpt files only"),
+        ({"train_strategy_filename": "a"}, ValueError, "'train_strategy_filename' is for .ckpt files only"),
+        ({"dec_key": b"0" * 16}, ValueError, "'dec_key' is for .ckpt files only"),
+        ({"dec_mode": "AES-CBC"}, ValueError, "'dec_mode' is for .ckpt files only"),
+        ({"strict_load": True}, ValueError, "'strict_load' is for .ckpt files only"),
+        ({"unified_safetensors_dir": "no"}, ValueError, "no: is not there"),
+        ({"unified_safetensors_dir": "rows.ckpt"}, ValueError, "rows.ckpt: is no directory"),
+        ({"unified_safetensors_dir": "."}, ValueError, "holds no .safetensors files"),
+        ({"dst_safetensors_dir": "rows.ckpt"}, NotADirectoryError, "rows.ckpt"),
+        ({"predict_strategy": 5}, TypeError, "'predict_strategy' has to be a string or None"),
+        ({"predict_strategy": "no"}, ValueError, "there is no such file"),
+        ({"predict_strategy": {"w": 5}}, ValueError, "parameter 'w': <class 'int'> is no layout"),
+        ({"rank_id": "1"}, TypeError, "'rank_id' has to be a int"),
+        ({"rank_id": 2}, ValueError, "is for ranks 0 to 1, there is no rank 2"),
+        ({"predict_strategy": "other.ckpt"}, ValueError, "has none of the parameters that the files hold"),
+        ({"predict_strategy": "odd.ckpt"}, ValueError, "parameter 'w': axis 0 has 4 elements"),
+    ],
+)
+def test_refused(options: dict[str, Any], error: type[Exception], message: str, here: Path) -> None:
+    write_strategy_file(here / "other.ckpt", {0: {"x": ROWS}})
+    write_strategy_file(here / "odd.ckpt", {0: {"w": replace(ROWS, device_matrix=(3,))}})
+    arguments: dict[str, Any] = {
+        "format": "safetensors",
+        "unified_safetensors_dir": "whole",
+        "dst_safetensors_dir": "out",
+        "predict_strategy": "rows.ckpt",
+    }
+    with pytest.raises(error, match=message):
+        mindspore.load_distributed_checkpoint(None, **arguments | options)
+    assert not os.path.exists("out")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "holds several .safetensors files, but no param_name_map.json"),
+        ("[1]", "is no map of parameters to files"),
+        ("{", "is no map of parameters to files"),
+        ('{"w": 5}', "is no map of parameters to files"),
+        ('{"w": "no.safetensors"}', "has parameter 'w' in 'no.safetensors', which is not there"),
+        ('{"x": "part0.safetensors"}', "lacks parameter 'x', which param_name_map.json says is in it"),
+    ],
+)
+def test_maps_that_are_wrong(content: str | None, message: str) -> None:
+    several()
+    os.remove("whole/param_name_map.json")
+    if content is not None:
+        Path("whole/param_name_map.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        distribute(predict_strategy="rows.ckpt")

@@ -1,0 +1,172 @@
+"""Stages converted one by one are joined to one checkpoint, or nothing is made."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from core.convert import convert
+from core.errors import InputError, TargetBusyError, VerificationError
+from core.joining import join_parts
+from core.request import VerifyLevel, build_request
+from core.storage.lease import held_lease, new_holder
+from core.storage.urls import parse_url
+from core.verify import verify_target
+from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
+
+CASE = CONVERSIONS / "case_7010"
+PARTS = FIXTURES / "subnetwork_parts"
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Converts one stage and returns where."""
+
+    def make(stage: int, **options: object) -> str:
+        target = tmp_path / f"stage{stage}{len(list(tmp_path.iterdir()))}"
+        convert(
+            build_request(
+                **{
+                    "source": str(CASE / "src"),
+                    "target": str(target),
+                    "source_strategy": str(CASE / f"src_stages/strategy_{4 * stage}.ckpt"),
+                    "target_strategy": str(CASE / "dst_strategy.ckpt"),
+                    **options,
+                }
+            )
+        )
+        return str(target)
+
+    return make
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "safetensors", "write_crc": True}, {"write_crc": True}])
+def test_parts_become_one_checkpoint(make: Make, tmp_path: Path, options: dict[str, object]) -> None:
+    target = tmp_path / "joined"
+    report = join_parts([make(1, **options), make(0, **options)], str(target))
+    assert (report.stages, report.ranks, report.parameters) == ((0, 1), 2, 6)
+    assert report.size_bytes == sum(path.stat().st_size for path in target.glob("rank_*/*"))
+    assert {path.name for path in target.iterdir()} == {".reshard", "rank_0", "rank_1"}
+    if not options:
+        assert {str(path.relative_to(target)): read_ckpt(path) for path in target.glob("rank_*/*")} == {
+            str(path.relative_to(PARTS)): read_ckpt(path) for path in PARTS.glob("rank_*/*")
+        }
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    strategy = str(CASE / "dst_strategy.ckpt")
+    again = tmp_path / "again"
+    convert(
+        build_request(
+            source=str(target), target=str(again), source_strategy=strategy, target_strategy=strategy, format="ckpt"
+        )
+    )
+    assert read_tree(again) == read_tree(CASE / "want")
+
+
+def test_what_was_joined_already_is_not_joined_again(make: Make, tmp_path: Path) -> None:
+    parts = [make(0), make(1)]
+    join_parts(parts, str(tmp_path / "joined"))
+    before = (tmp_path / "joined/.reshard/manifest.json").stat()
+    join_parts(parts, str(tmp_path / "joined"))
+    assert (tmp_path / "joined/.reshard/manifest.json").stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_part_of_the_joined_that_is_damaged_is_found(make: Make, tmp_path: Path) -> None:
+    target = tmp_path / "joined"
+    join_parts([make(0), make(1)], str(target))
+    path = target / "rank_1/checkpoint_1_part1.ckpt"
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    (target / "rank_0/checkpoint_0_part2.ckpt").write_bytes(b"")
+    problems = verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert len(problems) == 2
+    assert "its bytes are not those that were written" in problems[0]
+    assert "checkpoint_0_part2.ckpt: does not belong to this checkpoint" in problems[1]
+
+
+def test_to_another_storage(make: Make) -> None:
+    target = "memory://join-parts/joined"
+    fs = fsspec.filesystem("memory")
+    try:
+        join_parts([make(0), make(1)], target)
+        assert not verify_target(target, VerifyLevel.CHECKSUM).problems
+        with pytest.raises(InputError, match=r"is not empty"):
+            join_parts([make(0, prefix="x_"), make(1, prefix="x_")], target)
+    finally:
+        fs.rm("/join-parts", recursive=True)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"format": "safetensors"}, "different formats"),
+            ({"prefix": "other_"}, "different prefixes"),
+            ({"remove_redundancy": True}, "different numbers of copies"),
+            ({"target_strategy": str(CASE / "dst_strategy.json")}, ""),
+        ],
+    )
+    def test_parts_of_different_kinds(
+        self, make: Make, tmp_path: Path, options: dict[str, object], message: str
+    ) -> None:
+        parts = [make(0), make(1, **options)]
+        if not message:
+            join_parts(parts, str(tmp_path / "joined"))
+            return
+        with pytest.raises(InputError, match=rf"do not go together: they have {message}"):
+            join_parts(parts, str(tmp_path / "joined"))
+        assert not (tmp_path / "joined").exists()
+
+    def test_a_stage_twice(self, make: Make, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"stages 1 and 1, both have parameter 'adam_m"):
+            join_parts([make(1), make(1), make(0)], str(tmp_path / "joined"))
+
+    def test_a_stage_that_is_missing(self, make: Make, tmp_path: Path) -> None:
+        message = r"no part has 4 parameters of the target's strategy .*: there are the parts of stages 0; name"
+        with pytest.raises(InputError, match=message):
+            join_parts([make(0)], str(tmp_path / "joined"))
+
+    def test_what_is_no_part(self, make: Make, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"is not a finished conversion"):
+            join_parts([str(CASE / "src")], str(tmp_path / "joined"))
+        whole = make(0, source_strategy=str(CASE / "src_strategy.ckpt"))
+        with pytest.raises(InputError, match=r"is no part: it was not converted with one pipeline stage's own"):
+            join_parts([whole], str(tmp_path / "joined"))
+
+    def test_an_occupied_target(self, make: Make, tmp_path: Path) -> None:
+        parts = [make(0), make(1)]
+        (tmp_path / "joined").mkdir()
+        (tmp_path / "joined/x").touch()
+        with pytest.raises(InputError, match=r"joined: is not empty\. Name another target"):
+            join_parts(parts, str(tmp_path / "joined"))
+        with pytest.raises(InputError, match=r"is the source itself"):
+            join_parts(parts, parts[0])
+        state = parse_url(str(tmp_path / "new.reshard-partial/.reshard"))
+        with held_lease(state.child("leases"), new_holder([0, 1])), pytest.raises(TargetBusyError):
+            join_parts(parts, str(tmp_path / "new"))
+        (tmp_path / "new.reshard-partial/.reshard/identity").write_text("another")
+        with pytest.raises(InputError, match=r"something else is unfinished in .*new\.reshard-partial"):
+            join_parts(parts, str(tmp_path / "new"))
+
+    def test_parts_of_different_runs(self, make: Make, tmp_path: Path) -> None:
+        parts = [make(0, append_info=["epoch_num=1"]), make(1, append_info=["epoch_num=2"])]
+        with pytest.raises(InputError, match=r"parameter 'epoch_num' of rank_0, which no strategy knows, has other"):
+            join_parts(parts, str(tmp_path / "joined"))
+        assert not (tmp_path / "joined").exists()
+
+    def test_a_damaged_part(self, make: Make, tmp_path: Path) -> None:
+        parts = [make(0), make(1)]
+        path = Path(parts[0], "rank_1/checkpoint_1_part0.ckpt")
+        data = bytearray(path.read_bytes())
+        data[-200] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(VerificationError, match=r"its bytes are not those that were written"):
+            join_parts(parts, str(tmp_path / "joined"))
+        assert not (tmp_path / "joined").exists()
+        shutil.copyfile(Path(parts[0], ".reshard/records/rank_0.json"), Path(parts[0], ".reshard/records/rank_1.json"))
+        with pytest.raises(InputError, match=r"is of another conversion"):
+            join_parts(parts, str(tmp_path / "joined"))

@@ -1,0 +1,52 @@
+"""The programs of docs/mindspore_api.md are run as they stand there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core import mindspore_api
+from core.storage.urls import parse_url
+from demo.make_checkpoint import make_demo
+from tests.support.checkpoints import read_ckpt, read_rank
+
+PROJECT = Path(__file__).parents[2]
+PAGE = (PROJECT / "docs" / "mindspore_api.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the user is."""
+    here = tmp_path_factory.mktemp("user")
+    make_demo(parse_url(str(here / "demo-out")))
+    return here
+
+
+def ran(directory: Path, program: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=directory,
+        env={"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_examples(directory: Path) -> None:
+    assert len(PROGRAMS) == 2
+    assert "bfloat16" in ran(directory, PROGRAMS[0])
+    assert re.fullmatch(r"(\d \[\d(, \d)*\]\n){4}", ran(directory, PROGRAMS[1]))
+    for rank in range(4):
+        whole_conversion = read_rank(directory / "demo-out" / "transformed", rank)
+        assert read_ckpt(directory / "demo-out" / "by_rank" / f"{rank}.ckpt") == whole_conversion
+
+
+def test_every_function_is_told_of() -> None:
+    for name in mindspore_api.__all__:
+        assert f"`{name}`" in PAGE

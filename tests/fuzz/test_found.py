@@ -1,0 +1,114 @@
+"""What fuzzing found, each mended: named after its symptom."""
+
+import gzip
+import json
+import time
+import tracemalloc
+
+import pytest
+
+from core.errors import CheckpointError, InputError, StrategyError, TargetError
+from core.mindspore_api.map_parameters import parse_map_parameter
+from core.plan_file import load_plan, load_sources
+from core.request import build_request
+from core.secrets import carries_credentials
+from core.storage.lease import parse_holder
+from core.storage.named_options import resolve_storages
+from core.storage.urls import parse_url
+from core.strategy.groups import parse_groups
+from tests.fuzz import checkpoints, records
+from tests.fuzz.engine import outcome
+
+_DEEP = 100_000
+
+
+def test_a_shape_of_thousands_of_digits_is_refused_not_told() -> None:
+    nines = "9" * 4000
+    header = f'{{"w":{{"dtype":"F32","shape":[{nines},{nines}],"data_offsets":[0,4]}}}}'.encode()
+    data = len(header).to_bytes(8, "little") + header + b"abcd"
+    assert outcome(checkpoints.SAFETENSORS, data) == ("", False)
+
+
+@pytest.mark.parametrize("text", [b'{"a":' * _DEEP, b"[" * _DEEP], ids=["objects", "lists"])
+def test_a_deeply_nested_lease_is_no_recursion_error(text: bytes) -> None:
+    with pytest.raises(TargetError, match="the lease: not a readable lease"):
+        parse_holder(text, "the lease")
+
+
+@pytest.mark.parametrize(
+    "change", [{"ranks": [{}]}, {"ranks": ["0"]}, {"ranks": [True]}, {"run": "../../other"}, {"run": 7}], ids=str
+)
+def test_a_lease_of_odd_ranks_or_of_a_run_elsewhere_is_refused(change: dict[str, object]) -> None:
+    fields = {"run": "1f", "host": "a", "user": "b", "process": 7, "started": "2026", "ranks": [0]}
+    parse_holder(json.dumps(fields).encode(), "the lease")
+    with pytest.raises(TargetError, match="the lease: not a readable lease"):
+        parse_holder(json.dumps(fields | change).encode(), "the lease")
+
+
+def test_deeply_nested_storage_options_are_no_recursion_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP", '{"a":' * 20_000)
+    with pytest.raises(InputError, match="env:DEEP: is no JSON object of storage options"):
+        resolve_storages([("s3://bucket/x", "env:DEEP")])
+
+
+def test_an_option_whose_name_is_no_text_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="Input should be a valid string"):
+        build_request(**{"source": "/x", "target": "/y", "\ud800": ""})
+
+
+@pytest.mark.parametrize("unit", ["://", "://a?&", "://:", "://a:1", "?&"])
+def test_looking_for_credentials_takes_no_minutes_however_odd_the_url(unit: str) -> None:
+    began = time.process_time()
+    assert not carries_credentials(unit * (500_000 // len(unit)))
+    assert time.process_time() - began < 2
+
+
+def _plan_file(name: str, data: bytes) -> str:
+    place = parse_url(f"memory:///found/{name}")
+    place.fs.pipe_file(place.path, data)
+    return str(place)
+
+
+def test_a_plan_that_unpacks_to_far_more_than_it_takes_is_refused_before_it_does() -> None:
+    url = _plan_file("bomb.json.gz", gzip.compress(b'{"a":"' + b" " * (100 << 20) + b'"}'))
+    tracemalloc.start()
+    try:
+        with pytest.raises(TargetError, match="bomb.json.gz: not a readable plan: it is cut off, or unpacks to more"):
+            load_sources(url, "")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_deeply_nested_plan_is_no_recursion_error() -> None:
+    url = _plan_file("deep.json.gz", gzip.compress(b'{"a":' * _DEEP, compresslevel=1))
+    with pytest.raises(TargetError, match="deep.json.gz: not a readable plan"):
+        load_plan(url, "")
+
+
+def test_a_plan_that_cannot_be_made_again_is_refused_by_its_file_name() -> None:
+    document = json.loads(gzip.decompress(records._plans()[0]))
+    catalog = document["catalog"] | {"records": document["catalog"]["records"][:1]}
+    for change in ({"encryption": "AES-GCM"}, {"catalog": catalog}):
+        url = _plan_file("changed.json.gz", gzip.compress(json.dumps(document | change).encode()))
+        load_plan.cache_clear()
+        with pytest.raises(TargetError, match="changed.json.gz: not a readable plan: "):
+            load_plan(url, "")
+
+
+def test_a_deeply_nested_weight_map_is_no_recursion_error() -> None:
+    assert outcome(records.WEIGHT_MAP, b"[" * _DEEP) == ("", False)
+
+
+@pytest.mark.parametrize("name", [b",", b"f4,f4", b"("])
+def test_a_map_parameter_whose_type_is_no_word_is_no_syntax_error(name: bytes) -> None:
+    tensor = b"\x08\x01\x12" + bytes([len(name)]) + name + b"\x1a\x04abcd"
+    with pytest.raises(CheckpointError, match="map parameter 'm': .* is no type of elements: damaged"):
+        parse_map_parameter([b"\x0a" + bytes([len(tensor)]) + tensor], "m")
+
+
+def test_groups_of_ranks_in_the_billions_are_refused_not_counted() -> None:
+    with pytest.raises(StrategyError, match="groups: has rank 3709551615, beyond 1048576"):
+        parse_groups(b"[[0], [3709551615]]", "groups")
+    with pytest.raises(StrategyError, match="groups: has rank 4294967295, beyond 1048576"):
+        parse_groups(b"\x12\x06\x08\xff\xff\xff\xff\x0f", "groups")
