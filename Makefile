@@ -9,6 +9,8 @@ BIN := .venv/bin
 RUN := $(BIN)/python -m
 COMPILE := $(RUN) uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-annotate --no-header
+# much of the tests' time is waiting; each process of theirs that tests flows starts a server of its own, so they stay few
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 DEMO := demo-out
 MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
@@ -46,10 +48,10 @@ deploy: $(INSTALLED) ## makes the deployments, and what they need, on the Prefec
 	@$(BIN)/reshard deploy
 
 test: $(INSTALLED) ## the quick tests
-	$(RUN) pytest -m "not slow"
+	$(RUN) pytest $(PARALLEL) -m "not slow"
 
 test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
-	$(RUN) pytest $(if $(SLOW_ONLY),-m slow)
+	$(RUN) pytest $(PARALLEL) $(if $(SLOW_ONLY),-m slow)
 
 # MindSpore wants another numpy than reshard: it gets an environment of its own
 $(JUDGE): requirements/mindspore.lock

@@ -82,9 +82,15 @@ def lost_boxes(name: str, shape: Shape, copies: Sequence[SourceCopy]) -> Iterato
         return
     unit_counts = common_units(shape, [copy.layout.cut(len(shape)) for copy in copies])
     units = tuple(length // count if count else 0 for length, count in zip(shape, unit_counts, strict=True))
-    for box, ranks in SourceCopies(copies, unit_counts).lost():
+    for box, ranks in _lost_units(tuple(copies), unit_counts):
         if box.scaled(units).size:
             yield LostBox(name, box.scaled(units), ranks)
+
+
+@lru_cache(maxsize=64)
+def _lost_units(copies: tuple[SourceCopy, ...], unit_counts: Shape) -> list[tuple[TensorSlice, tuple[int, ...]]]:
+    # parameters that are cut alike, and lack the same ranks, have lost the same boxes
+    return SourceCopies(copies, unit_counts).lost()
 
 
 def common_units(shape: Shape, cuts: Sequence[Cut]) -> Shape:

@@ -585,13 +585,16 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: it is not such a list.
     """
-    ranks: set[int] = set()
+    ranges: set[tuple[int, int]] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _RANGE.match(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last <= _HIGHEST_RANK:
             raise ValueError("must be ranks such as 0-3,7")
-        ranks.update(range(first, last + 1))
-    if text.strip() and not ranks:
+        ranges.add((first, last))
+    if text.strip() and not ranges:
         raise ValueError("must be ranks such as 0-3,7")
-    return tuple(sorted(ranks))
+    ranks: list[int] = []
+    for first, last in sorted(ranges):  # which may overlap: no rank is counted twice
+        ranks += range(max(first, ranks[-1] + 1 if ranks else 0), last + 1)
+    return tuple(ranks)

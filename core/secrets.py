@@ -11,7 +11,7 @@ _CREDENTIALS = re.compile(r"://[^/@]*:(?!\d+/)[^@]*@")
 _SIGNATURE = re.compile(r"[?&](x-(amz|obs|goog)-signature|signature|sig)=", re.IGNORECASE)
 _NAME = re.compile(r"(env|file|block):\S.*")
 
-_USER = re.compile(r"://[^/@\s]*:[^/@\s]*@")
+_USER = re.compile(r"://[^/@\s:]*:[^/@\s]*@")
 _SECRET_FIELD = re.compile(
     r"\b(x-(?:amz|obs|goog)-(?:signature|credential|security-token)|signature|sig|[a-z]*accesskeyid|stringtosign"
     r"|(?:session|security)_?token|password|secret)(=|\">|>)[^&<>\"'\s]+",

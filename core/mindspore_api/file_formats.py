@@ -9,6 +9,7 @@ Where they differ from MindSpore on purpose:
 - Two parameters that `name_map` gives one name are an error; MindSpore keeps one of them.
 - A directory where `file_name_regex` fits no file is an error; MindSpore does nothing.
 - If one file of several fails the others are converted all the same, and then the first failure is raised.
+- A CRC that a file carries is checked; as with MindSpore the new file has none.
 - No directories are made for ranks without files to convert.
 - Encrypted files, and map parameters to .safetensors, are refused as in MindSpore, before anything is written.
 - Nothing is printed; files and directories may be on any storage that fsspec knows.
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from core.checkpoint.formats import read_index
+from core.checkpoint.formats import check_crc, read_index
 from core.checkpoint.model import CheckpointFormat, Content, Extent, OutputEntry, TensorEntry
 from core.checkpoint.reading import read_ahead
 from core.dtypes import MAP_TENSOR
@@ -167,6 +168,7 @@ def _converted(job: _Job, source: Location, target: Location) -> ReshardError | 
 
 def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
     index = read_index(file)
+    check_crc(file, index)
     in_order = index.entries if index.format is CheckpointFormat.CKPT else sorted(index.entries)
     found = [replace(index.entries[name], name=job.names.get(name, name)) for name in in_order]
     by_name = {entry.name: entry for entry in found}

@@ -4,6 +4,8 @@ import os
 
 from core.errors import StrategyError
 from core.mindspore_api.failures import reading
+from core.storage.files import kind_of
+from core.storage.urls import parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
 
@@ -41,9 +43,7 @@ def given_strategy(name: str, path: object) -> Strategy | None:
         return None
     if not isinstance(path, str):
         raise TypeError(f"{name!r} has to be a string or None, not {path!r}")
-    if not os.path.isfile(path):
-        raise ValueError(f"{name!r}: there is no such file: {path}")
     with reading():
-        if os.path.getsize(path) == 0:
-            raise StrategyError(f"{path}: is empty, not a strategy")
-        return read_strategy(os.path.abspath(path))
+        if kind_of(parse_url(path)) != "file":
+            raise StrategyError(f"{name!r}: there is no such file: {path}")
+        return read_strategy(path)

@@ -18,6 +18,7 @@ from tests.conformance.crc_and_information import check_crc_and_information
 from tests.conformance.encryption import check_encryption
 from tests.conformance.mindspore_process import PYTHON, Judge, RefusalError
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
+from tests.conformance.removed_redundancy import check_removed_redundancy
 
 _PROGRESS_EVERY = 20
 _LINES_OF_A_FAILURE = 6
@@ -119,6 +120,9 @@ def _check_api(only: str, directory: Path) -> int:
         for line in [] if only else check_redundancy_and_parts(judge, directory / "redundancy"):
             unlike.append("redundancy and parts")
             click.echo(f"redundancy and parts: {line}")
+        for line in [] if only else check_removed_redundancy(judge, directory / "removed_redundancy"):
+            unlike.append("removed redundancy")
+            click.echo(f"removed redundancy: {line}")
     click.echo(f"{len(cases)} cases of MindSpore's API in {time.monotonic() - started:.0f} s: {len(unlike)} differ")
     if unlike:
         again = next((case.name for case in cases if case.name in unlike), "")

@@ -78,13 +78,10 @@ def test_keys_in_blocks_are_nowhere_repeated(
 def test_a_block_that_holds_no_text(source: dict[str, object], tmp_path: Path) -> None:
     for value in ({"key": SECRET}, "1234567890.12345"):
         Secret(value=value).save("new-key", overwrite=True)
-        state: Any = convert_checkpoint(
-            FOUR_TO_THREE.request(tmp_path / "out", **(source | NEW_KEY)), return_state=True
-        )
-        assert state.message == (
-            "block:new-key: is not the text of a key (of what looks like JSON, Prefect keeps no text): give it as hex: or "
-            "base64:"
-        )
+        request = FOUR_TO_THREE.request(tmp_path / "out", **(source | NEW_KEY))
+        state: Any = convert_checkpoint(request, return_state=True)
+        assert state.message.startswith("block:new-key: is not the text of a key (of what looks like JSON")
+        assert state.message.endswith("give it as hex: or base64:")
 
 
 @pytest.mark.slow

@@ -4,14 +4,16 @@ import gzip
 import json
 import time
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
 from core.errors import CheckpointError, InputError, StrategyError, TargetError
+from core.manifest import parse_manifest, parse_shard_record
 from core.mindspore_api.map_parameters import parse_map_parameter
 from core.plan_file import load_plan, load_sources
-from core.request import build_request
-from core.secrets import carries_credentials
+from core.request import build_request, parse_ranks
+from core.secrets import carries_credentials, scrubbed
 from core.storage.lease import parse_holder
 from core.storage.named_options import resolve_storages
 from core.storage.urls import parse_url
@@ -61,6 +63,32 @@ def test_looking_for_credentials_takes_no_minutes_however_odd_the_url(unit: str)
     began = time.process_time()
     assert not carries_credentials(unit * (500_000 // len(unit)))
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("text", ["://" + ":" * 500_000, "://:" * 200_000, "a" * 500_000, "accesskeyid" * 50_000])
+def test_removing_secrets_takes_no_minutes_however_odd_the_text(text: str) -> None:
+    began = time.process_time()
+    assert scrubbed(text) == text
+    assert time.process_time() - began < 2
+
+
+def test_ranks_that_are_asked_for_again_and_again_are_counted_once() -> None:
+    began = time.process_time()
+    assert parse_ranks("0-999999," * 40_000 + "7, 999999-1000000") == tuple(range(1_000_001))
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(("parse", "field"), [(parse_manifest, "ranks"), (parse_shard_record, "parameters")])
+def test_a_record_of_many_errors_is_refused_by_the_first(parse: Callable[[bytes, str], object], field: str) -> None:
+    seed = (records._manifests() if field == "ranks" else records._records())[0]
+    data = json.dumps(json.loads(seed) | {field: [0] * 200_000}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(TargetError, match=f"the record: not a readable .*: {field}.0: Input should be"):
+            parse(data, "the record")
+        assert tracemalloc.get_traced_memory()[1] < 64 * len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def _plan_file(name: str, data: bytes) -> str:

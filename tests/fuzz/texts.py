@@ -111,6 +111,8 @@ def _parse_answer(data: bytes) -> None:
         error = ClientError(parsed, "GetObject")
     except ResponseParserError as refused:
         error = refused
+    except RecursionError:  # of the client's own parser: elements that are nested too deeply
+        return
     reason = reason_of(error, "s3", "bucket")
     assert reason is not None
     assert len(reason.text) < 2000
@@ -129,8 +131,10 @@ def _scrubbed_texts() -> list[bytes]:
     ]
 
 
-REQUEST = Parser("request", _requests, _parse_request, (damaged_json,))
-TEXT = Parser("text", _options_of_numbers, _parse_text)
+_OF_A_MILLION_RANKS = 1 << 24  # which it takes eight letters to ask for
+
+REQUEST = Parser("request", _requests, _parse_request, (damaged_json,), memory_factor=_OF_A_MILLION_RANKS)
+TEXT = Parser("text", _options_of_numbers, _parse_text, memory_factor=_OF_A_MILLION_RANKS)
 STORAGE_OPTIONS = Parser("storage-options", _storage_options, _parse_storage_options, (damaged_json,))
 ANSWER = Parser("answer", _answers, _parse_answer)
 SCRUBBED = Parser("scrubbed", _scrubbed_texts, _scrub)

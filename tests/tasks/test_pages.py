@@ -9,7 +9,7 @@ from core.convert import convert, make_plan
 from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
 from core.manifest import parse_manifest
 from core.merge import MergeReport
-from core.report import ConversionReport, VerificationReport, summarize_plan
+from core.report import ConversionReport, StandIn, VerificationReport, summarize_plan
 from core.request import VerifyLevel
 from core.wording import size_text
 from tasks.pages import (
@@ -136,3 +136,12 @@ def test_a_check_and_a_merge_say_what_they_found() -> None:
 def test_a_bar_in_a_name_does_not_break_a_table(report: ConversionReport) -> None:
     page = report_page(report.model_copy(update={"target": "/a|b"}))
     assert "| Target | `/a\\|b` |" in page
+
+
+def test_what_stood_in_for_lost_ranks_is_said_first(report: ConversionReport) -> None:
+    lost = StandIn(rank=3, why="it ends at byte 5", stand_in=7, slices=412)
+    recovered = report.model_copy(update={"stand_ins": (lost,)})
+    head = "**Recovered: rank_3 had no usable file: 412 slices taken from rank_7 instead.**\n\n| Lost rank | Why |"
+    assert head in report_page(recovered)
+    assert "\n| 3 | it ends at byte 5 | 7 | 412 |" in report_page(recovered)
+    assert "Recovered" not in report_page(report)

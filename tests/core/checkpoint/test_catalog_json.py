@@ -33,7 +33,8 @@ def small_catalog() -> CheckpointCatalog:
         1: CatalogRecord(1, "s3://bucket/rank_1/a.ckpt", 12345, "etag", other),
         2: CatalogRecord(2, "/ck/rank_2/a.ckpt", 12345, "12345-8", one, assumed=True),
     }
-    return CheckpointCatalog("/ck", CheckpointFormat.CKPT, "10_5", records, ("chosen: it", "ignored: that"))
+    lost = {3: "it has no checkpoint file", 5: "named as faulty"}
+    return CheckpointCatalog("/ck", CheckpointFormat.CKPT, "10_5", records, ("chosen: it", "ignored: that"), lost)
 
 
 def through_json(catalog: CheckpointCatalog) -> CheckpointCatalog:
@@ -93,7 +94,7 @@ def test_what_is_not_a_catalog(change: dict[str, Any]) -> None:
         catalog_from_json({**catalog_to_json(small_catalog()), **change})
 
 
-@pytest.mark.parametrize("key", ["url", "format", "step", "notes", "indexes", "records", "assumed"])
+@pytest.mark.parametrize("key", ["url", "format", "step", "notes", "indexes", "records", "lost", "assumed"])
 def test_missing_field(key: str) -> None:
     data = catalog_to_json(small_catalog())
     del data[key]

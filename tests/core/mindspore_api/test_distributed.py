@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import ml_dtypes
 import numpy as np
 import pytest
@@ -102,6 +103,19 @@ def test_what_mindspores_conversions_give(case: Case) -> None:
     weights = dict.fromkeys(parts["part0"], "part0.safetensors")
     Path("whole/param_name_map.json").write_text(json.dumps({"weight_map": weights}))
     assert distribute(predict_strategy=strategy) == case.want
+
+
+def test_remote_files() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put("whole/part0.safetensors", "/distributed/whole/part0.safetensors")
+    memory.put("columns.ckpt", "/distributed/columns.ckpt")
+    urls = {"unified_safetensors_dir": "whole", "dst_safetensors_dir": "out", "predict_strategy": "columns.ckpt"}
+    options: dict[str, Any] = {name: f"memory://distributed/{path}" for name, path in urls.items()}
+    mindspore.load_distributed_checkpoint(None, format="safetensors", **options)
+    for rank, half in enumerate(np.split(WHOLE, 2, 1)):
+        url = f"memory://distributed/out/rank_{rank}/net.safetensors"
+        np.testing.assert_array_equal(mindspore.load_checkpoint(url, format="safetensors")["w"], half)
+    memory.rm("/distributed", recursive=True)
 
 
 def test_what_was_unified_is_distributed() -> None:

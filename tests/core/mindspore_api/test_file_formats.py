@@ -128,6 +128,16 @@ def test_encrypted_files_are_refused(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
+def test_a_crc_is_checked_before_it_is_lost(tmp_path: Path) -> None:
+    content = (FORMATS / "crc.ckpt").read_bytes()
+    (tmp_path / "a.ckpt").write_bytes(content)
+    mindspore.ckpt_to_safetensors(str(tmp_path / "a.ckpt"), str(tmp_path / "out"))
+    assert b"crc_num" not in (tmp_path / "out/a.safetensors").read_bytes()
+    (tmp_path / "a.ckpt").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"a\.ckpt: wrong CRC-32"):
+        mindspore.ckpt_to_safetensors(str(tmp_path / "a.ckpt"))
+
+
 def test_one_bad_file_of_several(ranks: Path) -> None:
     (ranks / "rank_0/b.ckpt").write_bytes(b"garbage")
     with pytest.raises(ValueError, match=r"rank_0/b\.ckpt"):
