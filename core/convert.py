@@ -8,7 +8,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -317,6 +317,14 @@ def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None
         check_apart(parse_url(record.location), final)
 
 
+def _names_in(location: Location) -> Collection[str]:
+    file = open_checkpoint(location, source_key())
+    try:
+        return read_index(file).entries.keys()
+    finally:
+        file.close()
+
+
 def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
     """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
 
@@ -324,15 +332,17 @@ def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: Checkpoin
         CatalogError: they hold all of them: then it is the strategy of another world size.
     """
     extra = [rank for rank in found.ranks if rank not in source.ranks]
-    held = set(next(iter(catalog.records.values())).index.entries) & source.parameters
-    misfit = len(found.ranks) % source.devices_per_stage != 0
-    # the ranks of a stage hold the same names: its first one tells for all
-    for rank in {rank // source.devices_per_stage: rank for rank in reversed(extra)}.values():
-        file = open_checkpoint(found.files[rank][0].location, source_key())
-        try:
-            misfit = misfit or held <= set(read_index(file).entries)
-        finally:
-            file.close()
+    indexes = {id(record.index): record.index for record in catalog.records.values()}.values()
+    held = {name for index in indexes for name in index.entries} & source.parameters
+    scattered = any(not held <= index.entries.keys() for index in indexes)
+    misfit = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0
+    stages: dict[int, list[int]] = {}
+    for rank in extra:
+        stages.setdefault(rank // source.devices_per_stage, []).append(rank)
+    for ranks in stages.values():
+        # the ranks of a stage hold the same names, and its first one tells for all, unless redundancy was removed
+        names = {name for rank in ranks[: None if scattered else 1] for name in _names_in(found.files[rank][0].location)}
+        misfit = misfit or held <= names
     if misfit:
         raise CatalogError(
             f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "

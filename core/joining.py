@@ -5,7 +5,6 @@ each of its parameters of one of them. Their files are copied, every rank's side
 and published with one manifest, in which a rank's parts count as one file.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from core.plan import ConversionPlan, build_plan
 from core.plan_file import load_inputs
 from core.progress import Progress, SilentProgress, advancing
 from core.request import VerifyLevel
+from core.retry import stoppable, with_retries
 from core.storage.files import copy_file, open_source, write_bytes, write_file
 from core.storage.filesystems import same_storage
 from core.storage.joined import joined_name
@@ -230,9 +230,13 @@ class _Joint:
         with self._claimed() as workspace:
             check_room(workspace.directory, self.size_bytes)
             progress.begin(2 * self.size_bytes)
-            stop = threading.Event()
-            advance = advancing(progress, stop)
-            records = in_threads(lambda rank: self._join(workspace, rank, advance), self.ranks, _WORKERS, stop)
+            with stoppable() as stop:
+                advance = advancing(progress, stop)
+
+                def join(rank: int) -> ShardRecord:
+                    return with_retries(lambda: self._join(workspace, rank, advance), progress.note)
+
+                records = in_threads(join, self.ranks, _WORKERS, stop)
             remove_others(workspace.directory, [record.file for record in records])
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(records)))
             publish(workspace.directory, self._final)

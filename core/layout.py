@@ -116,13 +116,17 @@ class Cut:
     def holders(self) -> dict[Shape, tuple[int, ...]]:
         """The stage ranks that hold each cell of the grid, in ascending order."""
         holders: dict[Shape, list[int]] = {}
-        for rank, cell in enumerate(map(tuple, self.cells.tolist())):
+        for rank, cell in enumerate(self._cells):
             holders.setdefault(cell, []).append(rank)
         return {cell: tuple(ranks) for cell, ranks in holders.items()}
 
+    @cached_property
+    def _cells(self) -> list[Shape]:
+        return list(map(tuple, self.cells.tolist()))
+
     def cell_of(self, stage_rank: int) -> Shape:
         """The place in the grid of the cell that a rank holds."""
-        return tuple(self.cells[stage_rank].tolist())
+        return self._cells[stage_rank]
 
     def bounds(self, shape: Shape) -> tuple[Shape, ...]:
         """Where the cells begin along each axis of a whole tensor of `shape`, and where the last one ends.

@@ -212,20 +212,24 @@ def _held_by_stages(
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
         distinct = _alike(catalog, ranks)
+        # once through all entries: a redundancy-removed source has as many different files as ranks, each a few names
+        keys_of: dict[str, list[int]] = {}
+        for key, alike in distinct.items():
+            for name in alike[0].index.entries:
+                keys_of.setdefault(name, []).append(key)
         lacking_of: dict[tuple[int, ...], frozenset[int]] = {}
         for name, layout in stage.layouts.items():
-            without = tuple(key for key, alike in distinct.items() if name not in alike[0].index.entries)
-            if len(without) == len(distinct):
+            keys = tuple(keys_of.get(name, ()))
+            if not keys:
                 continue
-            lacking = lacking_of.get(without)
+            lacking = lacking_of.get(keys)
             if lacking is None:
-                # one object for all that the same ranks lack: as many as a redundancy-removed source has parameters
-                there = {record.rank for key, alike in distinct.items() if key not in without for record in alike}
-                lacking = lacking_of[without] = frozenset(rank for rank in ranks if rank not in there)
+                there = {record.rank for key in keys for record in distinct[key]}
+                lacking = lacking_of[keys] = frozenset(rank for rank in ranks if rank not in there)
             if layout.param_split_shape:  # files that are alike may still be wrong for one of their ranks
                 having = [catalog.records[rank] for rank in ranks if rank not in lacking]
             else:
-                having = [alike[0] for key, alike in distinct.items() if key not in without]
+                having = [distinct[key][0] for key in keys]
             shards = tuple((record.rank - ranks.start, record.index.entries[name]) for record in having)
             problem = _disagreement(ranks.start, shards, layout)
             if problem:
@@ -477,7 +481,8 @@ def _in_absent_parts(
     if absent:
         problems.append(
             f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only, and {len(absent)} "
-            f"parameters of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are missing"
+            f"parameters of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are "
+            "missing. What the result can do without is allowed with --allow-missing PATTERN"
         )
     return absent
 

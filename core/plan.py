@@ -159,6 +159,11 @@ class CutPair:
         """A cell of the target's grid, in units."""
         return cell_box(self._target_bounds, cell)
 
+    @cached_property
+    def target_sizes(self) -> dict[Shape, int]:
+        """How many units each cell of the target's grid has."""
+        return {cell: self.target_box(cell).size for cell in self.target.holders}
+
     def parts(self, target_cell: Shape) -> tuple[HeldPart, ...]:
         """What fills a target cell, each part with the source rank that it is read from, in units."""
         known = self._parts_of.get(target_cell)
@@ -423,7 +428,7 @@ class ConversionPlan:
             if not layout_class.keeps_any(stage_rank):
                 continue
             cell = layout_class.pair.target.cell_of(stage_rank)
-            shard_bytes += layout_class.pair.target_box(cell).size * int(layout_class.bytes_per_unit[stage_rank])
+            shard_bytes += layout_class.pair.target_sizes[cell] * int(layout_class.bytes_per_unit[stage_rank])
             mask |= layout_class.source_ranks_by_cell[cell]
         for carried in self.match.carried:
             source_rank = self._carried_source(stage, carried, rank)

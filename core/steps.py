@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from core.checkpoint.encryption import KeyMistakeError
 from core.checkpoint.formats import read_index
 from core.checkpoint.indexing import read_indexes, workers_on
 from core.checkpoint.names import Step, spelled_for
@@ -147,6 +148,7 @@ class StepWatch:
         if is_converted(self._target.child(str(step)), source, files):
             return SeenStep(step, files, converted=True)
         settle_seconds = self._request.settle_seconds
+        mistaken = False
         # of those that were listed, some may be gone already
         stamps = dict(zip(files, read_stamps(files.values()), strict=True))
         quiet = {rank: self._quiet_seconds(files[rank], stamp) for rank, stamp in stamps.items() if stamp}
@@ -160,7 +162,9 @@ class StepWatch:
             damaged = self._damaged(step, files, tuple(stamps.values()))
             reasons = [f"rank_{rank}: {error}" for rank, error in damaged.items()]
             lacking = f"cannot be read to the end: {listed(reasons)}" if damaged else ""
-        return SeenStep(step, files, lacking, min(quiet.values(), default=math.inf))
+            mistaken = any(isinstance(error, KeyMistakeError) for error in damaged.values())
+        # waiting does not help where a key is missing
+        return SeenStep(step, files, lacking, math.inf if mistaken else min(quiet.values(), default=math.inf))
 
     def _quiet_seconds(self, location: Location, stamp: Stamp) -> float:
         """How long a file has been the same at least: by the storage's clock, or as this process has seen it."""

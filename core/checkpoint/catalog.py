@@ -173,10 +173,12 @@ def _without_files(
         return lost
     asked = None if step is None else parse_step(step)
     having = {rank for rank in found.ranks if asked is None or asked in _steps_of(found, rank)}
-    for rank in needed:
-        if rank not in having and having & {*needed} - {*lost}:
-            why = NO_FILE if rank not in found.ranks else f"it has no checkpoint file of step {asked}"
-            lost.setdefault(rank, why)
+    found_ranks = frozenset(found.ranks)
+    if having & {*needed} - {*lost}:
+        for rank in needed:
+            if rank not in having:
+                why = NO_FILE if rank not in found_ranks else f"it has no checkpoint file of step {asked}"
+                lost.setdefault(rank, why)
     if len(lost) == len(needed):
         raise CatalogError(f"{found.url}: no rank is left to recover anything from")
     return lost

@@ -7,6 +7,7 @@ want of permission say, is no damage: what it holds is there.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from core.checkpoint.encryption import KeyMistakeError
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.errors import CheckpointError, InputError, StorageError
 from core.storage.files import is_missing
@@ -49,6 +50,8 @@ class DamagePolicy:
 def is_damage(error: InputError) -> bool:
     """Whether it is the content of a file that makes it unusable, or that it is not there."""
     cause = error.__cause__
+    if isinstance(error, KeyMistakeError):
+        return False
     return isinstance(error, CheckpointError) or (isinstance(cause, StorageError) and is_missing(cause))
 
 

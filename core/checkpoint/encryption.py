@@ -18,6 +18,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from threading import Lock
 from typing import Any
 
@@ -51,12 +52,19 @@ _SIZES_BYTES = 8 + _IV_BYTES + 4
 """n, the iv's length, the iv, the cipher's length."""
 _FIRST_COUNTER = 2
 """Of a block's contents in AES-GCM, whose tag takes the first one."""
-_PIECE_BYTES = 64 << 10
+_PIECE_BYTES = 128 << 10
 """Decrypted at a time: little enough for the processor's caches, and for others not to wait long: no thread of this
 process runs while a cipher does, and SM4 takes about a second for 88 MB."""
 _BORDERS_AT_ONCE = 256
 _MOST_KNOWN_BLOCKS = 1 << 18
 """Each takes 32 bytes."""
+
+
+class KeyMistakeError(CheckpointError):
+    """A key is named for a file that is not encrypted, none for one that is, or one of another mode.
+
+    Nothing is wrong with the file.
+    """
 
 
 @dataclass(frozen=True)
@@ -234,14 +242,21 @@ class DecryptedSource:
             self._check_inside(offset, length)
         stretches = [self._blocks.stretch(offset, length) for offset, length in ranges if length]
         answers = iter(zip(stretches, self._file.read_many(stretches), strict=True) if stretches else ())
-        return [b"".join(self._parts(offset, length, *next(answers))) if length else b"" for offset, length in ranges]
+        return [self._joined(offset, length, *next(answers)) if length else b"" for offset, length in ranges]
+
+    def _joined(self, offset: int, length: int, stretch: tuple[int, int], cipher: bytes) -> bytes:
+        """What some of the encrypted file decrypts to; the parts never stand in memory beside the whole of them."""
+        plain = BytesIO()
+        for part in self._parts(offset, length, stretch, cipher):
+            plain.write(part)
+        return plain.getvalue()
 
     def _parts(self, offset: int, length: int, stretch: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
-        """What some of the encrypted file decrypts to, block after block."""
+        """What some of the encrypted file decrypts to, piece after piece."""
         stop = offset + length
         while offset < stop:
             number = self._blocks.at(offset)
-            part_stop = min(stop, self._blocks.stop(number))
+            part_stop = min(stop, self._blocks.stop(number), offset + _PIECE_BYTES)
             start, count = self._blocks.stretch(offset, part_stop - offset)
             part = memoryview(cipher)[start - stretch[0] :][:count]
             yield self._decrypted(number, offset, part_stop - offset, part)
@@ -533,17 +548,17 @@ def _layout_in(file: SourceFile, key: Key, head: bytes) -> _Layout:
     """How a file's blocks are built, told from the first one.
 
     Raises:
-        CheckpointError: it is not encrypted, or in another mode.
+        KeyMistakeError: it is not encrypted, or in another mode.
     """
     written = next((mode for mode, magic in MAGICS.items() if head.startswith(magic)), None)
     if written is None:
-        raise CheckpointError(f"{file.location}: is not encrypted, but {key.name} is named as its key: name none")
+        raise KeyMistakeError(f"{file.location}: is not encrypted, but {key.name} is named as its key: name none")
     layout = _layout_of(written)
     early = _Layout(key.mode, layout.magic, tagged=False)
     if written is EncryptionMode.AES_GCM and layout.cipher_bytes(head) is None and early.cipher_bytes(head) is not None:
         return early
     if written is not key.mode:
-        raise CheckpointError(f"{file.location}: is encrypted with {written}, not with {key.mode}: name that mode")
+        raise KeyMistakeError(f"{file.location}: is encrypted with {written}, not with {key.mode}: name that mode")
     return layout
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from core.checkpoint import ckpt, safetensors
-from core.checkpoint.encryption import MAGICS, DecryptedSource
+from core.checkpoint.encryption import MAGICS, DecryptedSource, KeyMistakeError
 from core.checkpoint.heads import Template, template_of
 from core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry
 from core.checkpoint.parts import joined_index
@@ -164,7 +164,7 @@ def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:
     start = read_bytes(file, 0, min(_START_BYTES, file.size_bytes))
     mode = next((mode for mode, magic in MAGICS.items() if start.startswith(magic)), None)
     if mode is not None and format is CheckpointFormat.CKPT:
-        raise CheckpointError(
+        raise KeyMistakeError(
             f"{file.location}: is encrypted with {mode}: name its key with --decrypt-key, and --decrypt-mode {mode}"
         )
     found = _kind(start, file.size_bytes)

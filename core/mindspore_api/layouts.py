@@ -10,8 +10,8 @@ Where they differ from MindSpore on purpose:
   axes cut are merged right; MindSpore passes over both and merges wrongly.
 - `get_ckpt_path_with_strategy` takes the rank from the environment's `RANK_ID`, and from the path where there is none;
   MindSpore takes 0 then. It finds all ranks that hold the same slice of every parameter; MindSpore finds fewer where
-  the parameters' groups are not nested, looks at all pipeline stages at once, and takes `rank_1` in `rank_12` for rank
-  1. Strategies that cannot be read are a ValueError.
+  the parameters' groups are not nested, looks at all pipeline stages at once, takes `rank_1` in `rank_12` for rank 1,
+  and puts the other rank in place of every `rank_{number}` in a path, be it of this rank or not. Strategies that cannot be read are a ValueError.
 """
 
 import re
@@ -134,23 +134,24 @@ def get_ckpt_path_with_strategy(cur_ckpt_path: str, cur_strategy_path: str) -> s
 
     Raises:
         TypeError: an argument is no string.
-        ValueError: the strategy cannot be read, or is not for this rank.
+        ValueError: the strategy cannot be read, or is not for this rank; or the path names several ranks, and the
+            environment none of them.
     """
     check_type("cur_ckpt_path", cur_ckpt_path, str)
     check_type("cur_strategy_path", cur_strategy_path, str)
-    in_path = _RANK_FOLDER.search(cur_ckpt_path)
-    if in_path is None:
-        return cur_ckpt_path if _is_file(cur_ckpt_path) else None
+    named = {int(rank) for rank in _RANK_FOLDER.findall(cur_ckpt_path)}
     told = rank_in_environment()
-    rank = int(in_path[1]) if told is None else told
-    if rank == int(in_path[1]) and _is_file(cur_ckpt_path):
+    if not named:
+        return cur_ckpt_path if _is_file(cur_ckpt_path) else None
+    if (told is None or told in named) and _is_file(cur_ckpt_path):
         return cur_ckpt_path
+    in_path = _rank_in_path(cur_ckpt_path, named, told)
     strategy = given_strategy("cur_strategy_path", cur_strategy_path)
     if strategy is None:
         return None
     with reading():
-        ranks = _ranks_alike(strategy, rank)
-    paths = (_RANK_FOLDER.sub(f"rank_{other}", cur_ckpt_path) for other in ranks)
+        ranks = _ranks_alike(strategy, in_path if told is None else told)
+    paths = (_with_rank(cur_ckpt_path, in_path, other) for other in ranks)
     return next((path for path in paths if _is_file(path)), None)
 
 
@@ -197,6 +198,23 @@ def _joined_fields(slices: list[np.ndarray], field: int) -> np.ndarray:
 def _is_file(path: str) -> bool:
     with reading():
         return kind_of(parse_url(path)) == "file"
+
+
+def _rank_in_path(path: str, named: set[int], told: int | None) -> int:
+    """The rank that a path is of. A directory above the ranks' own may be named after a rank too: a job's, say."""
+    if told in named:
+        return told
+    if len(named) > 1:
+        raise ValueError(
+            f"'cur_ckpt_path' names ranks {', '.join(map(str, sorted(named)))}: which is this process's? Set the "
+            f"environment's RANK_ID: {path}"
+        )
+    [rank] = named
+    return rank
+
+
+def _with_rank(path: str, rank: int, other: int) -> str:
+    return _RANK_FOLDER.sub(lambda found: f"rank_{other}" if int(found[1]) == rank else found[0], path)
 
 
 def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:

@@ -13,7 +13,7 @@ from mindspore import nn
 from mindspore.communication import get_rank, init
 
 
-class Network(nn.Cell):
+class Network(nn.Cell):  # type: ignore[misc]
     """Parameters that all ranks hold whole, zero as yet."""
 
     def __init__(self, shapes: dict[str, list[int]]) -> None:

@@ -69,6 +69,7 @@ class Job:
                     env={**os.environ, "PYTHONPATH": str(_ROOT), **told},
                     cwd=self.directory,
                     text=True,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                 )
@@ -188,7 +189,6 @@ def test_signals_that_come_during_the_save_do_not_disturb_it(job: Job) -> None:
 def slow(directory, rank):
     print("saving", flush=True)
     sys.stdin.readline()
-    time.sleep(0.1)
     save(directory, rank)
 exception_checkpoint.set_config(slow, (sys.argv[1], "0"))
 """
@@ -199,6 +199,9 @@ exception_checkpoint.set_config(slow, (sys.argv[1], "0"))
     assert process.stdout.readline() == "saving\n"
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
     ended, said = job.ends()
     assert ended == [-signal.SIGTERM]
     assert job.saved == {0}

@@ -138,13 +138,19 @@ def test_from_one_key_to_another(target: Path, tmp_path: Path) -> None:
     assert read_tree(tmp_path / "back") == FOUR_TO_THREE.want
 
 
-def test_ranks_with_the_same_content_are_copied_as_they_are(target: Path, tmp_path: Path) -> None:
+def repeated_on_two_ranks(directory: Path) -> str:
+    """A strategy under which both of two ranks hold all of FOUR_TO_THREE's parameters."""
     strategy = read_strategy(str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"))
     [stage] = strategy.stages
     layouts = {name: whole_layout(len(layout.tensor_map), 2) for name, layout in stage.layouts.items()}
     repeated = dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=layouts),))
-    write_strategy(repeated, str(tmp_path / "repeated.ckpt"))
-    report = convert(FOUR_TO_THREE.request(target, target_strategy=str(tmp_path / "repeated.ckpt"), **to_key()))
+    path = str(directory / "repeated.ckpt")
+    write_strategy(repeated, path)
+    return path
+
+
+def test_ranks_with_the_same_content_are_copied_as_they_are(target: Path, tmp_path: Path) -> None:
+    report = convert(FOUR_TO_THREE.request(target, target_strategy=repeated_on_two_ranks(tmp_path), **to_key()))
     assert outcomes(report) == ["written", "copied"]
     first, second = ((target / rank.file).read_bytes() for rank in report.ranks)
     assert first == second
@@ -200,10 +206,11 @@ def test_safetensors_cannot_be_encrypted(target: Path, tmp_path: Path) -> None:
 
 
 def test_what_excludes_what() -> None:
-    for options, told in [
+    cases: list[tuple[dict[str, object], str]] = [
         ({"format": "safetensors"}, "--encrypt-key: MindSpore knows no encrypted .safetensors files"),
         ({"write_crc": True}, "--write-crc True: an encrypted file has no CRC"),
-    ]:
+    ]
+    for options, told in cases:
         with pytest.raises(InputError, match=told):
             FOUR_TO_THREE.request("out", **(to_key() | options))
     for side in ("decrypt", "encrypt"):
@@ -391,7 +398,7 @@ def latest(training: Path, target: Path, **options: object) -> LatestConversionR
         source_strategy=strategies["src"],
         target_strategy=strategies["dst"],
         settle_seconds=0,
-        patience_seconds=0,
+        patience_seconds=60,
         **options,
     )
 
@@ -406,9 +413,27 @@ def test_a_scheduled_conversion(training: Path, target: Path, tmp_path: Path) ->
         convert_latest(latest(training, target, **from_key()))
 
 
-def test_a_scheduled_conversion_without_the_key(training: Path, target: Path) -> None:
+def test_a_scheduled_conversion_without_the_key_does_not_wait_for_it(training: Path, target: Path) -> None:
     with pytest.raises(CatalogError, match="is encrypted with AES-GCM: name its key with --decrypt-key"):
         convert_latest(latest(training, target))
+
+
+def test_a_missing_key_is_no_damage(target: Path, tmp_path: Path) -> None:
+    source = encrypted_source(PIPELINES, tmp_path / "src")
+    with pytest.raises(InputError, match="is encrypted with AES-GCM: name its key with --decrypt-key"):
+        convert(PIPELINES.request(target, source=source, recover=True))
+
+
+def test_a_tampered_block_is_damage_that_another_rank_makes_good(target: Path, tmp_path: Path) -> None:
+    strategy, source = repeated_on_two_ranks(tmp_path), tmp_path / "src"
+    convert(FOUR_TO_THREE.request(source, target_strategy=strategy, **to_key()))
+    path = source / "rank_0" / "checkpoint_0.ckpt"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    options = {"source": str(source), "source_strategy": strategy, **from_key()}
+    with pytest.raises(InputError, match=rf"{path}: cannot be decrypted \(the block at byte 0 fails its tag\)"):
+        convert(FOUR_TO_THREE.request(target, **options))
+    convert(FOUR_TO_THREE.request(target, recover=True, **options))
+    assert read_tree(target) == FOUR_TO_THREE.want
 
 
 def test_requests_carry_names_only() -> None:

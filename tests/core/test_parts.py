@@ -12,6 +12,7 @@ from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
 from core.checkpoint.survey import survey
 from core.convert import convert
 from core.errors import CatalogError, InputError, PlanError
+from core.joining import join_parts
 from core.request import build_request
 from core.storage.files import open_source, read_bytes
 from core.storage.joined import parts_of
@@ -134,6 +135,30 @@ class TestRefusals:
             convert(request)
         names = ("layers.0.*", "layers.2.*", "layers.3.*", "adam_m*")
         assert convert(request.model_copy(update={"allow_missing": names})).committed
+
+
+def test_encrypted_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "a secret of 16 b")
+    strategy = str(CASE / "dst_strategy.ckpt")
+    for stage in (0, 1):
+        request = build_request(
+            source=str(CASE / "src"),
+            target=str(tmp_path / f"stage{stage}"),
+            source_strategy=str(CASE / f"src_stages/strategy_{4 * stage}.ckpt"),
+            target_strategy=strategy,
+            encrypt_key="env:KEY",
+        )
+        convert(request)
+        for rank in (0, 1):
+            shutil.copytree(tmp_path / f"stage{stage}/rank_{rank}", tmp_path / f"in/rank_{rank}", dirs_exist_ok=True)
+    again = tmp_path / "again"
+    options = {"source_strategy": strategy, "target_strategy": strategy, "format": "ckpt"}
+    with pytest.raises(InputError, match="encrypted"):
+        convert(build_request(source=str(tmp_path / "in"), target=str(again), **options))
+    convert(build_request(source=str(tmp_path / "in"), target=str(again), decrypt_key="env:KEY", **options))
+    assert read_tree(again) == read_tree(CASE / "want")
+    with pytest.raises(InputError, match=r"stage0: is encrypted, and such parts cannot be joined"):
+        join_parts([str(tmp_path / "stage0"), str(tmp_path / "stage1")], str(tmp_path / "joined"))
 
 
 def test_safetensors_parts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from core.request import ConversionRequest, build_request
 from core.storage.files import SourceFile, open_source
 from core.storage.urls import Location, parse_url
 from core.strategy.files import write_strategy
+from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from core.target import read_manifest
 from tests.core.test_plan import Side, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.checkpoints import FIXTURES, Contents, read_ckpt, read_tree
@@ -585,3 +586,30 @@ def test_copies_that_differ_are_named(directory: Path) -> None:
     ]
     assert not (directory / "out").exists()
     convert(request_of(directory))  # reads one of them only
+
+
+# ---- one stage's own strategy ----
+
+
+def own_stage(directory: Path, drop: Mapping[int, set[str]] | None = None) -> str:
+    """The strategy of whole_shards' three first ranks, of which the others are then another stage's or do not fit."""
+    whole_shards(directory, drop)
+    path = str(directory / "own.ckpt")
+    layouts = dict.fromkeys(NAMES, whole_layout(1, 3))
+    operators = (OperatorStrategy("op", 0, ((1,),)),)
+    write_strategy(Strategy((StageStrategy(0, layouts, operators),), "own", merged=False), path)
+    return path
+
+
+def test_a_lost_rank_under_one_stages_own_strategy(tmp_path: Path) -> None:
+    strategy = own_stage(tmp_path)
+    for rank in (1, 3, 4, 5):
+        shutil.rmtree(file_of(tmp_path, rank).parent)
+    report = convert(request_of(tmp_path, source_strategy=strategy, recover=True))
+    assert [(each.rank, each.stand_in) for each in report.stand_ins] == [(1, 0)]
+
+
+def test_removed_redundancy_does_not_hide_a_strategy_of_another_world_size(tmp_path: Path) -> None:
+    strategy = own_stage(tmp_path, {r: {*NAMES} - {NAMES[r % 3]} for r in range(6)})
+    with pytest.raises(CatalogError, match="has 6 ranks, but the source strategy .* has 3: it is another checkpoint's"):
+        convert(request_of(tmp_path, source_strategy=strategy))

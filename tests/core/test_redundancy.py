@@ -17,9 +17,11 @@ from core.dtypes import dtype_from_name
 from core.errors import InputError, PlanError
 from core.layout import ParameterLayout
 from core.picture import feeds_of
-from core.plan_file import plan_identity
+from core.plan_file import dump_plan, load_plan, plan_identity
 from core.redundancy import SharedSlices, choose_keepers
 from core.request import VerifyLevel, build_request
+from core.storage.files import write_bytes
+from core.storage.urls import parse_url
 from core.strategy.files import write_strategy
 from core.verify import verify_target
 from tests.core.test_plan import catalog_of, entry, make_catalog, make_strategy, plan_of, sides, vector
@@ -96,7 +98,7 @@ def test_each_slice_is_kept_by_so_many_and_spread_evenly(data: st.DataObject) ->
         assert names[0] == names[1]
 
 
-def test_bytes_are_spread_where_counting_parameters_would_not() -> None:
+def test_bytes_are_spread_where_counting_parameters_would_not(tmp_path: Path) -> None:
     shapes = {f"layer{number}.{part}": (size,) for number in range(8) for part, size in (("w", 1000), ("b", 10))}
     catalog = make_catalog({0: [entry(name, shape) for name, shape in shapes.items()]})
     target = make_strategy(dict.fromkeys(shapes, vector(4)))
@@ -106,6 +108,9 @@ def test_bytes_are_spread_where_counting_parameters_would_not() -> None:
     assert [totals.shard_bytes for totals in twice.totals] == [4 * 4 * 1010] * 4
     assert plan_identity(plan) != plan_identity(twice)
     assert not plan.copies
+    write_bytes(parse_url(str(tmp_path / "plan")), dump_plan(twice))
+    read_again = load_plan(str(tmp_path / "plan"), plan_identity(twice))
+    assert [read_again.rank_plan(rank) for rank in range(4)] == [twice.rank_plan(rank) for rank in range(4)]
     every = plan_of(catalog, None, target, replicas=4)
     assert every.copies == {1: 0, 2: 0, 3: 0}
 

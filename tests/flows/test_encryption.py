@@ -9,7 +9,7 @@ from prefect.blocks.system import Secret
 
 from core.convert import convert
 from core.errors import InputError
-from core.request import VerifyLevel
+from core.request import EncryptionMode, VerifyLevel
 from core.verify import VerificationRequest
 from flows.convert_checkpoint import convert_checkpoint
 from flows.verify_checkpoint import verify_checkpoint
@@ -23,8 +23,12 @@ NEW_KEY = {"encrypt_key": "block:new-key", "encrypt_mode": "AES-CBC"}
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", SECRET)
-    for name, value in {"old-key": SECRET, "new-key": OTHER}.items():
-        Secret(value=value).save(name, overwrite=True)
+    keep("old-key", SECRET)
+    keep("new-key", OTHER)
+
+
+def keep(name: str, value: Any) -> None:
+    Secret(value=value).save(name, overwrite=True)
 
 
 @pytest.fixture
@@ -67,7 +71,8 @@ def test_keys_in_blocks_are_nowhere_repeated(
         assert SECRET not in left
         assert OTHER not in left
 
-    asked = VerificationRequest(target=str(target), decrypt_key="block:new-key", decrypt_mode="AES-CBC")
+    mode = EncryptionMode.AES_CBC
+    asked = VerificationRequest(target=str(target), decrypt_key="block:new-key", decrypt_mode=mode)
     assert verify_checkpoint(asked).level is VerifyLevel.CHECKSUM
     with pytest.raises(InputError, match="is encrypted with AES-CBC: name its key with --decrypt-key"):
         verify_checkpoint(VerificationRequest(target=str(target)))
@@ -77,7 +82,7 @@ def test_keys_in_blocks_are_nowhere_repeated(
 
 def test_a_block_that_holds_no_text(source: dict[str, object], tmp_path: Path) -> None:
     for value in ({"key": SECRET}, "1234567890.12345"):
-        Secret(value=value).save("new-key", overwrite=True)
+        keep("new-key", value)
         request = FOUR_TO_THREE.request(tmp_path / "out", **(source | NEW_KEY))
         state: Any = convert_checkpoint(request, return_state=True)
         assert state.message.startswith("block:new-key: is not the text of a key (of what looks like JSON")

@@ -238,6 +238,23 @@ def test_paths_without_a_rank(tmp_path: Path) -> None:
     assert mindspore.get_ckpt_path_with_strategy(path + "x", "unused") is None
 
 
+def test_a_directory_above_that_is_named_after_another_rank_is_not_taken_for_the_rank(job: Job) -> None:
+    # ranks 0 and 2 hold the same
+    job.strategy({"w": OTHER_WAY})
+    above = job.directory / "job_rank_1"
+    for rank in (1, 2):
+        (above / f"rank_{rank}").mkdir(parents=True)
+        (above / f"rank_{rank}" / "a.ckpt").touch()
+    arguments = str(above / "rank_0/a.ckpt"), str(job.directory / "s.ckpt")
+    with pytest.raises(ValueError, match="names ranks 0, 1: which is this process's"):
+        mindspore.get_ckpt_path_with_strategy(*arguments)
+    job.monkeypatch.setenv("RANK_ID", "0")
+    assert mindspore.get_ckpt_path_with_strategy(*arguments) == str(above / "rank_2/a.ckpt")
+    job.monkeypatch.delenv("RANK_ID")
+    own = str(above / "rank_2/a.ckpt")
+    assert mindspore.get_ckpt_path_with_strategy(own, arguments[1]) == own
+
+
 def test_paths_that_are_refused(job: Job) -> None:
     with pytest.raises(TypeError, match="'cur_ckpt_path' has to be a str"):
         mindspore.get_ckpt_path_with_strategy(5, "s")  # type: ignore[arg-type]
