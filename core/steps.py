@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from core.checkpoint.encryption import KeyMistakeError
+from core.checkpoint.cipher_blocks import KeyMistakeError
 from core.checkpoint.formats import read_index
 from core.checkpoint.indexing import read_indexes, workers_on
 from core.checkpoint.names import Step, spelled_for

@@ -7,7 +7,7 @@ want of permission say, is no damage: what it holds is there.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from core.checkpoint.encryption import KeyMistakeError
+from core.checkpoint.cipher_blocks import KeyMistakeError
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.errors import CheckpointError, InputError, StorageError
 from core.storage.files import is_missing

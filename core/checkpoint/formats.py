@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from core.checkpoint import ckpt, safetensors
-from core.checkpoint.encryption import MAGICS, DecryptedSource, KeyMistakeError
+from core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
+from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.heads import Template, template_of
 from core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry
 from core.checkpoint.parts import joined_index

@@ -2,8 +2,8 @@
 
 Where it differs from MindSpore on purpose:
 
-- `network` is a dict of arrays to be filled (see `networks`), or None: files are written then. Its rank is the
-  environment's `RANK_ID`, 0 without it.
+- `network` is a dict of arrays to be filled (see `networks`), or None: files are written then. Its rank is `rank_id`,
+  which MindSpore passes over, or the environment's `RANK_ID`; 0 without both, with a warning if there are several.
 - `predict_strategy` of whole parameters may also be the layouts that `build_searched_strategy` returns, whatever the
   ranks; MindSpore takes them for a single rank only.
 - Parameters of the strategy that are not in the files, and those in the files that are not in the strategy, are told by
@@ -91,7 +91,8 @@ def load_distributed_checkpoint(
         format: `ckpt`, or `safetensors` for a directory of whole parameters.
         unified_safetensors_dir: that directory, as `unified_safetensors` writes it.
         dst_safetensors_dir: where files are written.
-        rank_id: the rank whose file is written; None for all of them.
+        rank_id: the rank whose file is written, None for all of them; or that of the network, None for the
+            environment's.
         output_format: `safetensors` or `ckpt`.
         name_map: names of parameters in the strategy and those that they have in the files.
         max_process_num: the most files that are written at a time.
@@ -113,15 +114,13 @@ def load_distributed_checkpoint(
             raise ValueError(f"{name!r} has to be 'ckpt' or 'safetensors', not {given!r}")
     check_key("dec_key", dec_key)
     check_instance("dec_mode", dec_mode, str)
+    _check_types(unified_safetensors_dir, dst_safetensors_dir, rank_id, name_map, max_process_num)
     if format == "ckpt":
-        _fill_from_ranks(
-            checked_network(network),
-            checkpoint_filenames,
-            predict_strategy,
-            train_strategy_filename,
-            strict_load,
-            key_of("dec_key", dec_key, dec_mode),
-        )
+        network = checked_network(network)
+        key = key_of("dec_key", dec_key, dec_mode)
+        cuts = _checked_layouts(predict_strategy)
+        rank = _rank_of_network(rank_id, max((cut.device_count for cut in (cuts or {}).values()), default=1))
+        _fill_from_ranks(network, checkpoint_filenames, cuts, rank, train_strategy_filename, strict_load, key)
         return True
     ckpt_only = {
         "checkpoint_filenames": checkpoint_filenames,
@@ -140,16 +139,36 @@ def load_distributed_checkpoint(
     if network is not None:
         checked_network(network)
     strategy = _predicted(predict_strategy)
-    if rank_id is not None:
-        check_type("rank_id", rank_id, int)
     with writing(), closing(UnifiedCheckpoint(parse_url(unified_safetensors_dir), name_map or {})) as unified:
         _check_matching(unified, strategy)
         if network is None:
             ranks = [rank_id] if rank_id is not None else strategy.ranks if strategy else range(1)
             _write_ranks(unified, strategy, ranks, str(dst_safetensors_dir), output_format, max_process_num)
             return True
-        values = {each.name: each.value() for each in unified.slices(strategy, rank_in_environment() or 0)}
+        rank = _rank_of_network(rank_id, len(strategy.ranks) if strategy else 1)
+        values = {each.name: each.value() for each in unified.slices(strategy, rank)}
     return values if return_param_dict else fill_network(network, values, strict=False)
+
+
+def _check_types(unified: object, target: object, rank: object, names: object, most: object) -> None:
+    for name, path in (("unified_safetensors_dir", unified), ("dst_safetensors_dir", target)):
+        if path is not None:
+            check_type(name, path, str)
+    if rank is not None:
+        check_type("rank_id", rank, int)
+    if names is not None and not (isinstance(names, Mapping) and all(isinstance(each, str) for each in names.values())):
+        raise TypeError(f"'name_map' has to be a dict of names, not {names!r}")
+    check_type("max_process_num", most, int)
+
+
+def _rank_of_network(given: int | None, count: int) -> int:
+    """The rank, of `count`, whose slices fill a network."""
+    told = rank_in_environment()
+    if given is not None and told is not None and given != told:
+        raise ValueError(f"'rank_id' is {given}, the environment's RANK_ID is {told}: whose slices are wanted?")
+    if given is None and told is None and count > 1:
+        _warn(f"neither 'rank_id' nor the environment's RANK_ID says which of {count} ranks this is: taken for rank 0")
+    return given if given is not None else told or 0
 
 
 def _predicted(strategy: Any) -> Strategy | None:
@@ -200,16 +219,20 @@ def _write_ranks(
 
 
 def _fill_from_ranks(
-    network: Network, files: object, predicted: Any, strategy_file: str | None, strict: bool, key: Key | None
+    network: Network,
+    files: object,
+    cuts: Mapping[str, ParameterLayout] | None,
+    rank: int,
+    strategy_file: str | None,
+    strict: bool,
+    key: Key | None,
 ) -> None:
     locations = _checked_files(files)
-    cuts = _checked_layouts(predicted)
     strategy = given_strategy("train_strategy_filename", strategy_file)
     if strategy is None:
         raise ValueError("'train_strategy_filename' is needed: there is no network that would know it")
     if len(locations) != len(strategy.ranks):
         raise ValueError(f"{strategy.origin}: is for {len(strategy.ranks)} ranks, {len(locations)} files were given")
-    rank = rank_in_environment() or 0
     with reading(), ExitStack() as stack:
         opened = []
         for location in locations:

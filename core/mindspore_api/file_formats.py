@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 from core.checkpoint.formats import check_crc, read_index
 from core.checkpoint.model import CheckpointFormat, Content, Extent, OutputEntry, TensorEntry
@@ -96,16 +97,24 @@ class _Job:
 
 
 def _checked_names(name_map: object) -> Mapping[str, str]:
-    if name_map is not None and not isinstance(name_map, Mapping):
+    if name_map is None:
+        return {}
+    if not isinstance(name_map, Mapping):
         raise ValueError(f"'name_map' has to be a dict of names, not {type(name_map)}")
-    return name_map or {}
+    for old, new in name_map.items():
+        if not isinstance(new, str) or not new:
+            raise ValueError(f"'name_map' has {new!r} for {old!r}, which is no name")
+    return name_map
 
 
-def _convert(job: _Job, path: str, save_path: str | None, pattern: str | None, at_a_time: int) -> None:
+def _convert(job: _Job, path: str, save_path: str | None, pattern: str | None, at_a_time: Any) -> None:
     if not isinstance(path, str):
         raise ValueError(f"'file_path' has to be a string, not {type(path)}")
-    if at_a_time < 1:
-        raise ValueError(f"'processes_num' has to be at least 1, not {at_a_time}")
+    if not isinstance(at_a_time, int) or at_a_time < 1:
+        raise ValueError(f"'processes_num' has to be an int of at least 1, not {at_a_time!r}")
+    _check_pattern(pattern)
+    if save_path is not None and not isinstance(save_path, str):
+        raise ValueError(f"'save_path' has to be a string or None, not {type(save_path)}")
     if save_path and posixpath.splitext(save_path)[1]:
         raise ValueError(f"'save_path' has to be a directory, and {save_path!r} has a file's ending")
     with writing():
@@ -123,6 +132,13 @@ def _convert(job: _Job, path: str, save_path: str | None, pattern: str | None, a
         for outcome in outcomes:
             if outcome is not None:
                 raise outcome
+
+
+def _check_pattern(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except (TypeError, re.error) as error:
+        raise ValueError(f"'file_name_regex' {pattern!r} is no regular expression: {error}") from None
 
 
 def _single_file(

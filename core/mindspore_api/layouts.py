@@ -11,7 +11,8 @@ Where they differ from MindSpore on purpose:
 - `get_ckpt_path_with_strategy` takes the rank from the environment's `RANK_ID`, and from the path where there is none;
   MindSpore takes 0 then. It finds all ranks that hold the same slice of every parameter; MindSpore finds fewer where
   the parameters' groups are not nested, looks at all pipeline stages at once, takes `rank_1` in `rank_12` for rank 1,
-  and puts the other rank in place of every `rank_{number}` in a path, be it of this rank or not. Strategies that cannot be read are a ValueError.
+  and puts the other rank in place of every `rank_{number}` in a path, be it of this rank or not. Strategies that cannot
+  be read are a ValueError.
 """
 
 import re

@@ -25,7 +25,8 @@ from io import BytesIO
 
 import numpy as np
 
-from core.checkpoint.encryption import MAGICS, DecryptedSource
+from core.checkpoint.cipher_blocks import MAGICS
+from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
@@ -50,7 +51,7 @@ from core.mindspore_api.failures import reading
 from core.mindspore_api.map_parameters import parse_map_parameter
 from core.mindspore_api.memory_file import MemoryFile
 from core.mindspore_api.networks import Network, fill_network
-from core.mindspore_api.values import Value, numpy_dtype
+from core.mindspore_api.values import Value, is_same, numpy_dtype
 from core.storage.files import SourceFile, kind_of, list_folder, read_bytes
 from core.storage.urls import Location, parse_url
 
@@ -139,7 +140,7 @@ def load_segmented_checkpoints(
             with _opened(url, key) as file:
                 found = _read_chosen(file, choose, crc_check=False, remove_redundancy=False)
             for name, value in found.items():
-                if not _is_same(loaded.setdefault(name, value), value):
+                if not is_same(loaded.setdefault(name, value), value):
                     raise CheckpointError(
                         f"parameter {name!r} has different values in {holders[name]} and {url}: which one is right? "
                         "Keep one of the files, or choose by choice_func"
@@ -253,18 +254,6 @@ def _ckpt_files(directory: str) -> list[str]:
     if not found:
         raise CheckpointError(f"{directory}: holds no .ckpt files")
     return found
-
-
-def _is_same(one: Value, other: Value) -> bool:
-    if one is other:
-        return True
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        # by bytes: NaNs are the same if they are the same
-        same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
-        return same_kind and np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return isinstance(one, str) and one == other
 
 
 def _read_into(file: SourceFile, entries: Sequence[TensorEntry], buffers: Sequence[np.ndarray]) -> None:

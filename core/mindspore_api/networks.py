@@ -27,6 +27,8 @@ def checked_network(network: object) -> Network:
     for name, array in network.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
             raise TypeError(f"a network's {name!r} has to be a numpy array under a string, not {type(array)}")
+        if not array.flags.writeable:
+            raise TypeError(f"a network's {name!r} is a read-only array, and cannot be filled")
     return network
 
 

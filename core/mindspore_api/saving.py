@@ -14,6 +14,7 @@ Where it differs from MindSpore on purpose:
 - Tensors without elements are saved in .ckpt files too, except of shape (0,), of which a Python warning tells:
   MindSpore leaves all of them out in silence, but reads those others as they are.
 - A name that does not end in `.ckpt` or `.safetensors` gets the ending, also where it ends in these letters.
+- Two parameters of one name are an error, unless they are the same; MindSpore keeps the last one.
 - Nothing to save, elements that no checkpoint file knows (such as complex numbers), and a CRC together with a key are
   errors; MindSpore writes files that it then cannot load.
 - Other keyword arguments than MindSpore's own, which it passes over, are a TypeError.
@@ -43,7 +44,7 @@ from core.mindspore_api.arguments import (
 from core.mindspore_api.block_writing import FileKind, write_checkpoint
 from core.mindspore_api.failures import writing
 from core.mindspore_api.map_parameters import build_map_parameter
-from core.mindspore_api.values import Value, array_of, bytes_of, dtype_of, is_array_like
+from core.mindspore_api.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 from core.storage.files import kind_of
 from core.storage.urls import Location, parse_url
 
@@ -92,7 +93,8 @@ def save_checkpoint(
     _check_ways(integrated_save, async_save)
     appended = _checked_append_dict(append_dict)
     key = _checked_key(enc_key, enc_mode, crc_check, format, kwargs)
-    values = dict(_chosen(save_obj, choice_func)) | appended
+    # as in MindSpore, what is appended takes the place of a parameter: a loaded `epoch_num`, say
+    values = _by_name(_chosen(save_obj, choice_func)) | appended
     if not values:
         raise ValueError(f"{location}: there is nothing to save")
     with writing():
@@ -191,6 +193,8 @@ def _appended_value(name: str, value: Any) -> Value:
     if isinstance(value, bool):
         return np.array(value)
     if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"'append_dict' has {value} as {name!r}: numbers are saved in 64 bits")
         return np.array(value, np.int64)
     if isinstance(value, float):
         return np.array(value, np.float32)
@@ -201,6 +205,15 @@ def _chosen(save_obj: Any, choose: ChoiceFunction) -> Iterator[tuple[str, Value]
     for name, value in _named(save_obj):
         if choose is None or choose(name):
             yield name, _checked_value(name, value)
+
+
+def _by_name(named: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for name, value in named:
+        # the same one twice is fine: a network's parameters and its optimizer's, say
+        if not is_same(values.setdefault(name, value), value):
+            raise ValueError(f"two parameters that differ are named {name!r}: a file holds one of a name")
+    return values
 
 
 def _named(save_obj: Any) -> Iterable[tuple[str, Any]]:

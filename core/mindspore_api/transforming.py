@@ -28,6 +28,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from glob import escape, glob
 
+import numpy as np
+
 from core.checkpoint.catalog import catalog_files
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.selection import rank_names
@@ -133,6 +135,8 @@ def transform_checkpoint_by_rank(
     if not save_checkpoint_file_name.endswith(".ckpt"):
         raise ValueError(f"'save_checkpoint_file_name' has to end in .ckpt: {save_checkpoint_file_name}")
     for rank, path in checkpoint_files_map.items():
+        if not isinstance(rank, int | np.integer):
+            raise TypeError(f"'checkpoint_files_map' has to have ranks for keys, not {rank!r}")
         if not isinstance(path, str) or not os.path.isfile(path):
             raise ValueError(f"'checkpoint_files_map' names no file for rank {rank}: {path}")
     source = from_zero(given_strategy("src_strategy_file", src_strategy_file))

@@ -101,6 +101,19 @@ def bytes_of(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
+def is_same(one: Value, other: Value) -> bool:
+    """Whether two values are the same in every bit."""
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        # by bytes: NaNs are the same if they are the same
+        same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return same_kind and np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return isinstance(one, str) and one == other
+
+
 def _mark_of(dtype: np.dtype[Any]) -> object:
     metadata: Mapping[str, object] = dtype.metadata or {}
     return metadata.get(_MARK)

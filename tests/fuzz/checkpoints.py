@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from core.checkpoint.encryption import MAGICS, DecryptedSource, EncryptedOutput
+from core.checkpoint.cipher_blocks import MAGICS
+from core.checkpoint.encryption import DecryptedSource, EncryptedOutput
 from core.checkpoint.formats import check_crc, read_index
 from core.checkpoint.indexing import Indexed, Workers, read_indexes
 from core.checkpoint.model import FileIndex

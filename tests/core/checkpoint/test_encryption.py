@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.checkpoint.encryption import MAGICS, DecryptedSource, EncryptedOutput, encrypted_bytes
+from core.checkpoint.cipher_blocks import MAGICS
+from core.checkpoint.encryption import DecryptedSource, EncryptedOutput, encrypted_bytes
 from core.checkpoint.formats import read_index
 from core.errors import CheckpointError
 from core.keys import Key

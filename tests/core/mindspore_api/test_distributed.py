@@ -219,6 +219,29 @@ def test_a_network_from_the_files_of_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     np.testing.assert_array_equal(network["w"], WHOLE[2:, :6])
 
 
+@pytest.mark.parametrize("kind", ["whole", "ranks"])
+def test_a_network_of_the_rank_that_is_named(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = {"w": np.zeros((2, 12), np.float32)}
+    kinds: dict[str, dict[str, Any]] = {
+        "whole": {"format": "safetensors", "unified_safetensors_dir": "whole", "predict_strategy": "rows.ckpt"},
+        "ranks": {
+            "checkpoint_filenames": ranks("r", *np.split(WHOLE, 2)),
+            "predict_strategy": {"w": ([2], [0, -1], [], 0)},
+            "train_strategy_filename": "rows.ckpt",
+        },
+    }
+    arguments = kinds[kind]
+    mindspore.load_distributed_checkpoint(network, rank_id=1, **arguments)
+    np.testing.assert_array_equal(network["w"], WHOLE[2:])
+    with pytest.warns(UserWarning, match="which of 2 ranks this is: taken for rank 0") as warned:
+        mindspore.load_distributed_checkpoint(network, **arguments)
+    assert warned[0].filename == __file__
+    np.testing.assert_array_equal(network["w"], WHOLE[:2])
+    monkeypatch.setenv("RANK_ID", "0")
+    with pytest.raises(ValueError, match="'rank_id' is 1, the environment's RANK_ID is 0: whose slices are wanted"):
+        mindspore.load_distributed_checkpoint(network, rank_id=1, **arguments)
+
+
 def test_a_network_from_encrypted_files() -> None:
     brain = WHOLE.astype(ml_dtypes.bfloat16)
     files = ranks("e", *np.split(brain, 2), enc_key=b"0123456789abcdef")
@@ -269,6 +292,7 @@ def test_refused_files_of_ranks(options: dict[str, Any], error: type[Exception],
         "network": {"w": np.zeros((4, 12), np.float32)},
         "checkpoint_filenames": ranks("f", *np.split(WHOLE, 2)),
         "train_strategy_filename": "rows.ckpt",
+        "rank_id": 0,
     }
     with pytest.raises(error, match=message):
         mindspore.load_distributed_checkpoint(**arguments | options)
@@ -304,6 +328,11 @@ def test_a_rank_that_lacks_a_parameter() -> None:
         ({"predict_strategy": "no"}, ValueError, "there is no such file"),
         ({"predict_strategy": {"w": 5}}, ValueError, "parameter 'w': <class 'int'> is no layout"),
         ({"rank_id": "1"}, TypeError, "'rank_id' has to be a int"),
+        ({"unified_safetensors_dir": 5}, TypeError, "'unified_safetensors_dir' has to be a str, not 5"),
+        ({"dst_safetensors_dir": 5}, TypeError, "'dst_safetensors_dir' has to be a str, not 5"),
+        ({"name_map": 5}, TypeError, "'name_map' has to be a dict of names, not 5"),
+        ({"name_map": {"w": 5}}, TypeError, "'name_map' has to be a dict of names, not {'w': 5}"),
+        ({"max_process_num": None}, TypeError, "'max_process_num' has to be a int, not None"),
         ({"rank_id": 2}, ValueError, "is for ranks 0 to 1, there is no rank 2"),
         ({"predict_strategy": "other.ckpt"}, ValueError, "has none of the parameters that the files hold"),
         ({"predict_strategy": "odd.ckpt"}, ValueError, "parameter 'w': axis 0 has 4 elements"),

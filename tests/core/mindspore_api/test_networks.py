@@ -57,3 +57,11 @@ def test_what_is_no_network() -> None:
         checked_network({5: FLOATS})
     with pytest.raises(TypeError, match="a network's 'w' has to be a numpy array under a string, not <class 'list'>"):
         checked_network({"w": [1]})
+
+
+def test_a_read_only_array_leaves_all_as_they_were() -> None:
+    first, second = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    second.flags.writeable = False
+    with pytest.raises(TypeError, match="a network's 'second' is a read-only array"):
+        fill_network({"first": first, "second": second}, {"first": FLOATS, "second": FLOATS}, strict=False)
+    assert not first.any()

@@ -194,6 +194,16 @@ def test_arrays_without_elements(target: str) -> None:
     assert found.keys() == {"w", "rows"}
 
 
+def test_two_parameters_of_one_name(target: str) -> None:
+    first, same_one, other = (Parameter("w", array) for array in (FLOATS, FLOATS.copy(), FLOATS + 1))
+    mindspore.save_checkpoint([first, first, same_one], target, append_dict={"n": 1})
+    assert mindspore.load_checkpoint(target).keys() == {"w", "n"}
+    with pytest.raises(ValueError, match="two parameters that differ are named 'w'"):
+        mindspore.save_checkpoint([first, other], target)
+    mindspore.save_checkpoint(mindspore.load_checkpoint(target), target, append_dict={"n": 2})
+    assert mindspore.load_checkpoint(target)["n"] == np.array(2)
+
+
 def test_a_failure_leaves_the_former_file(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     mindspore.save_checkpoint({"w": FLOATS}, str(path), format="safetensors")
@@ -225,6 +235,7 @@ def test_a_failure_leaves_the_former_file(tmp_path: Path) -> None:
         ({"async_save": "later"}, ValueError, "not 'later'"),
         ({"append_dict": [1]}, TypeError, "'append_dict' has to be a dict"),
         ({"append_dict": {5: 1}}, TypeError, "strings for keys"),
+        ({"append_dict": {"n": 2**63}}, ValueError, "has 9223372036854775808 as 'n': numbers are saved in 64 bits"),
         ({"append_dict": {"x": [1]}}, TypeError, "not <class 'list'> as 'x'"),
         ({"enc_key": "secret"}, ValueError, "'enc_key' has to be None or bytes, not str"),
         ({"enc_key": b"short"}, ValueError, "enc_key: the key has 5 bytes"),

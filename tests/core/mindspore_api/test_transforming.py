@@ -248,6 +248,7 @@ def test_refused_arguments_of_one_rank(rows: Path) -> None:
     path, strategy = str(rows / "a.ckpt"), str(rows / "rows.ckpt")
     refused: list[tuple[type[Exception], str, tuple]] = [
         (TypeError, "'checkpoint_files_map' has to be a dict", (0, list(files), path, strategy)),
+        (TypeError, "'checkpoint_files_map' has to have ranks for keys, not '0'", (0, {"0": files[0]}, path, strategy)),
         (TypeError, "'rank_id' has to be an int", ("0", files, path, strategy)),
         (TypeError, "'save_checkpoint_file_name' has to be a string", (0, files, None, strategy)),
         (ValueError, "has to end in .ckpt", (0, files, str(rows / "a.npz"), strategy)),
