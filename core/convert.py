@@ -341,8 +341,8 @@ def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: Checkpoin
         stages.setdefault(rank // source.devices_per_stage, []).append(rank)
     for ranks in stages.values():
         # the ranks of a stage hold the same names, and its first one tells for all, unless redundancy was removed
-        names = {name for rank in ranks[: None if scattered else 1] for name in _names_in(found.files[rank][0].location)}
-        misfit = misfit or held <= names
+        files = [found.files[rank][0].location for rank in (ranks if scattered else ranks[:1])]
+        misfit = misfit or held <= {name for location in files for name in _names_in(location)}
     if misfit:
         raise CatalogError(
             f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "

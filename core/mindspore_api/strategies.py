@@ -9,7 +9,8 @@ Where merging differs from MindSpore's on purpose:
 - A directory without strategy files is a ValueError; MindSpore writes a strategy that is empty.
 - A merged file in the directory itself is replaced, and is no source the next time.
 
-A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through.
+A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through. So is a strategy
+file; MindSpore takes its texts for ranks.
 """
 
 import os
@@ -22,6 +23,9 @@ from core.mindspore_api.paths import checked_directory
 from core.storage.urls import parse_url
 from core.strategy.files import read_strategies, write_strategy
 from core.strategy.strategy_pb2 import ParallelGroupMap
+
+_STAGE_KEY = b"\x08"
+"""What a strategy file begins with, and a group info file never has: field 1 as a number."""
 
 
 def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> None:
@@ -71,4 +75,7 @@ def restore_group_info_list(group_info_file_name: str) -> list[int]:
     if not content or not message.IsInitialized():
         what = "is incomplete" if content else "is empty"
         raise ValueError(f"{group_info_file_name}: {what}, and names no ranks to restore from")
+    if content.startswith(_STAGE_KEY):
+        # its texts would be taken for ranks
+        raise ValueError(f"{group_info_file_name}: is a strategy file, not a group info file")
     return list(message.ckpt_restore_rank_list.dim)

@@ -8,6 +8,7 @@ Object stores cannot rename a directory. There the files are written in place, a
 that makes them a checkpoint; a former manifest is withdrawn before anything of it is replaced.
 """
 
+import errno
 import os
 import posixpath
 import re
@@ -149,7 +150,7 @@ def check_room(location: Location, needed_bytes: int) -> None:
     if free_bytes < needed_bytes:
         raise StorageError(
             f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free"
-        )
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _sibling(location: Location, suffix: str) -> Location:

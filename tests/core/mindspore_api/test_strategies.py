@@ -96,6 +96,12 @@ def test_refused_group_info(content: bytes, message: str, tmp_path: Path) -> Non
         mindspore.restore_group_info_list(str(tmp_path / "info.pb"))
 
 
+def test_a_strategy_is_no_group_info(tmp_path: Path) -> None:
+    write_strategy_file(tmp_path / "s.ckpt", {0: {"w": ROWS}})
+    with pytest.raises(ValueError, match="s.ckpt: is a strategy file, not a group info file"):
+        mindspore.restore_group_info_list(str(tmp_path / "s.ckpt"))
+
+
 def test_no_group_info(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="has to be a string"):
         mindspore.restore_group_info_list(5)  # type: ignore[arg-type]

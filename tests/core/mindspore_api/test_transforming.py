@@ -1,5 +1,8 @@
+import errno
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -116,6 +119,13 @@ def test_nothing_appears_where_it_fails(rows: Path) -> None:
     with pytest.raises(ValueError, match="net.ckpt"):
         transform(rows)
     assert list((rows / "out").rglob("*.ckpt")) == []
+
+
+def test_a_disk_that_is_full_beforehand(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match="has no room") as caught:
+        transform(rows)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_a_run_that_was_interrupted_leaves_nothing_in_the_way(rows: Path) -> None:
