@@ -13,7 +13,6 @@ from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
 from core.info_texts import InfoValue
 from core.slices import Shape
 
-
 REDUNDANCY_MARK = "redundancy_removed"
 """Entry of a target's files where some would hold nothing at all without redundancy, which no reader accepts.
 

@@ -27,6 +27,7 @@ from core.damage import damage_policy
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.keys import source_key
+from core.other_stages import check_part
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.replicas import check_replicas
@@ -85,7 +86,9 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
     with resources_of(request):
         source, target = load_strategies(request)
         catalog = catalog_source(request, source, target)
-        return plan_conversion(request, catalog, source, target)
+        plan = plan_conversion(request, catalog, source, target)
+        check_part(request, plan)
+        return plan
 
 
 def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strategy | None]:

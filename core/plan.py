@@ -286,6 +286,8 @@ class ConversionPlan:
     def part(self) -> int | None:
         """The stage whose part of the target this is; None if it is all of it."""
         inputs = self.inputs
+        if not self.match.elsewhere:
+            return None
         return part_of_target(inputs.source_strategy, inputs.target_strategy, inputs.allow_missing)
 
     def file_name(self, rank: int) -> str:

@@ -363,7 +363,9 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
         raise InputError(message)
     if any(isinstance(error, VerificationError) for error in failures.values()):
         raise VerificationError(message)
-    raise ConversionError(message)
+    raise ConversionError(message) from next(
+        (error for error in failures.values() if isinstance(error, StorageError)), None
+    )
 
 
 def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: Callable[[int], None]) -> ShardRecord:

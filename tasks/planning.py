@@ -4,6 +4,7 @@ from prefect import task
 
 from core import convert
 from core.checkpoint.records import CheckpointCatalog
+from core.other_stages import check_part
 from core.plan import ConversionPlan
 from core.request import ConversionRequest
 from core.strategy.model import Strategy
@@ -14,10 +15,12 @@ from tasks.policies import UNCACHED
 def plan_conversion(
     request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
 ) -> ConversionPlan:
-    """The plan; nothing is read or written.
+    """The plan; nothing is written.
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter.
         PlanError: source, target and options do not fit together.
     """
-    return convert.plan_conversion(request, catalog, source, target)
+    plan = convert.plan_conversion(request, catalog, source, target)
+    check_part(request, plan)
+    return plan

@@ -40,7 +40,8 @@ class Step:
 class CheckpointName:
     """The name of a checkpoint file, and what it says; `step` is None if it says none.
 
-    `parts` are the numbers of the files that the name stands for, if they are parts of one; see `core.checkpoint.parts`.
+    `parts` are the numbers of the files that the name stands for, if they are parts of one; see
+    `core.checkpoint.parts`.
     """
 
     name: str

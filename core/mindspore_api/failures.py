@@ -8,7 +8,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.errors import InputError, ReshardError, StorageError
+from core.errors import ConversionError, InputError, ReshardError, StorageError
 
 
 @contextmanager
@@ -25,8 +25,12 @@ def writing() -> Iterator[None]:
     """Raises OSError for what a storage refuses, ValueError for wrong input, RuntimeError for all else."""
     try:
         yield
-    except StorageError as error:
-        number = getattr(error.__cause__, "errno", None)
+    except ConversionError as error:
+        # of a conversion whose ranks failed the cause is what a storage refused for one of them
+        refused = error if isinstance(error, StorageError) else error.__cause__
+        if not isinstance(refused, StorageError):
+            raise RuntimeError(str(error)) from error
+        number = getattr(refused.__cause__, "errno", None)
         raise OSError(number or errno.EIO, str(error)) from error
     except InputError as error:
         raise ValueError(str(error)) from error

@@ -9,8 +9,8 @@ Where merging differs from MindSpore's on purpose:
 - A directory without strategy files is a ValueError; MindSpore writes a strategy that is empty.
 - A merged file in the directory itself is replaced, and is no source the next time.
 
-A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through. So is a strategy
-file; MindSpore takes its texts for ranks.
+A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through. So is a
+strategy file; MindSpore takes its texts for ranks.
 """
 
 import os

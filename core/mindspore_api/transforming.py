@@ -17,6 +17,7 @@ Where they differ from MindSpore's on purpose:
 - Nothing appears in the destination before all ranks are written and checked; files of other names stay as they are. It
   may not be the source itself, nor a checkpoint that `reshard` converted.
 - `process_num` is the number of threads.
+- Parameters may be in another order in the files that pipelines become.
 - `rank_list_for_transform` returns just the ranks that are read: always a subset of MindSpore's list.
 - A strategy file that is no strategy is a ValueError, as documented; MindSpore raises a TypeError for some.
 """

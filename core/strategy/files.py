@@ -1,6 +1,7 @@
 """Strategies where they are kept: a file, or a directory of the files that the ranks of a job wrote."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from core.errors import CheckpointError, StorageError, StrategyError
@@ -63,6 +64,23 @@ def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
     return replace(merge_strategies(strategies), origin=origin)
 
 
+def stages_beside(url: str) -> Iterator[int]:
+    """The stages whose own strategies are in the directory of a strategy file, that file's among them.
+
+    What is no such strategy, or cannot be read, is passed over.
+
+    Raises:
+        StorageError: the storage failed in a way that may go away.
+    """
+    with _passed_over():
+        # the last first: ranks are in the names, and the last stage's rarely are stage 0's
+        for location in reversed(_list_files(parse_url(url).parent)):
+            with _passed_over():
+                strategy = read_strategy(str(location))
+                if not strategy.merged:
+                    yield strategy.stages[0].stage
+
+
 def write_strategy(strategy: Strategy, url: str) -> None:
     """Writes a strategy file, JSON if its name ends in .json, else protobuf.
 
@@ -72,6 +90,16 @@ def write_strategy(strategy: Strategy, url: str) -> None:
     """
     location = parse_url(url)
     write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
+
+
+@contextmanager
+def _passed_over() -> Iterator[None]:
+    with suppress(StrategyError):
+        try:
+            yield
+        except StorageError as error:
+            if error.transient:
+                raise
 
 
 def _is_json(location: Location) -> bool:

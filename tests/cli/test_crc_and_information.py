@@ -56,7 +56,10 @@ def test_there_may_be_none(reshard: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_what_is_no_finite_number_is_json_all_the_same(reshard: Callable[..., Any], tmp_path: Path) -> None:
-    values = (("a", "Float32", [], b"\0\0\x80\x7f"), ("b", "Float16", [], b"\0\x7e"))
+    values: tuple[tuple[str, str, list[int], bytes], ...] = (
+        ("a", "Float32", [], b"\0\0\x80\x7f"),
+        ("b", "Float16", [], b"\0\x7e"),
+    )
     (tmp_path / "net.ckpt").write_bytes(checkpoint_bytes(*values))
     assert reshard("inspect", tmp_path / "net.ckpt", "--json").json["information"] == {"a": "inf", "b": "nan"}
 

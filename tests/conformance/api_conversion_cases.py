@@ -232,14 +232,21 @@ _TRANSFORMS = [
         "transform_checkpoints: the newest step",
         [_TRANSFORM],
         _all(
-            _two_ranks(),
+            _strategy("rows.ckpt", {"w": _ROWS}),
+            _strategy("columns.ckpt", {"w": _COLUMNS}),
             *(
-                _rank(rank, {"w": _tensor((2, 2), 100 * rank)}, name=f"net-{epoch}_5")
+                _rank(rank, {"w": _tensor((2, 2), 100 * rank + epoch)}, name=f"net-{epoch}_5")
                 for rank in (0, 1)
                 for epoch in (9, 10)
             ),
         ),
-        differs="the newest step is 10_5; MindSpore takes the last by name, net.ckpt",
+        differs="the newest step is 10_5; MindSpore takes the last by name, 9_5",
+    ),
+    ApiCase(
+        "transform_checkpoints: a file without a step among others",
+        [_TRANSFORM],
+        _all(_two_ranks(), *(_rank(rank, {"w": _tensor((2, 2), 100)}, name="net-9_5") for rank in (0, 1))),
+        differs="which is newer cannot be known; MindSpore takes the last by name, net.ckpt",
         ours="ValueError",
     ),
     ApiCase(

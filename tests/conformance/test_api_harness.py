@@ -42,9 +42,24 @@ LOAD = ApiCase("loads", [Call("load_checkpoint", ("given.ckpt",))], saved(VALUES
 SAVE = ApiCase("saves", [Call("save_checkpoint", ({"w": array(VALUES)}, "{here}/a.ckpt"))])
 
 
+TWO = {"w": VALUES, "b": VALUES}
+
+
+def saved_two(names: str, name: str = "a.ckpt") -> Callable[[Path], None]:
+    return lambda directory: save_checkpoint({each: TWO[each] for each in names}, str(directory / name))
+
+
+LOAD_TWO = ApiCase("loads two", [Call("load_checkpoint", ("given.ckpt",))], saved_two("wb", "given.ckpt"))
+SAVE_TWO = ApiCase("saves two", [Call("save_checkpoint", ({"w": array(VALUES), "b": array(VALUES)}, "{here}/a.ckpt"))])
+
+
 @pytest.mark.parametrize(
     ("case", "answer", "line"),
     [
+        (LOAD_TWO, lambda _: {"w": array(VALUES), "b": array(VALUES)}, ""),
+        (LOAD_TWO, lambda _: {"b": array(VALUES), "w": array(VALUES)}, "call 0: reshard returns .*; MindSpore returns"),
+        (SAVE_TWO, saved_two("wb"), ""),
+        (SAVE_TWO, saved_two("bw"), r"a\.ckpt: '\$order' is \['w', 'b'\], MindSpore has \['b', 'w'\]"),
         (LOAD, lambda _: {"w": array(VALUES)}, ""),
         (LOAD, lambda _: {"w": array(VALUES + 1)}, "call 0: reshard returns .*; MindSpore returns"),
         (LOAD, lambda _: ValueError("no"), r"call 0: reshard returns .*; MindSpore raises ValueError\('no'\)"),

@@ -66,11 +66,12 @@ def python(server: PrefectServer, directory: Path, program: str) -> str:
 
 
 def test_every_example_is_known() -> None:
-    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (5, 1, 1)
+    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (5, 1, 2)
 
 
 def test_readme(server: PrefectServer, directory: Path) -> None:
     assert python(server, directory, README_PROGRAMS[0]).startswith("True ")
+    assert python(server, directory, README_PROGRAMS[1]) == "119 parameters\n"
 
 
 def test_a_request_in_this_process(server: PrefectServer, directory: Path) -> None:

@@ -128,6 +128,24 @@ def test_a_disk_that_is_full_beforehand(rows: Path, monkeypatch: pytest.MonkeyPa
     assert caught.value.errno == errno.ENOSPC
 
 
+def test_a_disk_that_gets_full(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def full(source: str, target: str) -> None:
+        if target.endswith("net_1.ckpt"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OSError, match=r"1 of 2 target ranks failed") as caught:
+            transform(rows)
+    assert caught.value.errno == errno.ENOSPC
+    assert list((rows / "out").glob("rank_*")) == []
+    transform(rows)
+    assert read_tree(rows / "out")[0]["w"] == tensor(VALUES[:, :1])
+
+
 def test_a_run_that_was_interrupted_leaves_nothing_in_the_way(rows: Path) -> None:
     for _ in range(2):
         transform(rows)
