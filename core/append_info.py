@@ -70,6 +70,9 @@ def _in_the_way(
     name: str, catalog: CheckpointCatalog, parameters: Collection[str], problems: list[str]
 ) -> TensorEntry | None:
     """The source's entry of the name; a problem if it is more than information."""
+    if name == REDUNDANCY_MARK:
+        problems.append(f"{name!r} cannot be appended: reshard itself marks files without redundancy so")
+        return None
     if name in parameters:
         problems.append(f"{name!r} cannot be appended: a strategy has a parameter of that name")
         return None

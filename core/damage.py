@@ -135,6 +135,28 @@ def scattered(catalog: CheckpointCatalog, match: ParameterMatch) -> list[MovedPa
     return [parameter for parameter in match.moved if parameter.copies[0].lacking - lost]
 
 
+def unsaved(source: Strategy | None, target: Strategy | None, match: ParameterMatch) -> list[str]:
+    """Of what is joined to whole tensors, names in the source's strategy that no file holds, nor lost ones held."""
+    if source is None or target is not None:
+        return []
+    found = {parameter.name for parameter in match.moved} | {lost.name for lost in match.lost}
+    return sorted(source.parameters - found)
+
+
+def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: ParameterMatch) -> dict[str, list[int]]:
+    """What no strategy knows and not all ranks of a stage have -> its ranks with a usable file that lacks it.
+
+    Redundancy is not removed of such parameters: the files may have been cut off.
+    """
+    lacking: dict[str, list[int]] = {}
+    for stage in source.stages:
+        here = catalog.records.keys() & set(source.stage_ranks(stage))
+        for carried in match.carried:
+            if carried.holders & here and here - carried.holders:
+                lacking.setdefault(carried.name, []).extend(sorted(here - carried.holders))
+    return lacking
+
+
 def _geometry(parameter: MovedParameter) -> object:
     uneven = any(copy.layout.param_split_shape for copy in parameter.copies)
     return parameter.copies, len(parameter.shape), parameter.shape[0] if uneven else None

@@ -101,18 +101,61 @@ def common_units(shape: Shape, cuts: Sequence[Cut]) -> Shape:
     )
 
 
+class Grid:
+    """The cells of a cut over a tensor; who holds them does not matter, and boxes are kept."""
+
+    def __init__(self, cut: Cut, unit_counts: Shape) -> None:
+        self._bounds = cut.bounds(unit_counts)
+        self._boxes: dict[Shape, TensorSlice] = {}
+        self._overlaps: dict[TensorSlice, list[tuple[Shape, TensorSlice]]] = {}
+
+    def box(self, cell: Shape) -> TensorSlice:
+        """The box of a cell."""
+        box = self._boxes.get(cell)
+        if box is None:
+            box = self._boxes[cell] = cell_box(self._bounds, cell)
+        return box
+
+    def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
+        """The cells that a box needs, each with what both share; these fill the box exactly once."""
+        known = self._overlaps.get(box)
+        if known is None:
+            known = self._overlaps[box] = list(self._overlapping(box))
+        return known
+
+    def _overlapping(self, box: TensorSlice) -> Iterator[tuple[Shape, TensorSlice]]:
+        axes = [
+            _axis_overlaps(bounds, low, high)
+            for bounds, low, high in zip(self._bounds, box.start, box.stop, strict=True)
+        ]
+        for parts in product(*axes):
+            yield (
+                tuple(index for index, _, _ in parts),
+                TensorSlice(tuple(low for _, low, _ in parts), tuple(high for _, _, high in parts)),
+            )
+
+
+@lru_cache(maxsize=64)
+def grid_of(cut: Cut, unit_counts: Shape) -> Grid:
+    """The grid of a cut over a tensor of so many units; cuts with the same cells share it, whoever holds them.
+
+    A redundancy-removed source has thousands of layout classes and a handful of cuts.
+    """
+    return Grid(cut, unit_counts)
+
+
 class CopyGrid:
     """The cells of one copy, and who holds each."""
 
     def __init__(self, copy: SourceCopy, unit_counts: Shape) -> None:
         self.cut = copy.layout.cut(len(unit_counts))
         self._copy = copy
-        self._bounds = self.cut.bounds(unit_counts)
+        self._grid = grid_of(self.cut, unit_counts)
         self._holders: dict[Shape, int] = {}
 
     def box(self, cell: Shape) -> TensorSlice:
         """The box of a cell."""
-        return cell_box(self._bounds, cell)
+        return self._grid.box(cell)
 
     def holder(self, cell: Shape) -> int:
         """The lowest rank that holds a cell, always the same, so that few files are read, and often; or `NOBODY`."""
@@ -126,17 +169,9 @@ class CopyGrid:
         """The ranks that the strategy gives a cell to."""
         return tuple(self._copy.first_rank + rank for rank in self.cut.holders[cell])
 
-    def overlaps(self, box: TensorSlice) -> Iterator[tuple[Shape, TensorSlice]]:
+    def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
         """The cells that a box needs, each with what both share; these fill the box exactly once."""
-        axes = [
-            _axis_overlaps(bounds, low, high)
-            for bounds, low, high in zip(self._bounds, box.start, box.stop, strict=True)
-        ]
-        for parts in product(*axes):
-            yield (
-                tuple(index for index, _, _ in parts),
-                TensorSlice(tuple(low for _, low, _ in parts), tuple(high for _, _, high in parts)),
-            )
+        return self._grid.overlaps(box)
 
 
 class SourceCopies:

@@ -46,8 +46,14 @@ def check_info(name: str, value: InfoValue) -> InfoValue:
     """A value as it is.
 
     Raises:
-        ValueError: it is a number that a checkpoint file cannot hold as MindSpore does: Int64, UInt64 or Float32.
+        ValueError: a checkpoint file cannot hold it as MindSpore does: numbers as Int64, UInt64 or Float32; or it, or
+            its name, is no text.
     """
+    texts = [name, value] if isinstance(value, str) else [name]
+    if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
+        raise ValueError(f"{name!r}: its name or its text is not UTF-8")
+    if isinstance(value, str) and value.endswith("\0"):
+        raise ValueError(f"{name!r}: its text ends in a zero byte, which nobody who reads the file would see")
     if isinstance(value, float) and not abs(value) < _TOO_LARGE:
         raise ValueError(f"{name!r}: {value} is no finite Float32, as which MindSpore saves such a number")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:

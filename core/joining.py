@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 import xxhash
 from pydantic import BaseModel, ConfigDict
@@ -24,7 +25,8 @@ from core.plan_file import load_inputs
 from core.progress import Progress, SilentProgress, advancing
 from core.request import VerifyLevel
 from core.retry import stoppable, with_retries
-from core.storage.files import copy_file, open_source, write_bytes, write_file
+from core.session import give_up_abandoned_uploads
+from core.storage.files import copy_file, open_source, remove_file, write_bytes, write_file
 from core.storage.filesystems import same_storage
 from core.storage.joined import joined_name
 from core.storage.lease import held_lease, new_holder
@@ -36,6 +38,7 @@ from core.storage.publishing import (
     publish,
     remove_others,
     remove_tree,
+    temporary_files,
     working_location,
 )
 from core.storage.urls import Location, parse_url
@@ -160,6 +163,12 @@ def _check_together(parts: Sequence[_Part]) -> None:
                 "are converted at once, with the directory of all strategies"
             )
         holders |= dict.fromkeys(part.parameters, part)
+    for part, other in pairwise(parts):
+        if part.stage == other.stage:
+            raise InputError(
+                f"{part.location} and {other.location} are both of stage {part.stage}, and their files have the same "
+                "names: they are not stages of one checkpoint"
+            )
     wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
     lacking = sorted(name for name in wanted - holders.keys() if not any(part.excuses(name) for part in parts))
     if lacking:
@@ -183,8 +192,7 @@ def _kind_of(part: _Part) -> dict[str, object]:
 
 def _record_of(part: _Part, rank: int) -> ShardRecord:
     record = part.workspace.read_record(rank)
-    [summary] = [summary for summary in part.manifest.ranks if summary.rank == rank]
-    if record_digest(record) != summary.record_digest:
+    if record_digest(record) not in [summary.record_digest for summary in part.manifest.ranks if summary.rank == rank]:
         raise TargetError(
             f"{part.location}: the record of rank_{rank} is not the one that its manifest was written for"
         )
@@ -228,17 +236,22 @@ class _Joint:
     def make(self, progress: Progress) -> None:
         """Copies all files, checks them, and publishes them."""
         with self._claimed() as workspace:
+            paths = [part.plan.file_name(rank) for part in self._parts for rank in self.ranks]
+            give_up_abandoned_uploads(workspace.directory, paths)
             check_room(workspace.directory, self.size_bytes)
             progress.begin(2 * self.size_bytes)
             with stoppable() as stop:
                 advance = advancing(progress, stop)
 
-                def join(rank: int) -> ShardRecord:
+                def join(rank: int) -> RankSummary:
                     return with_retries(lambda: self._join(workspace, rank, advance), progress.note)
 
-                records = in_threads(join, self.ranks, _WORKERS, stop)
-            remove_others(workspace.directory, [record.file for record in records])
-            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(records)))
+                ranks = in_threads(join, self.ranks, _WORKERS, stop)
+            if self._final.is_local:
+                for left in temporary_files(workspace.directory):  # by a killed run
+                    remove_file(left)
+            remove_others(workspace.directory, [rank.file for rank in ranks])
+            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(ranks)))
             publish(workspace.directory, self._final)
             if self._final.is_local:
                 remove_tree(self._final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
@@ -268,8 +281,11 @@ class _Joint:
         if names and not (in_place and begun == self.identity):
             raise TargetError(f"{self._final}: is not empty. Name another target, or remove it")
 
-    def _join(self, workspace: Workspace, rank: int, advance: Callable[[int], None]) -> ShardRecord:
-        """Copies a rank's files of all parts, and checks them as one against the parts' records."""
+    def _join(self, workspace: Workspace, rank: int, advance: Callable[[int], None]) -> RankSummary:
+        """Copies a rank's files of all parts, and checks them as one against the parts' records.
+
+        A record has a line for every parameter: thousands of them never stand in memory together.
+        """
         parameters: dict[str, ParameterRecord] = {}
         records = [_record_of(part, rank) for part in self._parts]
         for part, record in zip(self._parts, records, strict=True):
@@ -295,9 +311,12 @@ class _Joint:
         )
         found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)
         if found.problems:
-            raise VerificationError("\n".join(found.problems))
+            advice = "reshard verify tells whether a part itself is damaged"
+            raise VerificationError("\n".join([*found.problems, advice]))
         workspace.write_record(joined)
-        return joined
+        return RankSummary(
+            rank=rank, file=joined.file, size_bytes=joined.size_bytes, record_digest=record_digest(joined)
+        )
 
     def _file_name(self, rank: int) -> str:
         first = self._parts[0].plan
@@ -306,7 +325,7 @@ class _Joint:
         stem = f"rank_{rank}/{first.inputs.prefix}{rank}_part"
         return joined_name(stem, [part.stage for part in self._parts], f".{first.inputs.format}")
 
-    def _manifest(self, records: Sequence[ShardRecord]) -> Manifest:
+    def _manifest(self, ranks: Sequence[RankSummary]) -> Manifest:
         manifests = [part.manifest for part in self._parts]
         told = "; ".join(f"stage {part.stage}: {part.location}" for part in self._parts)
         return Manifest(
@@ -323,13 +342,5 @@ class _Joint:
             excused=_united(manifest.excused for manifest in manifests),
             carried=_united(manifest.carried for manifest in manifests),
             notes=(f"joined from the parts that stages were converted to: {told}",),
-            ranks=tuple(
-                RankSummary(
-                    rank=record.rank,
-                    file=record.file,
-                    size_bytes=record.size_bytes,
-                    record_digest=record_digest(record),
-                )
-                for record in records
-            ),
+            ranks=tuple(ranks),
         )

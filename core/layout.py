@@ -124,6 +124,12 @@ class Cut:
     def _cells(self) -> list[Shape]:
         return list(map(tuple, self.cells.tolist()))
 
+    @cached_property
+    def cell_numbers(self) -> np.ndarray:
+        """Int array of shape (devices,): the number of each stage rank's cell in the order of `holders`."""
+        numbers = {cell: number for number, cell in enumerate(self.holders)}
+        return np.array([numbers[cell] for cell in self._cells], dtype=np.int64)
+
     def cell_of(self, stage_rank: int) -> Shape:
         """The place in the grid of the cell that a rank holds."""
         return self._cells[stage_rank]

@@ -5,7 +5,7 @@ TARGET/.reshard/plan.json.gz           what the conversion was planned from; its
 TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
 
 Of an encrypted target the plan and the records are sealed with its key (`core.sealing`); the manifest names no
-parameter, and its digests mean nothing without the key.
+parameter, its digests mean nothing without the key, and what is sealed in it tells whether the rest was changed.
 """
 
 import base64
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 from core.errors import InputError, TargetError
 from core.keys import Key
 from core.request import VerifyLevel
-from core.sealing import seal, unseal
+from core.sealing import is_sealed, seal, unseal
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
@@ -133,15 +133,17 @@ class _Details(_Record):
 def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
     """The manifest of an encrypted target: what names parameters is sealed."""
     details = _Details(**{name: getattr(manifest, name) for name in _Details.model_fields})
-    sealed = base64.b64encode(seal(details.model_dump_json().encode(), key, _MANIFEST)).decode()
-    return manifest.model_copy(update=_Details().model_dump() | {"encryption": str(key.mode), "sealed": sealed})
+    public = manifest.model_copy(update=_Details().model_dump() | {"encryption": str(key.mode)})
+    sealed = base64.b64encode(seal(details.model_dump_json().encode(), key, _purpose(public))).decode()
+    return public.model_copy(update={"sealed": sealed})
 
 
 def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifest:
     """A manifest with all that it says, if `key` is the target's; `origin` is what messages call it.
 
     Raises:
-        InputError: it is encrypted, and the key is missing or not its own; or it is not encrypted, and there is one.
+        InputError: it is encrypted, and the key is missing or not its own, or it was changed; or it is not encrypted,
+            and there is one.
         TargetError: it is damaged.
     """
     if not manifest.encryption:
@@ -156,10 +158,18 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
         )
     try:
         sealed = base64.b64decode(manifest.sealed, validate=True)
-        details = _Details.model_validate_json(unseal(sealed, key, _MANIFEST, origin))
+        if not is_sealed(sealed):
+            raise ValueError(sealed)
+        details = _Details.model_validate_json(unseal(sealed, key, _purpose(manifest), origin))
     except ValueError as error:
         raise TargetError(f"{origin}: not a readable manifest: what is sealed in it is damaged") from error
     return manifest.model_copy(update=details.model_dump() | {"sealed": ""})
+
+
+def _purpose(manifest: Manifest) -> str:
+    """What is sealed is good with this very manifest only, but for how closely it was verified, which may rise."""
+    # what has its default is left out, or none could be unsealed any more when there are more fields
+    return f"{_MANIFEST} {manifest.model_dump_json(exclude={'sealed', 'verified'}, exclude_defaults=True)}"
 
 
 def dump_record(record: ShardRecord | Manifest) -> bytes:

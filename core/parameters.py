@@ -16,22 +16,36 @@ lacks it           lacks it           carried: copied unchanged to every target 
 MindSpore copies unmatched and strategy-less parameters uncut under the full name, which is garbage or a guess.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
 from core.append_info import REDUNDANCY_MARK, AppendedParameter, appended_parameters
 from core.checkpoint.model import TensorEntry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
 from core.dtypes import MAP_TENSOR, TEXT, DType
 from core.errors import CatalogError, LayoutError, PlanError
+from core.held import (
+    HeldParameter,
+    check_opaque,
+    check_same_whole,
+    described,
+    held_by_stages,
+    is_integrated,
+    known_shape,
+    misplaced,
+    names_in_order,
+    source_copy,
+    unheld_names,
+    with_first,
+)
 from core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
 from core.info_texts import InfoValue
 from core.layout import ParameterLayout, whole_layout
 from core.slices import Shape
-from core.strategy.model import StageStrategy, Strategy
+from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
 
 _MOST_PROBLEMS_TOLD = 20
@@ -96,23 +110,6 @@ class ParameterMatch:
     shared: Mapping[str, tuple[tuple[int, SourceCopy], ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A parameter as the files of one stage hold it."""
-
-    stage: StageStrategy
-    first_rank: int
-    layout: ParameterLayout
-    shards: tuple[tuple[int, TensorEntry], ...]
-    """(stage rank, entry): one for each distinct file index of the stage; every rank's if they are cut unevenly."""
-    lacking: frozenset[int] = frozenset()
-    """Global ranks of the stage whose files do not hold it."""
-
-    @property
-    def entry(self) -> TensorEntry:
-        return self.shards[0][1]
-
-
 def match_parameters(
     catalog: CheckpointCatalog,
     source: Strategy | None,
@@ -136,23 +133,23 @@ def match_parameters(
         PlanError: parameters are missing, unmatched where that is to fail, or do not fit the target's layout, or
             information has the name of one.
     """
-    order = _names_in_order(catalog)
+    order = names_in_order(catalog)
     known = source.parameters if source else frozenset()
     wanted = target.parameters if target else None
     problems: list[str] = []
-    held = _held_by_stages(catalog, source, order, problems) if source else {}
+    held = held_by_stages(catalog, source, order, problems) if source else {}
     _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
     if shared_parameters.isdigit():
-        held = _with_first(int(shared_parameters), held, source, problems)
+        held = with_first(int(shared_parameters), held, source, problems)
     unknown = [name for name in order if name not in held]
-    problems.extend(_misplaced(catalog, name) for name in unknown if name in known)
-    integrated = saved_whole or _is_integrated(held, target)
+    problems.extend(misplaced(catalog, name) for name in unknown if name in known)
+    integrated = saved_whole or is_integrated(held, target)
     builders = {name: partial(_moved, held[name], target, integrated) for name in held}
     builders |= {name: partial(_moved_without_layout, catalog, name, target) for name in unknown}
     to_move = [name for name in order if (name in held if wanted is None else name in wanted)]
     moved = _build_all(to_move, builders, problems)
     shared = {
-        parameter.name: tuple((each.stage.stage, _source_copy(each, integrated)) for each in held[parameter.name])
+        parameter.name: tuple((each.stage.stage, source_copy(each, integrated)) for each in held[parameter.name])
         for parameter in moved
         if len(held.get(parameter.name, ())) > 1
     }
@@ -161,7 +158,7 @@ def match_parameters(
     not_carried = in_strategies | {each.name for each in appended} | {REDUNDANCY_MARK}
     carried = tuple(_carried(catalog, name, problems) for name in unknown if name not in not_carried)
     dropped = tuple(name for name in held if wanted is not None and name not in wanted)
-    unheld = _unheld(catalog, source, held, wanted) if source else {}
+    unheld = unheld_names(catalog, source, held, wanted) if source else {}
     missing = sorted((wanted or frozenset()) - set(order) | set(unheld))
     excused = tuple(name for name in missing if any(fnmatchcase(name, pattern) for pattern in allow_missing))
     lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if name not in excused]
@@ -181,221 +178,25 @@ def match_parameters(
     return ParameterMatch(moved, carried, dropped, excused, integrated, appended, tuple(lost), elsewhere, shared)
 
 
-def _with_first(
-    number: int, held: Mapping[str, list[_Held]], source: Strategy | None, problems: list[str]
-) -> dict[str, list[_Held]]:
-    """The stages that hold each parameter, one of them before all others, where it is among them."""
-    numbers = [stage.stage for stage in source.stages] if source else [0]
-    if number not in numbers:
-        problems.append(
-            f"the copies of stage {number} are to be taken of shared parameters (--shared-parameters), but the source "
-            f"has stages {numbers[0]} to {numbers[-1]}"
-        )
-    return {name: sorted(stages, key=lambda each: each.stage.stage != number) for name, stages in held.items()}
-
-
-def _names_in_order(catalog: CheckpointCatalog) -> list[str]:
-    names: dict[str, None] = {}
-    seen: set[int] = set()
-    for record in catalog.records.values():
-        if id(record.index) not in seen:
-            seen.add(id(record.index))
-            names.update(dict.fromkeys(record.index.entries))
-    return list(names)
-
-
-def _held_by_stages(
-    catalog: CheckpointCatalog, source: Strategy, order: Iterable[str], problems: list[str]
-) -> dict[str, list[_Held]]:
-    """Parameter name -> the stages whose strategy and files hold it, lowest first."""
-    held: dict[str, list[_Held]] = {}
-    for stage in source.stages:
-        ranks = source.stage_ranks(stage)
-        distinct = _alike(catalog, ranks)
-        # once through all entries: a redundancy-removed source has as many different files as ranks, each a few names
-        keys_of: dict[str, list[int]] = {}
-        for key, alike in distinct.items():
-            for name in alike[0].index.entries:
-                keys_of.setdefault(name, []).append(key)
-        lacking_of: dict[tuple[int, ...], frozenset[int]] = {}
-        for name, layout in stage.layouts.items():
-            keys = tuple(keys_of.get(name, ()))
-            if not keys:
-                continue
-            lacking = lacking_of.get(keys)
-            if lacking is None:
-                there = {record.rank for key in keys for record in distinct[key]}
-                lacking = lacking_of[keys] = frozenset(rank for rank in ranks if rank not in there)
-            if layout.param_split_shape:  # files that are alike may still be wrong for one of their ranks
-                having = [catalog.records[rank] for rank in ranks if rank not in lacking]
-            else:
-                having = [distinct[key][0] for key in keys]
-            shards = tuple((record.rank - ranks.start, record.index.entries[name]) for record in having)
-            problem = _disagreement(ranks.start, shards, layout)
-            if problem:
-                problems.append(problem)
-            else:
-                held.setdefault(name, []).append(_Held(stage, ranks.start, layout, shards, lacking))
-    return {name: held[name] for name in order if name in held}
-
-
-def _misplaced(catalog: CheckpointCatalog, name: str) -> str:
-    holders = [record for record in catalog.records.values() if name in record.index.entries]
-    return (
-        f"parameter {name!r} is on rank_{holders[0].rank} ({holders[0].location}), "
-        "but on no rank of the stages that the source's strategy gives it to"
-    )
-
-
-def _alike(catalog: CheckpointCatalog, ranks: Iterable[int]) -> dict[int, list[CatalogRecord]]:
-    """The records of a stage, those together whose files are laid out alike."""
-    distinct: dict[int, list[CatalogRecord]] = {}
-    for rank in ranks:
-        record = catalog.records.get(rank)
-        if record is not None:
-            distinct.setdefault(id(record.index), []).append(record)
-    return distinct
-
-
-def _unheld(
-    catalog: CheckpointCatalog, source: Strategy, held: Mapping[str, Sequence[_Held]], wanted: frozenset[str] | None
-) -> dict[str, tuple[int, ...]]:
-    """Parameters that files which are lost may have held and no other does, and the ranks that should hold them.
-
-    A name without a holder may as well be of a parameter that was never saved. That is so if a stage's files show that
-    more copies of a slice were saved than ranks are lost: then one of that parameter would be left, too.
-    """
-    unheld: dict[str, tuple[int, ...]] = {}
-    for stage in source.stages:
-        ranks = source.stage_ranks(stage)
-        lost = [rank for rank in ranks if rank in catalog.lost]
-        names = [name for name in stage.layouts if name not in held and (wanted is None or name in wanted)]
-        here = [each for stages in held.values() for each in stages if each.first_rank == ranks.start]
-        if lost and names and not any(_copies_left(each) > len(lost) for each in here):
-            for name in names:
-                unheld[name] = (*unheld.get(name, ()), *ranks)
-    return unheld
-
-
-def _copies_left(held: _Held) -> int:
-    """How many ranks hold the same slice, of the one that most hold."""
-    try:
-        cells = held.layout.cut(len(held.entry.shape)).holders.values()
-    except LayoutError:
-        return 0
-    return max(sum(held.first_rank + rank not in held.lacking for rank in ranks) for ranks in cells)
-
-
-def _disagreement(first_rank: int, shards: Sequence[tuple[int, TensorEntry]], layout: ParameterLayout) -> str | None:
-    rank, entry = shards[0]
-    for other_rank, other in shards[1:]:
-        same_shape = other.shape == entry.shape
-        if layout.param_split_shape:
-            same_shape = other.shape[1:] == entry.shape[1:]
-        if entry.dtype is not other.dtype or not same_shape:
-            return (
-                f"parameter {entry.name!r} is {_described(entry)} on rank_{first_rank + rank}, "
-                f"but {_described(other)} on rank_{first_rank + other_rank}"
-            )
-    return None
-
-
-def _described(entry: TensorEntry) -> str:
-    return f"{entry.dtype} {list(entry.shape)}"
-
-
-def _is_integrated(held: Mapping[str, Sequence[_Held]], target: Strategy | None) -> bool:
-    """Whether the ranks were saved whole (`integrated_save`) although the strategy cuts them.
-
-    Shapes prove it where the whole shape is known: from a JSON strategy of either side, from uneven lengths, or
-    from another stage that cuts the same parameter differently. One proof is enough, since a checkpoint is saved
-    either way as a whole; a proof of the contrary elsewhere is a contradiction and ends in an error there.
-    """
-    return any(_proves_integrated(stages, _known_shape(stages, target)) for stages in held.values())
-
-
-def _proves_integrated(stages: Sequence[_Held], known: Shape | None) -> bool:
-    shapes = {entry.shape for held in stages for _, entry in held.shards}
-    if len(shapes) != 1 or stages[0].entry.dtype in (TEXT, MAP_TENSOR):
-        return False
-    shape = shapes.pop()
-    if 0 in shape:  # the shards of nothing are as large as the whole
-        return False
-    try:
-        cuts = [held.layout.cut(len(shape)) for held in stages]
-    except LayoutError:
-        return False
-    if all(cut.is_whole for cut in cuts):
-        return False
-    if known is not None:
-        return known == shape
-    if any(cut.uneven and len(cut.uneven) > 1 and sum(cut.uneven) == shape[0] for cut in cuts):
-        return True
-    return len({cut.pieces for cut in cuts}) > 1
-
-
-def _known_shape(stages: Sequence[_Held], target: Strategy | None) -> Shape | None:
-    for held in stages:
-        if held.layout.tensor_shape is not None:
-            return held.layout.tensor_shape
-    return _target_shape(stages[0].entry.name, target)
-
-
-def _target_shape(name: str, target: Strategy | None) -> Shape | None:
-    if target is not None:
-        for stage in target.stages_holding(name):
-            if stage.layouts[name].tensor_shape is not None:
-                return stage.layouts[name].tensor_shape
-    return None
-
-
-def _moved(stages: Sequence[_Held], target: Strategy | None, integrated: bool) -> MovedParameter:
+def _moved(stages: Sequence[HeldParameter], target: Strategy | None, integrated: bool) -> MovedParameter:
     held = stages[0]
     entry = held.entry
-    copy = _source_copy(held, integrated)
+    copy = source_copy(held, integrated)
     cut = copy.layout.cut(len(entry.shape))
     shape = {cut.whole_shape(rank, shard.shape) for rank, shard in held.shards}.pop()
     for other in stages[1:]:
-        _check_same_whole(held, shape, other, integrated)
-    known = _known_shape(stages, target)
+        check_same_whole(held, shape, other, integrated)
+    known = known_shape(stages, target)
     if known is not None and known != shape:
         raise LayoutError(
             f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says {list(known)}"
         )
     copies = [copy]
     if lacks_cells(copy, len(shape)):
-        copies += [_source_copy(other, integrated) for other in stages if other is not held]
+        copies += [source_copy(other, integrated) for other in stages if other is not held]
     return MovedParameter(
         entry.name, entry.dtype, shape, tuple(copies), _target_layouts(entry.name, entry, shape, target)
     )
-
-
-def _source_copy(held: _Held, integrated: bool) -> SourceCopy:
-    layout = held.layout
-    if integrated or held.entry.dtype in (TEXT, MAP_TENSOR):
-        _check_opaque(held.entry, layout)
-        layout = whole_layout(len(held.entry.shape), layout.device_count)
-    return SourceCopy(held.first_rank, layout, held.lacking)
-
-
-def _check_opaque(entry: TensorEntry, layout: ParameterLayout) -> None:
-    if entry.dtype not in (TEXT, MAP_TENSOR):
-        return
-    if any(layout.tensor_map) or layout.optimizer_shard_size or layout.param_split_shape:
-        raise LayoutError(f"a {entry.dtype} cannot be cut, but the strategy does")
-
-
-def _check_same_whole(held: _Held, shape: Shape, other: _Held, integrated: bool) -> None:
-    entry = other.entry
-    layout = whole_layout(len(entry.shape), other.layout.device_count) if integrated else other.layout
-    if held.entry.dtype in (TEXT, MAP_TENSOR):
-        return
-    whole = layout.cut(len(entry.shape)).whole_shape(other.shards[0][0], entry.shape)
-    if whole != shape or entry.dtype is not held.entry.dtype:
-        raise LayoutError(
-            f"stages {held.stage.stage} and {other.stage.stage} share it, but it is {held.entry.dtype} {list(shape)} "
-            f"in one and {entry.dtype} {list(whole)} in the other"
-        )
 
 
 def _target_layouts(name: str, entry: TensorEntry, shape: Shape, target: Strategy | None) -> dict[int, ParameterLayout]:
@@ -405,7 +206,7 @@ def _target_layouts(name: str, entry: TensorEntry, shape: Shape, target: Strateg
     for stage in target.stages_holding(name):
         layout = stage.layouts[name]
         if entry.dtype in (TEXT, MAP_TENSOR):
-            _check_opaque(entry, layout)
+            check_opaque(entry, layout)
             layout = whole_layout(len(shape), layout.device_count)
         if layout.tensor_shape not in (None, shape):
             raise LayoutError(
@@ -448,8 +249,8 @@ def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> Carr
         opaque = entry.dtype in (TEXT, MAP_TENSOR)
         if entry.dtype is not other.dtype or (entry.shape != other.shape and not opaque):
             problems.append(
-                f"parameter {name!r}, which no strategy knows, is {_described(entry)} on rank_{holders[0].rank}, "
-                f"but {_described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
+                f"parameter {name!r}, which no strategy knows, is {described(entry)} on rank_{holders[0].rank}, "
+                f"but {described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
             )
             break
     return CarriedParameter(name, frozenset(record.rank for record in holders))

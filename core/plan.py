@@ -25,9 +25,9 @@ from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.records import CheckpointCatalog
 from core.dtypes import DType
 from core.errors import PlanError
-from core.holders import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units
+from core.holders import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units, grid_of
 from core.info_texts import InfoValue
-from core.layout import Cut, ParameterLayout, cell_box
+from core.layout import Cut, ParameterLayout
 from core.parameters import (
     CarriedParameter,
     MovedParameter,
@@ -148,7 +148,7 @@ class CutPair:
         self.target = target
         self.unit_counts = common_units(shape, [*(copy.layout.cut(len(shape)) for copy in copies), target])
         self._copies = SourceCopies(copies, self.unit_counts)
-        self._target_bounds = target.bounds(self.unit_counts)
+        self._target_grid = grid_of(target, self.unit_counts)
         self._parts_of: dict[Shape, tuple[HeldPart, ...]] = {}
 
     def units_of(self, shape: Shape) -> Shape:
@@ -157,7 +157,7 @@ class CutPair:
 
     def target_box(self, cell: Shape) -> TensorSlice:
         """A cell of the target's grid, in units."""
-        return cell_box(self._target_bounds, cell)
+        return self._target_grid.box(cell)
 
     @cached_property
     def target_sizes(self) -> dict[Shape, int]:
@@ -234,6 +234,11 @@ class LayoutClass:
                 mask |= 1 << part.rank
             masks[cell] = mask
         return masks
+
+    def source_masks(self, mask_bytes: int) -> np.ndarray:
+        """Uint8 array of shape (target cells, `mask_bytes`): the same masks, as little-endian bits."""
+        joined = b"".join(mask.to_bytes(mask_bytes, "little") for mask in self.source_ranks_by_cell.values())
+        return np.frombuffer(joined, np.uint8).reshape(-1, mask_bytes)
 
 
 @dataclass(frozen=True)
@@ -335,7 +340,7 @@ class ConversionPlan:
     @cached_property
     def totals(self) -> tuple[RankTotals, ...]:
         """The size of every target rank's work, in the order of the ranks."""
-        return tuple(self._rank_totals(stage, rank) for stage in self.stages for rank in stage.ranks)
+        return tuple(totals for stage in self.stages for totals in self._totals_of(stage))
 
     @property
     def read_bytes(self) -> int:
@@ -367,7 +372,7 @@ class ConversionPlan:
                         raise PlanError(f"the boxes for {layout_class.parameters[0].name!r} do not fill its shard")
 
     def leaves_nothing(self) -> bool:
-        """Whether some target ranks keep nothing at all: there are fewer slices than ranks, and redundancy is removed."""
+        """Whether some target ranks keep nothing: there are fewer slices than ranks, and redundancy is removed."""
         if not self.inputs.replicas or self.match.carried or self.match.appended:
             return False
         return any(
@@ -422,22 +427,27 @@ class ConversionPlan:
             column.append(numbers.setdefault((content, entry.shape, entry.dtype.name), len(numbers)))
         return np.array(column, dtype=np.int64)[:, np.newaxis]
 
-    def _rank_totals(self, stage: TargetStage, rank: int) -> RankTotals:
-        shard_bytes = 0
-        mask = 0
-        stage_rank = rank - stage.ranks.start
+    def _totals_of(self, stage: TargetStage) -> Iterator[RankTotals]:
+        # all ranks of a class at once: a redundancy-removed source has thousands of classes
+        mask_bytes = max(self.inputs.catalog.records) // 8 + 1
+        shard_bytes = np.full(len(stage.ranks), sum(len(each.content) for each in self.match.appended), dtype=np.int64)
+        masks = np.zeros((len(stage.ranks), mask_bytes), dtype=np.uint8)
         for layout_class in stage.classes:
-            if not layout_class.keeps_any(stage_rank):
-                continue
-            cell = layout_class.pair.target.cell_of(stage_rank)
-            shard_bytes += layout_class.pair.target_sizes[cell] * int(layout_class.bytes_per_unit[stage_rank])
-            mask |= layout_class.source_ranks_by_cell[cell]
-        for carried in self.match.carried:
-            source_rank = self._carried_source(stage, carried, rank)
-            shard_bytes += self.source_entry(source_rank, carried.name).size_bytes
-            mask |= 1 << source_rank
-        shard_bytes += sum(len(each.content) for each in self.match.appended)
-        return RankTotals(rank, shard_bytes, tuple(_bits(mask)), self.copies.get(rank))
+            cells = layout_class.pair.target.cell_numbers
+            sizes = np.array(list(layout_class.pair.target_sizes.values()), dtype=np.int64)
+            shard_bytes += sizes[cells] * layout_class.bytes_per_unit
+            needed = layout_class.source_masks(mask_bytes)[cells]
+            if layout_class.kept is not None:
+                needed[~layout_class.kept.any(axis=0)] = 0
+            masks |= needed
+        for position, rank in enumerate(stage.ranks):
+            source_ranks = set(np.flatnonzero(np.unpackbits(masks[position], bitorder="little")).tolist())
+            size = int(shard_bytes[position])
+            for carried in self.match.carried:
+                source_rank = self._carried_source(stage, carried, rank)
+                size += self.source_entry(source_rank, carried.name).size_bytes
+                source_ranks.add(source_rank)
+            yield RankTotals(rank, size, tuple(sorted(source_ranks)), self.copies.get(rank))
 
 
 def build_plan(inputs: PlanInputs) -> ConversionPlan:
@@ -539,10 +549,3 @@ def _boxes(layout_class: LayoutClass, shape: Shape, stage_rank: int) -> tuple[Te
             source_box = shared_box.relative_to(part.cell.scaled(units))
             reads.append(ReadItem(part.rank, source_box, shared_box.relative_to(box)))
     return box, tuple(reads)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low

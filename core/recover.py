@@ -5,6 +5,7 @@ follows from the strategy; without one, groups of ranks whose files are replicas
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -16,11 +17,11 @@ from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
 from core.convert import catalog_source, load_strategy
-from core.damage import substitutions
+from core.damage import substitutions, unsaved
 from core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from core.holders import LostBox
 from core.parameters import match_parameters
-from core.report import StandIn
+from core.report import StandIn, unsaved_text
 from core.request import ConversionRequest, parse_ranks
 from core.saved_whole import contents_say_whole
 from core.strategy.groups import Groups, read_groups
@@ -176,6 +177,8 @@ class _Assessor:
             StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
             for each in substitutions(catalog, strategy, match)
         )
+        if names := unsaved(strategy, None, match):
+            catalog = replace(catalog, notes=(*catalog.notes, unsaved_text(names)))
         return _report(catalog, stand_ins, tuple(map(_lost_slice, match.lost)))
 
     def _by_groups(self, step: str) -> RecoveryReport:

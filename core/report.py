@@ -7,8 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from core.append_info import AppendedParameter
 from core.budget import Budget
+from core.checkpoint.records import CatalogRecord
 from core.checkpoint.selection import rank_names
-from core.damage import scattered, substitutions
+from core.damage import not_carried_everywhere, scattered, substitutions, unsaved
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
@@ -228,7 +229,9 @@ def stand_ins_text(stand_ins: Sequence[StandIn]) -> str:
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     """What a plan decided that its user should know, in sentences."""
     match = plan.match
-    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes, *_scattered_notes(plan)]
+    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes, *_scattered_notes(plan), *_uncarried_notes(plan)]
+    if names := unsaved(plan.inputs.source_strategy, plan.inputs.target_strategy, match):
+        notes.append(unsaved_text(names))
     if match.integrated:
         notes.append(
             "every source rank was saved whole (integrated_save), its shapes or contents show: "
@@ -255,7 +258,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if differing:
         notes.append(
             f"in no strategy, but different on different source ranks: {_listed(differing)}; every target rank got "
-            "its counterpart's. If they are cut, the source strategy lacks them"
+            "its counterpart's. If they are cut, the source strategy lacks them; if they tell the step, the source's "
+            "files are of several"
         )
     return tuple(notes)
 
@@ -292,6 +296,23 @@ def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
     )
 
 
+def _uncarried_notes(plan: ConversionPlan) -> Iterator[str]:
+    """Which ranks lack what no strategy knows, although others of their stage have it."""
+    source = plan.inputs.source_strategy
+    gaps = not_carried_everywhere(plan.inputs.catalog, source, plan.match) if source else {}
+    if gaps:
+        ranks = {rank for lacking in gaps.values() for rank in lacking}
+        yield (
+            f"in no strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
+            f"{_listed(list(gaps))}; what these would have given is taken from other ranks"
+        )
+
+
+def unsaved_text(names: Sequence[str]) -> str:
+    """Which parameters of the source's strategy no file holds, in a sentence."""
+    return f"in the source's strategy, but in NO file, and so not in the result: {_listed(names)}"
+
+
 def _redundancy_note(replicas: int) -> str:
     if replicas == 1:
         return "redundancy removed: of a slice that ranks share, one of them has the only copy"
@@ -303,7 +324,12 @@ def _redundancy_note(replicas: int) -> str:
 
 def _differs(plan: ConversionPlan, carried: CarriedParameter) -> bool:
     records = plan.inputs.catalog.records
-    return len({records[rank].digests.get(carried.name) for rank in carried.holders}) > 1
+    return len({_content(records[rank], carried.name) for rank in carried.holders}) > 1
+
+
+def _content(record: CatalogRecord, name: str) -> str | None:
+    """What tells a parameter's content from another's: a digest, or its text; None if nothing does."""
+    return record.digests.get(name) or record.index.entries[name].text
 
 
 def _told_info(appended: AppendedParameter) -> str:
@@ -314,6 +340,6 @@ def _told_info(appended: AppendedParameter) -> str:
     return f"{appended.name}={appended.value!r} (in place of the source's {entry.dtype}{shape})"
 
 
-def _listed(names: "tuple[str, ...] | list[str]") -> str:
+def _listed(names: Sequence[str]) -> str:
     told = ", ".join(names[:6])
     return told + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -33,7 +33,7 @@ from core.storage.claims import check_claim
 from core.storage.files import copy_file
 from core.storage.publishing import check_room
 from core.storage.uploads import abort_uploads, takes_parts
-from core.storage.urls import parse_url
+from core.storage.urls import Location, parse_url
 from core.target import Target, Workspace, read_identity, read_records, record_digest
 from core.threads import in_threads
 from core.transform import transform_ranks
@@ -243,7 +243,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         if done:
             current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
-        _give_up_abandoned_uploads(workspace, plan, session.pending)
+        give_up_abandoned_uploads(workspace.directory, [plan.file_name(rank) for rank in session.pending])
         pending = [plan.totals[rank - plan.target_ranks.start] for rank in session.pending]
         sizes = [encrypted_bytes(totals.shard_bytes + _HEADER_BYTES, plan.inputs.encryption) for totals in pending]
         check_room(workspace.directory, sum(sizes))
@@ -331,13 +331,12 @@ def check_rank(
     return found
 
 
-def _give_up_abandoned_uploads(workspace: Workspace, plan: ConversionPlan, ranks: Sequence[int]) -> None:
+def give_up_abandoned_uploads(directory: Location, paths: Sequence[str]) -> None:
     """Gives up what runs that were killed had begun to send: object stores keep it, unseen, and charge for it."""
-    directory = workspace.directory
     if not takes_parts(directory):
         return
     try:
-        count = abort_uploads(directory, [directory.child(plan.file_name(rank)) for rank in ranks])
+        count = abort_uploads(directory, [directory.child(path) for path in paths])
     except StorageError as error:
         # what is to be done can be done all the same
         current_progress().note(f"uploads that a killed run may have left are left there: {error}")

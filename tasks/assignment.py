@@ -15,12 +15,13 @@ from functools import lru_cache
 from core import __version__
 from core.budget import Budget
 from core.errors import ConversionError, InputError
-from core.keys import KeyNames, Keys, key_names, keys_in_force, resolve_keys
+from core.keys import Key, KeyNames, Keys, key_names, keys_in_force, resolve_keys, source_key, target_key
 from core.plan import ConversionPlan
 from core.plan_file import load_plan
 from core.progress import current_progress, reporting_to
 from core.request import VerifyLevel
 from core.retry import RetryCount, counting_retries, stoppable
+from core.sealing import keyed_digest
 from core.session import Session, is_still_used
 from core.storage.files import exists
 from core.storage.lease import LeaseName, current_lease
@@ -46,6 +47,7 @@ class Assignment:
         lease: by which the run is known to be alive.
         storages: names of the storage options that open URLs.
         keys: names of the keys of source and target.
+        key_digests: by which each key is known to be the run's; empty where there is none.
         budget: what a process has.
         lanes: how many workers gather for one group.
         level: how closely written ranks are checked.
@@ -57,6 +59,7 @@ class Assignment:
     lease: LeaseName | None
     storages: Pairs
     keys: KeyNames
+    key_digests: tuple[str, str]
     budget: Budget
     lanes: int
     level: VerifyLevel
@@ -71,6 +74,7 @@ class Assignment:
             lease=current_lease(),
             storages=storage_pairs(session.request),
             keys=key_names(session.request),
+            key_digests=(_digest_of(source_key()), _digest_of(target_key())),
             budget=session.budget,
             lanes=session.lanes,
             level=session.request.verify,
@@ -166,7 +170,9 @@ class _Tally:
 
 def _resources(assignment: Assignment) -> tuple[Storages, Keys]:
     with _once:
-        return _resolved(assignment.storages, assignment.keys, assignment.lease)
+        storages, keys = _resolved(assignment.storages, assignment.keys, assignment.lease)
+    _check_keys(assignment, keys)
+    return storages, keys
 
 
 @lru_cache(maxsize=4)
@@ -192,6 +198,20 @@ def _room(assignment: Assignment, stop: threading.Event) -> Iterator[None]:
 @lru_cache(maxsize=16)
 def _rooms(lease: LeaseName, size: int) -> threading.Semaphore:
     return threading.Semaphore(size)
+
+
+def _check_keys(assignment: Assignment, keys: Keys) -> None:
+    """A name may stand for another key on each machine: of AES-GCM only tags, which reading does not check, tell."""
+    for key, digest in zip((keys.source, keys.target), assignment.key_digests, strict=True):
+        if key is not None and _digest_of(key) != digest:
+            raise InputError(
+                f"{key.name}: is another key on {socket.gethostname()}, where a Dask worker runs, than where the run "
+                "began: give it the same there"
+            )
+
+
+def _digest_of(key: Key | None) -> str:
+    return "" if key is None else keyed_digest(b"the run's", key)
 
 
 def _check_version(assignment: Assignment) -> None:

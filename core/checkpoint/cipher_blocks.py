@@ -254,15 +254,23 @@ class _Borders:
         return start, min(self._file.size_bytes, border + self._AFTER_BYTES) - start
 
 
+def _is_plain(head: bytes) -> bool:
+    """Whether a file begins as a `.ckpt` or `.safetensors` file does that is not encrypted."""
+    return head.startswith(b"\n") or head[8:9] == b"{"
+
+
 def _layout_in(file: SourceFile, key: Key, head: bytes) -> BlockLayout:
     """How a file's blocks are built, told from the first one.
 
     Raises:
         KeyMistakeError: it is not encrypted, or in another mode.
+        CheckpointError: it is damaged.
     """
     written = next((mode for mode, magic in MAGICS.items() if head.startswith(magic)), None)
     if written is None:
-        raise KeyMistakeError(f"{file.location}: is not encrypted, but {key.name} is named as its key: name none")
+        if _is_plain(head):
+            raise KeyMistakeError(f"{file.location}: is not encrypted, but {key.name} is named as its key: name none")
+        raise _damaged(file, 0)  # empty, or zeros: another rank may make it good, or training be about to write it
     layout = layout_of(written)
     early = BlockLayout(key.mode, layout.magic, tagged=False)
     if written is EncryptionMode.AES_GCM and layout.cipher_bytes(head) is None and early.cipher_bytes(head) is not None:

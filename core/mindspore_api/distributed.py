@@ -244,10 +244,9 @@ def _fill_from_ranks(
             whole = _merged(opened, strategy, name)
             if whole is not None:
                 values[name] = whole if cuts is None else _cut(whole, name, cuts, rank)
-    missing = sorted(name for name in network if name not in values)
+    missing, _ = fill_network(network, values, strict)
     if missing:
-        _warn(f"in the network, but not in the training strategy or not in the files: {_told(missing)}")
-    fill_network(network, values, strict)
+        _warn(f"in the network, but not in the training strategy or not in the files: {_told(sorted(missing))}")
 
 
 def _checked_files(files: object) -> list[Location]:
@@ -316,7 +315,10 @@ def _cut(whole: np.ndarray, name: str, cuts: Mapping[str, ParameterLayout], rank
         box = cuts[name].cut(whole.ndim).box_of(rank % cuts[name].device_count, whole.shape)
     except LayoutError as error:
         raise LayoutError(f"'predict_strategy': parameter {name!r}: {error}") from None
-    return whole[box.as_index()]
+    # the ellipsis makes an array of what would be a scalar; a view would keep the whole in memory
+    index: tuple[Any, ...] = (*box.as_index(), ...)
+    part: np.ndarray = whole[index]
+    return part.copy()
 
 
 def _told(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ Where merging differs from MindSpore's on purpose:
 - The merged file's kind is that of its name, JSON for `.json`, so that it can be read; MindSpore writes the kind of the
   source files whatever the name.
 - A directory without strategy files is a ValueError; MindSpore writes a strategy that is empty.
-- A merged file in the directory itself is replaced, and is no source the next time.
+- A merged file in the directory itself is replaced, and is no source the next time; a stage's own one is not replaced.
 
 A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through. So is a
 strategy file; MindSpore takes its texts for ranks.
@@ -18,10 +18,11 @@ from glob import escape, glob
 
 from google.protobuf.message import DecodeError
 
+from core.errors import StrategyError
 from core.mindspore_api.failures import reading, writing
 from core.mindspore_api.paths import checked_directory
 from core.storage.urls import parse_url
-from core.strategy.files import read_strategies, write_strategy
+from core.strategy.files import read_strategies, read_strategy, write_strategy
 from core.strategy.strategy_pb2 import ParallelGroupMap
 
 _STAGE_KEY = b"\x08"
@@ -49,9 +50,20 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
     if not files:
         raise ValueError(f"{source}: holds no strategy files, whose names end in .ckpt or .json")
     with reading():
+        if len(files) < len(found):
+            _check_not_a_stages_own(target)
         merged = read_strategies([parse_url(path) for path in files], source)
     with writing():
         write_strategy(merged, target)
+
+
+def _check_not_a_stages_own(target: str) -> None:
+    try:
+        found = read_strategy(target)
+    except StrategyError:
+        return  # what cannot be used is not lost
+    if not found.merged:
+        raise StrategyError(f"{target}: is one of the stages' own files; name another one for the merged strategy")
 
 
 def restore_group_info_list(group_info_file_name: str) -> list[int]:

@@ -5,6 +5,8 @@ Where it differs from MindSpore's on purpose:
 - Parameters that `choice_func` refuses, and `accu_grads*`, are in no file; MindSpore puts rank 0's slices of them into
   `hyper_param.safetensors` under the whole parameters' names.
 - What is outside the strategy and not on rank 0 is in `hyper_param.safetensors` too.
+- A former `hyper_param.safetensors` is removed if there is nothing to put into a new one; MindSpore leaves it, and
+  `load_distributed_checkpoint` gives its parameters to all ranks.
 - Every rank of the strategy has to be there. Two parameters may not be given the same name.
 - Whether redundancy was removed is seen from the files, whatever `merge_with_redundancy` says.
 - Nothing is loaded whole, and no free memory is waited for. The files appear when all are written and checked,
@@ -16,6 +18,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from core.checkpoint.catalog import build_catalog
@@ -29,6 +32,7 @@ from core.mindspore_api.file_writing import PlannedFile, write_files
 from core.mindspore_api.paths import checked_directory, given_strategy
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.saved_whole import contents_say_whole
+from core.storage.failures import mapped_errors
 from core.storage.files import write_bytes
 from core.storage.urls import parse_url
 from core.strategy.model import Strategy
@@ -110,9 +114,17 @@ def unified_safetensors(
     with writing():
         write_files(files, directory, min(max_process_num, len(os.sched_getaffinity(0))))
         if is_first:
+            if not plan.match.carried:
+                _remove_former(os.path.join(directory, _HYPER))
             where = {name: f"part{number}.safetensors" for number, part in enumerate(parts) for name in part}
             told = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
             write_bytes(parse_url(os.path.join(directory, _NAME_MAP)), json.dumps(told, indent=4).encode())
+
+
+def _remove_former(path: str) -> None:
+    """Removes a file that an earlier call wrote: what reads the directory would take it for this checkpoint's."""
+    with mapped_errors(parse_url(path), "remove it"), suppress(FileNotFoundError):
+        os.remove(path)
 
 
 def split_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:

@@ -689,6 +689,13 @@ _GROUP_INFOS = [
         differs="documented as a ValueError",
         ours="ValueError",
     ),
+    ApiCase(
+        "restore_group_info_list: a strategy",
+        _restore("rows.ckpt"),
+        _strategy("rows.ckpt", {"w": _ROWS}),
+        differs="MindSpore takes its texts for ranks",
+        ours="ValueError",
+    ),
 ]
 
 CASES: list[ApiCase] = [

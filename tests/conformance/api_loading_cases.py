@@ -229,6 +229,12 @@ _SAVES = [
     ApiCase(
         "save_checkpoint: a list", _save([{"name": name, "data": value} for name, value in _values().items()], "a.ckpt")
     ),
+    ApiCase(
+        "save_checkpoint: two of one name",
+        _save([{"name": "w", "data": array(_FLOATS)}, {"name": "w", "data": array(_FLOATS + 1)}], "a.ckpt"),
+        differs="MindSpore keeps the last one",
+        ours="ValueError",
+    ),
     ApiCase("save_checkpoint: an ending is added", _save(_values("dense"), "a.b")),
     ApiCase("save_checkpoint: another ending is added", _save(_values("dense"), "a.ckpt", format="safetensors")),
     ApiCase("save_checkpoint: a file is replaced", _save(_values("dense"), "a.ckpt"), _file("a.ckpt", b"old")),
@@ -624,6 +630,13 @@ _PATHS = [
         "get_ckpt_path_with_strategy: no rank in it", _path("a.ckpt", "s.ckpt"), _all(_strategy(_REPEATED), _ckpt())
     ),
     ApiCase("get_ckpt_path_with_strategy: no rank and no file", _path("a.ckpt", "s.ckpt"), _strategy(_REPEATED)),
+    ApiCase(
+        "get_ckpt_path_with_strategy: several ranks in it",
+        _path("job_rank_1/rank_0/a.ckpt", "s.ckpt"),
+        _all(_strategy(_REPEATED), _ckpt("job_rank_1/rank_1/a.ckpt")),
+        differs="which is this process's cannot be known; MindSpore replaces all",
+        ours="ValueError",
+    ),
     ApiCase("get_ckpt_path_with_strategy: no string", _path(5, "s.ckpt"), _strategy(_REPEATED)),
     ApiCase(
         "get_ckpt_path_with_strategy: no such strategy",

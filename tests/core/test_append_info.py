@@ -114,6 +114,9 @@ class TestTexts:
             (["a=-1e400"], "'a': -inf is no finite Float32"),
             (["a=18446744073709551616"], "fits neither Int64 nor UInt64"),
             (["a=-9223372036854775809"], "fits neither Int64 nor UInt64"),
+            (["a=\udcff"], "'a': its name or its text is not UTF-8"),
+            (["\udcff=1"], "its name or its text is not UTF-8"),
+            (["a=b\0"], "'a': its text ends in a zero byte"),
         ],
     )
     def test_what_is_none(self, texts: list[str], message: str) -> None:
@@ -128,7 +131,7 @@ class TestTexts:
             st.booleans(),
             st.integers(-(2**63), 2**64 - 1),
             st.floats(width=32, allow_nan=False, allow_infinity=False),
-            st.text(),
+            st.text().filter(lambda text: not text.endswith("\0")),
             st.sampled_from(["true", "1", "text:", "1e5", "inf"]),
         ),
     )
@@ -213,6 +216,10 @@ class TestWhatCannotBeAppended:
         with pytest.raises(PlanError, match=f"{name!r} cannot be appended: a strategy has a parameter of that name"):
             convert(CASE.request(tmp_path / "out", append_info=[f"{name}=5"]))
         assert not (tmp_path / "out").exists()
+
+    def test_what_marks_files_without_redundancy(self, tmp_path: Path) -> None:
+        with pytest.raises(PlanError, match="'redundancy_removed' cannot be appended: reshard itself marks files"):
+            convert(CASE.request(tmp_path / "out", append_info=["redundancy_removed=true"]))
 
     def test_a_tensor_that_is_no_single_number(self, tmp_path: Path) -> None:
         source = make_source(tmp_path)

@@ -322,6 +322,37 @@ def test_a_record_that_was_changed_counts_as_none(target: Path) -> None:
     assert outcomes(convert(request)) == ["resumed", "written", "resumed"]
 
 
+def test_a_manifest_that_was_changed_is_found(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target, **to_key()))
+    path = target / ".reshard" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    shutil.rmtree(target / "rank_2")
+    told = f"{target}: cannot be decrypted: env:KEY is not the key that it was written with, or it was changed"
+    damaged = f"{target}: not a readable manifest: what is sealed in it is damaged"
+    for change, message in [
+        ({"ranks": manifest["ranks"][:2], "target_world_size": 2}, told),
+        ({"step": "9_9"}, told),
+        ({"sealed": "AAAA"}, damaged),
+        ({"sealed": ""}, damaged),
+    ]:
+        path.write_text(json.dumps(manifest | change))
+        with pytest.raises(InputError) as caught:
+            verified(target)
+        assert str(caught.value) == message
+    path.write_text(json.dumps(manifest))
+    [problem] = verified(target).problems
+    assert "rank_2" in problem
+
+
+def test_verifying_more_closely_leaves_the_manifest_readable(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target, verify="none", **to_key()))
+    before = json.loads((target / ".reshard" / "manifest.json").read_text())
+    convert(FOUR_TO_THREE.request(target, **to_key()))
+    after = json.loads((target / ".reshard" / "manifest.json").read_text())
+    assert (before["verified"], after["verified"]) == ("none", "checksum")
+    assert verified(target).problems == ()
+
+
 def test_done_already_is_done_already(target: Path) -> None:
     request = FOUR_TO_THREE.request(target, **to_key())
     convert(request)
@@ -418,6 +449,11 @@ def test_a_scheduled_conversion_without_the_key_does_not_wait_for_it(training: P
         convert_latest(latest(training, target))
 
 
+def test_a_scheduled_conversion_waits_for_a_file_that_is_still_empty(training: Path, target: Path) -> None:
+    next(training.glob("rank_1/*.ckpt")).write_bytes(b"")
+    assert convert_latest(latest(training, target, **from_key())).outcome is LatestOutcome.NOTHING_NEW
+
+
 def test_a_missing_key_is_no_damage(target: Path, tmp_path: Path) -> None:
     source = encrypted_source(PIPELINES, tmp_path / "src")
     with pytest.raises(InputError, match="is encrypted with AES-GCM: name its key with --decrypt-key"):
@@ -434,6 +470,9 @@ def test_a_tampered_block_is_damage_that_another_rank_makes_good(target: Path, t
         convert(FOUR_TO_THREE.request(target, **options))
     convert(FOUR_TO_THREE.request(target, recover=True, **options))
     assert read_tree(target) == FOUR_TO_THREE.want
+    path.write_bytes(b"")
+    convert(FOUR_TO_THREE.request(tmp_path / "again", recover=True, **options))
+    assert read_tree(tmp_path / "again") == FOUR_TO_THREE.want
 
 
 def test_requests_carry_names_only() -> None:

@@ -1,5 +1,6 @@
 """Stages converted one by one are joined to one checkpoint, or nothing is made."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,16 @@ import pytest
 from core.convert import convert
 from core.errors import InputError, TargetBusyError, VerificationError
 from core.joining import join_parts
+from core.layout import ParameterLayout
 from core.request import VerifyLevel, build_request
 from core.storage.lease import held_lease, new_holder
 from core.storage.urls import parse_url
+from core.strategy.files import write_strategy
+from core.strategy.model import StageStrategy, Strategy
 from core.verify import verify_target
+from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
+from tests.support.ckpt_writer import checkpoint_bytes
 
 CASE = CONVERSIONS / "case_7010"
 PARTS = FIXTURES / "subnetwork_parts"
@@ -88,6 +94,17 @@ def test_a_part_of_the_joined_that_is_damaged_is_found(make: Make, tmp_path: Pat
     assert "checkpoint_0_part2.ckpt: does not belong to this checkpoint" in problems[1]
 
 
+def test_what_a_killed_run_left_is_not_in_the_joined(make: Make, tmp_path: Path) -> None:
+    left = tmp_path / "joined.reshard-partial/rank_0/.checkpoint_0_part0.ckpt.0123abcd.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    join_parts([make(0), make(1)], str(tmp_path / "joined"))
+    assert sorted(path.name for path in (tmp_path / "joined/rank_0").iterdir()) == [
+        "checkpoint_0_part0.ckpt",
+        "checkpoint_0_part1.ckpt",
+    ]
+
+
 def test_to_another_storage(make: Make) -> None:
     target = "memory://join-parts/joined"
     fs = fsspec.filesystem("memory")
@@ -124,6 +141,30 @@ class TestRefusals:
     def test_a_stage_twice(self, make: Make, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"stages 1 and 1, both have parameter 'adam_m"):
             join_parts([make(1), make(1), make(0)], str(tmp_path / "joined"))
+
+    def test_two_first_stages_of_different_parameters(self, tmp_path: Path) -> None:
+        layout = ParameterLayout((1,), ((),), nested=True)
+        write_strategy(make_strategy({"a": layout, "b": layout}), str(tmp_path / "target.ckpt"))
+        for name in ("a", "b"):
+            own = Strategy((StageStrategy(0, {name: layout}),), "own", merged=False)
+            write_strategy(own, str(tmp_path / f"{name}.ckpt"))
+            for rank in (0, 1):  # the latter is another stage's
+                (tmp_path / f"source_{name}/rank_{rank}").mkdir(parents=True)
+                held = name if rank == 0 else "other"
+                (tmp_path / f"source_{name}/rank_{rank}/x.ckpt").write_bytes(
+                    checkpoint_bytes((held, "Int8", (4,), b"four"))
+                )
+            convert(
+                build_request(
+                    source=str(tmp_path / f"source_{name}"),
+                    target=str(tmp_path / f"part_{name}"),
+                    source_strategy=str(tmp_path / f"{name}.ckpt"),
+                    target_strategy=str(tmp_path / "target.ckpt"),
+                )
+            )
+        parts = [str(tmp_path / f"part_{name}") for name in ("a", "b")]
+        with pytest.raises(InputError, match=r"part_a and .*part_b are both of stage 0, and their files have the same"):
+            join_parts(parts, str(tmp_path / "joined"))
 
     def test_a_stage_that_is_missing(self, make: Make, tmp_path: Path) -> None:
         message = r"no part has 4 parameters of the target's strategy .*: there are the parts of stages 0; name"
@@ -167,6 +208,12 @@ class TestRefusals:
         with pytest.raises(VerificationError, match=r"its bytes are not those that were written"):
             join_parts(parts, str(tmp_path / "joined"))
         assert not (tmp_path / "joined").exists()
+        manifest = Path(parts[1], ".reshard/manifest.json")
+        text = manifest.read_text()
+        manifest.write_text(json.dumps({**json.loads(text), "ranks": json.loads(text)["ranks"][:1]}))
+        with pytest.raises(InputError, match=r"the record of rank_1 is not the one that its manifest was written for"):
+            join_parts(parts, str(tmp_path / "joined"))
+        manifest.write_text(text)
         shutil.copyfile(Path(parts[0], ".reshard/records/rank_0.json"), Path(parts[0], ".reshard/records/rank_1.json"))
         with pytest.raises(InputError, match=r"is of another conversion"):
             join_parts(parts, str(tmp_path / "joined"))

@@ -613,3 +613,30 @@ def test_removed_redundancy_does_not_hide_a_strategy_of_another_world_size(tmp_p
     strategy = own_stage(tmp_path, {r: {*NAMES} - {NAMES[r % 3]} for r in range(6)})
     with pytest.raises(CatalogError, match="has 6 ranks, but the source strategy .* has 3: it is another checkpoint's"):
         convert(request_of(tmp_path, source_strategy=strategy))
+
+
+# ---- what is left out is said ----
+
+
+def test_parameters_that_no_file_holds_are_named(tmp_path: Path) -> None:
+    """All files were cut off before 'c', or it was never saved: the whole model lacks it, which nobody must overlook."""
+    directory = whole_shards(tmp_path, dict.fromkeys(range(6), {"c"}))
+    told = "in the source's strategy, but in NO file, and so not in the result: c"
+    assert told in convert(request_of(directory)).notes
+    assert told in assess_recovery(request_of(directory)).notes
+    assert read_tree(tmp_path / "out")[0].keys() == {"a", "b"}
+
+
+def test_a_file_cut_off_behind_all_that_its_strategy_gives_it(tmp_path: Path) -> None:
+    """Each slice has all of its copies, but what no strategy knows comes from other ranks, and may be wrong there."""
+    directory = whole_shards(tmp_path)
+    for rank in range(6):
+        extras = [("rng", "Int32", (), bytes([rank, 0, 0, 0])), ("note", "str", (0,), f"of {rank}".encode("utf-32-le"))]
+        entries = [*entries_of(file_of(directory, rank)), *(() if rank == 4 else extras)]
+        file_of(directory, rank).write_bytes(checkpoint_bytes(*entries))
+    notes = convert(request_of(directory)).notes
+    assert (
+        "in no strategy, and NOT on rank_4, whose files may have been cut off: rng, note; what these would have given "
+        "is taken from other ranks"
+    ) in notes
+    assert any("different on different source ranks: rng, note; " in note for note in notes)

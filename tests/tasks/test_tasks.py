@@ -1,5 +1,7 @@
 """The tasks as plain functions, and what Prefect does with them and what they get."""
 
+import contextvars
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,10 @@ from prefect.states import Failed
 from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
 
-from core.convert import make_plan
-from core.errors import ConversionError, InputError, StorageError, TargetError
+from core.convert import convert, make_plan
+from core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
 from core.progress import SilentProgress
+from core.resources import resources_of
 from core.session import open_session
 from tasks.assignment import Assignment
 from tasks.catalog import catalog_source
@@ -49,6 +52,18 @@ def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "out") == FOUR_TO_THREE.want
 
 
+def test_a_first_stage_that_may_be_all_there_is_is_not_planned(tmp_path: Path) -> None:
+    stages = case(7010).directory
+    for rank in range(4):
+        shutil.copytree(stages / f"src/rank_{rank}", tmp_path / f"src/rank_{rank}")
+    shutil.copy(stages / "src_stages/strategy_0.ckpt", tmp_path)
+    own = str(tmp_path / "strategy_0.ckpt")
+    request = case(7010).request(tmp_path / "out", source=str(tmp_path / "src"), source_strategy=own)
+    source, target = merge_strategy.fn(own, "source"), merge_strategy.fn(request.target_strategy, "target")
+    with pytest.raises(PlanError, match="4 parameters of the target's strategy are in no source file"):
+        plan_conversion.fn(request, catalog_source.fn(request, source, target), source, target)
+
+
 def test_no_strategy_is_no_cut() -> None:
     assert merge_strategy.fn("", "source") is None
 
@@ -59,6 +74,21 @@ def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:
         other = replace(Assignment.of(session), identity="0" * 32)
         with pytest.raises(TargetError, match="another conversion"):
             transform_rank.fn(other, 0, group=(0,))
+
+
+def test_another_key_of_the_same_name_in_another_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "a secret of 16 b")
+    source, strategy = str(tmp_path / "src"), str(FOUR_TO_THREE.directory / "dst_strategy.ckpt")
+    convert(FOUR_TO_THREE.request(source, encrypt_key="env:KEY"))
+    keys = {"source": source, "source_strategy": strategy, "decrypt_key": "env:KEY"}
+    request = FOUR_TO_THREE.request(tmp_path / "out", **keys)
+    with resources_of(request), open_session(request, make_plan(request)) as session, disable_run_logger():
+        assignment = Assignment.of(session)
+        monkeypatch.setenv("KEY", "16 other letters")
+        with pytest.raises(InputError, match=r"^env:KEY: is another key on .* than where the run began: give it"):
+            contextvars.Context().run(transform_rank.fn, assignment, 0, (0,))
 
 
 def failed(error: BaseException) -> State[object]:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.checkpoint.cipher_blocks import MAGICS
+from core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
 from core.checkpoint.encryption import DecryptedSource, EncryptedOutput, encrypted_bytes
 from core.checkpoint.formats import read_index
 from core.errors import CheckpointError
@@ -340,12 +340,22 @@ def test_a_wrong_key_that_nothing_else_tells_decrypts_to_no_checkpoint(mode: Enc
 
 
 def test_a_file_that_is_not_encrypted() -> None:
-    for data in (CHECKPOINT, b"", b"\xd8"):
-        with pytest.raises(CheckpointError) as caught:
+    for data in (CHECKPOINT, b"\x02" + bytes(7) + b"{}"):
+        with pytest.raises(KeyMistakeError) as caught:
             opened(data)
         assert (
             str(caught.value) == "/somewhere/model.ckpt: is not encrypted, but env:KEY is named as its key: name none"
         )
+
+
+@pytest.mark.parametrize("data", [b"", b"\xd8", bytes(100)], ids=["empty", "cut short", "zeros"])
+def test_what_is_neither_encrypted_nor_plain_is_damaged(data: bytes) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        opened(data)
+    assert not isinstance(caught.value, KeyMistakeError)
+    assert str(caught.value) == (
+        "/somewhere/model.ckpt: no encrypted block begins at byte 0, where one should: damaged"
+    )
 
 
 @pytest.mark.parametrize(("written", "named"), [(GCM, CBC), (GCM, SM4), (CBC, GCM), (CBC, SM4), (SM4, CBC), (SM4, GCM)])

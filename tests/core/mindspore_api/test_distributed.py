@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from core import mindspore_api as mindspore
-from core.mindspore_api import unified
+from core.layout import ParameterLayout
+from core.mindspore_api import distributed, unified
 from core.mindspore_api.values import INT4
 from tests.support.checkpoints import ALL_CASES, Case, read_tree
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of
@@ -240,6 +241,20 @@ def test_a_network_of_the_rank_that_is_named(kind: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("RANK_ID", "0")
     with pytest.raises(ValueError, match="'rank_id' is 1, the environment's RANK_ID is 0: whose slices are wanted"):
         mindspore.load_distributed_checkpoint(network, rank_id=1, **arguments)
+
+
+def test_a_scalar_from_the_files_of_ranks() -> None:
+    scalar = FileLayout((2,), (), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=())
+    write_strategy_file(Path("s.ckpt"), {0: {"w": ROWS, "step": scalar}})
+    network = {"w": np.zeros((2, 12), np.float32), "step": np.array(0)}
+    predicted: dict[str, Any] = {"w": ([2], [0, -1], [], 0), "step": ([2], [], [], 0)}
+    mindspore.load_distributed_checkpoint(network, ranks("s", *np.split(WHOLE, 2)), predicted, "s.ckpt", rank_id=1)
+    assert network["step"] == np.array(7)
+
+
+def test_the_whole_of_what_was_cut_does_not_stay_in_memory() -> None:
+    cut = {"w": ParameterLayout((2,), ((0,), ()))}
+    assert distributed._cut(WHOLE.copy(), "w", cut, 1).base is None
 
 
 def test_a_network_from_encrypted_files() -> None:

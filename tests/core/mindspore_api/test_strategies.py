@@ -96,6 +96,25 @@ def test_refused_group_info(content: bytes, message: str, tmp_path: Path) -> Non
         mindspore.restore_group_info_list(str(tmp_path / "info.pb"))
 
 
+def test_a_stages_own_file_is_not_replaced(tmp_path: Path) -> None:
+    write_stages(tmp_path)
+    write_strategy_file(tmp_path / "other_rank0.ckpt", {0: {"w0": ROWS, "tied": COLUMNS}})
+    own = tmp_path / "stage0.ckpt"
+    before = own.read_bytes()
+    with pytest.raises(ValueError, match=r"stage0.ckpt: is one of the stages' own files"):
+        merge(tmp_path, own)
+    assert own.read_bytes() == before
+
+
+def test_a_merged_file_of_one_stage_is_replaced(tmp_path: Path) -> None:
+    write_stages(tmp_path, stages=(0,))
+    merge(tmp_path, tmp_path / "merged.ckpt")
+    merge(tmp_path, tmp_path / "merged.ckpt")
+    (tmp_path / "merged.ckpt").write_bytes(b"\xff")
+    merge(tmp_path, tmp_path / "merged.ckpt")
+    assert read_strategy(str(tmp_path / "merged.ckpt")).merged
+
+
 def test_a_strategy_is_no_group_info(tmp_path: Path) -> None:
     write_strategy_file(tmp_path / "s.ckpt", {0: {"w": ROWS}})
     with pytest.raises(ValueError, match="s.ckpt: is a strategy file, not a group info file"):

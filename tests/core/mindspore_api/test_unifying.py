@@ -130,6 +130,14 @@ def test_without_outsiders_there_is_no_file_of_them(unify: Unify, tmp_path: Path
     assert sorted(unify()) == ["param_name_map.json", "part0.safetensors"]
 
 
+def test_the_outsiders_of_a_former_checkpoint_do_not_stay(unify: Unify, tmp_path: Path) -> None:
+    write_ranks(tmp_path, w=W)
+    assert "hyper_param.safetensors" in unify()
+    for rank in range(2):
+        save_file({"w": np.split(W, 2)[rank]}, tmp_path / "src" / f"rank_{rank}" / "net.safetensors")
+    assert sorted(unify()) == ["param_name_map.json", "part0.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("names", "suffix", "chosen"),
     [

@@ -1,0 +1,39 @@
+"""Parts on an object store made one checkpoint there."""
+
+from pathlib import Path
+
+from core.convert import convert
+from core.joining import join_parts
+from core.request import VerifyLevel, build_request
+from core.verify import verify_target
+from tests.storage.conftest import BUCKET, Store
+from tests.storage.test_uploads import unfinished_uploads
+from tests.support.checkpoints import CONVERSIONS, read_tree
+from tests.support.s3_client import s3_client
+
+CASE = CONVERSIONS / "case_7010"
+
+
+def test_what_a_killed_run_began_to_send_is_given_up(store: Store, tmp_path: Path) -> None:
+    parts = [store.url(f"part{stage}") for stage in (0, 1)]
+    for stage, part in enumerate(parts):
+        convert(
+            build_request(
+                source=str(CASE / "src"),
+                target=part,
+                source_strategy=str(CASE / f"src_stages/strategy_{4 * stage}.ckpt"),
+                target_strategy=str(CASE / "dst_strategy.ckpt"),
+            )
+        )
+    key = f"{store.prefix}/joined/rank_1/checkpoint_1_part0.ckpt"
+    s3_client(store.server.url).create_multipart_upload(Bucket=BUCKET, Key=key)
+    assert unfinished_uploads(store) == [key]
+    join_parts(parts, store.url("joined"))
+    assert unfinished_uploads(store) == []
+    assert verify_target(store.url("joined"), VerifyLevel.CHECKSUM).problems == ()
+    strategy = str(CASE / "dst_strategy.ckpt")
+    again = tmp_path / "again"
+    convert(
+        build_request(source=store.url("joined"), target=str(again), source_strategy=strategy, target_strategy=strategy)
+    )
+    assert read_tree(again) == read_tree(CASE / "want")
