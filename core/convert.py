@@ -131,11 +131,18 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         allow_extra_ranks=own_stage,
         found=found,
         damage=damage_policy(
-            source, target, recovers=request.recover, faulty=parse_ranks(request.fault_ranks) if request.recover else ()
+            source,
+            target,
+            recovers=request.recover,
+            faulty=parse_ranks(request.fault_ranks) if request.recover else (),
+            allow_missing=request.allow_missing,
+            says_whole=contents_say_whole,
         ),
     )
     if source is None:
         _check_not_scattered(catalog)
+        if target is None and catalog.parts:
+            catalog = _of_parts_alone(catalog)
     _check_links(request, catalog)
     if own_stage and source is not None and catalog.records:
         catalog = _of_own_stage(source, catalog, found)
@@ -311,6 +318,23 @@ def _check_not_scattered(catalog: CheckpointCatalog) -> None:
                 f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
                 "rank's file only. Name the checkpoint of all ranks, and its strategy with --source-strategy"
             )
+
+
+def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of stages' parts where no strategy tells what there should be, which is said.
+
+    Raises:
+        CatalogError: the parts of stages between them are missing.
+    """
+    there = f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
+    absent = sorted({*range(catalog.parts[-1])} - {*catalog.parts})
+    if absent:
+        raise CatalogError(
+            f"{catalog.url}: {there}, not of {listed(list(map(str, absent)), 6)}. Add them, or name the checkpoint's "
+            "strategy with --source-strategy: it tells whether parameters are missing"
+        )
+    note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
+    return dataclasses.replace(catalog, notes=(note, *catalog.notes))
 
 
 def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:

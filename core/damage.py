@@ -9,7 +9,7 @@ lacks the CRC that the other has.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from core.checkpoint.damage import DamagePolicy
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import InputError, LayoutError
+from core.errors import InputError, LayoutError, StorageError
 from core.holders import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
 from core.layout import whole_layout
 from core.parameters import MovedParameter, ParameterMatch, lost_text, match_parameters
@@ -26,6 +26,8 @@ from core.strategy.model import StageStrategy, Strategy
 from core.wording import counted
 
 _MOST_TOLD = 3
+_TELLING_STEPS = ("global_step", "epoch_num", "step_num")
+"""Parameters that MindSpore's training saves on every rank, the same on all."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,20 @@ class Substitution:
 
 
 def damage_policy(
-    source: Strategy | None, target: Strategy | None, *, recovers: bool = False, faulty: tuple[int, ...] = ()
+    source: Strategy | None,
+    target: Strategy | None,
+    *,
+    recovers: bool = False,
+    faulty: tuple[int, ...] = (),
+    allow_missing: Sequence[str] = (),
+    says_whole: Callable[[CheckpointCatalog, Strategy], bool] = lambda *_: False,
 ) -> DamagePolicy:
-    """What is to happen to a source of a strategy where ranks have no usable file."""
+    """What is to happen to a source of a strategy where ranks have no usable file.
+
+    `allow_missing` and `says_whole`, whether contents show that ranks were saved whole, are for the advice.
+    """
     if source is None:
-        return DamagePolicy()
+        return DamagePolicy(recovers, faulty)  # one rank, in whose place no other can stand
 
     def given_to(rank: int) -> Collection[str]:
         return source.stage_of(rank).layouts.keys()
@@ -59,17 +70,18 @@ def damage_policy(
         return torn_ranks(records, source)
 
     def advice(catalog: CheckpointCatalog) -> str:
-        return recovery_advice(catalog, source, target)
+        try:
+            saved_whole = says_whole(catalog, source)
+            match = match_parameters(catalog, source, target, allow_missing=allow_missing, saved_whole=saved_whole)
+        except (InputError, StorageError):
+            return ""  # it cannot be told
+        return recovery_advice(catalog, match)
 
     return DamagePolicy(recovers, faulty, given_to, torn, advice)
 
 
-def recovery_advice(catalog: CheckpointCatalog, source: Strategy, target: Strategy | None) -> str:
-    """Whether `--recover` would do for a catalog with lost ranks, in a sentence; nothing if it cannot be told."""
-    try:
-        match = match_parameters(catalog, source, target)
-    except InputError:
-        return ""
+def recovery_advice(catalog: CheckpointCatalog, match: ParameterMatch) -> str:
+    """Whether `--recover` would do for a catalog with lost ranks, in a sentence."""
     lost = rank_names(catalog.lost, 8)
     if not match.lost:
         return f"--recover would do: what {lost} should hold is on other ranks as well"
@@ -155,6 +167,26 @@ def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: 
             if carried.holders & here and here - carried.holders:
                 lacking.setdefault(carried.name, []).extend(sorted(here - carried.holders))
     return lacking
+
+
+def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[str]:
+    """Sentences that say that ranks were saved at different steps, whatever the names of their files are."""
+    for carried in match.carried:
+        if carried.name not in _TELLING_STEPS:
+            continue
+        ranks_of: dict[str | None, list[int]] = {}
+        for rank in sorted(carried.holders):
+            ranks_of.setdefault(carried_content(catalog, rank, carried.name), []).append(rank)
+        if len(ranks_of) > 1:
+            told = [rank_names(ranks, 4) for ranks in ranks_of.values()]
+            where = ", another on ".join(told[:4])
+            yield f"the source's files are of DIFFERENT STEPS, says their {carried.name!r}: one on {where}"
+
+
+def carried_content(catalog: CheckpointCatalog, rank: int, name: str) -> str | None:
+    """What tells a rank's content of a carried parameter from others': a digest, or its text; None if nothing does."""
+    record = catalog.records[rank]
+    return record.digests.get(name) or record.index.entries[name].text
 
 
 def _geometry(parameter: MovedParameter) -> object:

@@ -307,6 +307,7 @@ class _Joint:
             read_bytes=sum(record.read_bytes for record in records),
             seconds=sum(record.seconds for record in records),
             verified=VerifyLevel.CHECKSUM,
+            heads=tuple(digest for record in records for digest in record.heads),
             parameters=tuple(parameters.values()),
         )
         found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)

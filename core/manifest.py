@@ -54,6 +54,7 @@ class ShardRecord(_Record):
         read_bytes: bytes that were read from the source, gaps included.
         seconds: time that it took.
         verified: how closely the written file was checked.
+        heads: digest of what stands around the contents; one for each file, if it is made of several.
         parameters: what is in it, in the file's order.
     """
 
@@ -67,6 +68,7 @@ class ShardRecord(_Record):
     read_bytes: int
     seconds: float
     verified: VerifyLevel = VerifyLevel.NONE
+    heads: tuple[str, ...]
     parameters: Several[ParameterRecord]
 
 

@@ -17,7 +17,7 @@ from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
 from core.convert import catalog_source, load_strategy
-from core.damage import substitutions, unsaved
+from core.damage import mixed_steps, substitutions, unsaved
 from core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from core.holders import LostBox
 from core.parameters import match_parameters
@@ -177,8 +177,9 @@ class _Assessor:
             StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
             for each in substitutions(catalog, strategy, match)
         )
-        if names := unsaved(strategy, None, match):
-            catalog = replace(catalog, notes=(*catalog.notes, unsaved_text(names)))
+        unsaved_names = unsaved(strategy, None, match)
+        told = [unsaved_text(unsaved_names)] if unsaved_names else []
+        catalog = replace(catalog, notes=(*mixed_steps(catalog, match), *catalog.notes, *told))
         return _report(catalog, stand_ins, tuple(map(_lost_slice, match.lost)))
 
     def _by_groups(self, step: str) -> RecoveryReport:

@@ -7,9 +7,8 @@ from pydantic import BaseModel, ConfigDict
 
 from core.append_info import AppendedParameter
 from core.budget import Budget
-from core.checkpoint.records import CatalogRecord
 from core.checkpoint.selection import rank_names
-from core.damage import not_carried_everywhere, scattered, substitutions, unsaved
+from core.damage import carried_content, mixed_steps, not_carried_everywhere, scattered, substitutions, unsaved
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
@@ -211,9 +210,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
 def stand_ins_of(plan: ConversionPlan) -> tuple[StandIn, ...]:
     """Which source ranks stand in for which that are lost."""
     found = substitutions(plan.inputs.catalog, plan.inputs.source_strategy, plan.match)
-    return tuple(
-        StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found
-    )
+    return tuple(StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found)
 
 
 def stand_ins_text(stand_ins: Sequence[StandIn]) -> str:
@@ -229,7 +226,8 @@ def stand_ins_text(stand_ins: Sequence[StandIn]) -> str:
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     """What a plan decided that its user should know, in sentences."""
     match = plan.match
-    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes, *_scattered_notes(plan), *_uncarried_notes(plan)]
+    notes = [*mixed_steps(plan.inputs.catalog, match), *_lost_notes(plan), *plan.inputs.catalog.notes]
+    notes += [*_scattered_notes(plan), *_uncarried_notes(plan)]
     if names := unsaved(plan.inputs.source_strategy, plan.inputs.target_strategy, match):
         notes.append(unsaved_text(names))
     if match.integrated:
@@ -323,13 +321,7 @@ def _redundancy_note(replicas: int) -> str:
 
 
 def _differs(plan: ConversionPlan, carried: CarriedParameter) -> bool:
-    records = plan.inputs.catalog.records
-    return len({_content(records[rank], carried.name) for rank in carried.holders}) > 1
-
-
-def _content(record: CatalogRecord, name: str) -> str | None:
-    """What tells a parameter's content from another's: a digest, or its text; None if nothing does."""
-    return record.digests.get(name) or record.index.entries[name].text
+    return len({carried_content(plan.inputs.catalog, rank, carried.name) for rank in carried.holders}) > 1
 
 
 def _told_info(appended: AppendedParameter) -> str:

@@ -311,6 +311,9 @@ class Target:
         remove_tree(state.child(RECORDS_DIRECTORY))
         if self.final.is_local:
             remove_others(self.workspace.directory, ())
+            for left in temporary_files(self.workspace.directory):
+                if left.parent.name != LEASES_DIRECTORY:  # which are the living's
+                    remove_file(left)  # what is to be encrypted may stand in it
         write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 

@@ -19,8 +19,9 @@ import xxhash
 
 from core.blocks import Block, expected_entries, file_blocks, planned_file
 from core.budget import Budget, Shares, UploadBuffers
-from core.checkpoint.crc_writing import Stretch, running_crc
+from core.checkpoint.crc_writing import RunningCrc, Stretch, running_crc
 from core.checkpoint.encryption import encrypted_bytes
+from core.checkpoint.model import FilePlan
 from core.checkpoint.opening import write_checkpoint
 from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
 from core.keys import needed_target_key
@@ -211,6 +212,7 @@ class _RankWriter:
             source_ranks=self._rank_plan.source_ranks,
             read_bytes=read_bytes,
             seconds=round(seconds, 3),
+            heads=(_heads_digest(self._file_plan, self._crc),),
             parameters=tuple(
                 ParameterRecord(
                     name=entry.name,
@@ -221,6 +223,27 @@ class _RankWriter:
                 for entry in self._entries
             ),
         )
+
+
+class _Heads:
+    """What stands around a file's contents, to be completed as the file is."""
+
+    def __init__(self, file_plan: FilePlan) -> None:
+        self.data = bytearray().join(part for part in file_plan.segments if isinstance(part, bytes))
+
+    def write(self, buffer: bytes) -> None:
+        self.data += buffer
+
+    def rewrite(self, offset: int, buffer: bytes) -> None:
+        # only what comes before all contents is rewritten, so offsets are the file's
+        self.data[offset : offset + len(buffer)] = buffer
+
+
+def _heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
+    heads = _Heads(file_plan)
+    if crc:
+        crc.put_into(heads)
+    return xxhash.xxh3_128_hexdigest(heads.data)
 
 
 def _stretches(block: RankBlock) -> list[Stretch]:

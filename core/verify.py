@@ -7,17 +7,17 @@ one. Both look at the file only: neither can see a wrong plan.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from core.checkpoint.digests import content_digests, digests_and_crc, streamed_digests
+from core.checkpoint.digests import file_digests
 from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.formats import check_crc, read_index, stored_crc
-from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
+from core.checkpoint.formats import read_index, stored_crc
+from core.checkpoint.model import FileIndex, OutputEntry
 from core.checkpoint.opening import open_checkpoint
 from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from core.keys import target_key
@@ -166,34 +166,31 @@ def _check_file(
         problems.append(f"has {size_bytes} bytes, its record says {record.size_bytes}")
     if problems or level is not VerifyLevel.CHECKSUM:
         return problems, 0
+    problems = _differing_bytes(file, record, advance, tell_digests=not is_encrypted)
+    return problems, sum(index.entries[parameter.name].size_bytes for parameter in record.parameters)
+
+
+def _differing_bytes(
+    file: SourceFile, record: ShardRecord, advance: Callable[[int], None], *, tell_digests: bool
+) -> list[str]:
+    """What of all bytes is not as it was written; files that are read as one are looked at one by one."""
+    problems: list[str] = []
+    heads = []
+    written = {parameter.name: parameter.digest for parameter in record.parameters}
     buffer = np.empty(_READ_BYTES, np.uint8).data
-    entries = [index.entries[parameter.name] for parameter in record.parameters]
-    digests: Iterable[str]
-    if isinstance(file, DecryptedSource):
-        in_place = sorted(entries, key=_place)
-        # from all of the file, whose tags are checked on the way
-        streamed = zip(in_place, streamed_digests(file.stream(), in_place, advance), strict=True)
-        by_name = {entry.name: digest for entry, digest in streamed}
-        digests = [by_name[entry.name] for entry in entries]
-    elif index.has_crc and not isinstance(file, JoinedFile):
-        by_name, crc = digests_and_crc(file, index, buffer, advance)
-        stored = stored_crc(file, index)
-        if crc != stored:
-            problems.append(f"wrong CRC-32: the file says {stored}, its contents give {crc}")
-        digests = [by_name[entry.name] for entry in entries]
-    else:
-        check_crc(file, index)
-        digests = content_digests(file, entries, buffer, advance)
-    for parameter, found in zip(record.parameters, digests, strict=True):
-        if found != parameter.digest:
-            told = "" if is_encrypted else f" (digest {found}, written {parameter.digest})"
-            problems.append(f"parameter {parameter.name!r}: its bytes are not those that were written{told}")
-    return problems, sum(entry.size_bytes for entry in entries)
-
-
-def _place(entry: TensorEntry) -> int:
-    """Where in its file an entry's contents begin; texts have none."""
-    return entry.extents[0].offset if entry.extents else 0
+    for part in file.parts if isinstance(file, JoinedFile) else (file,):
+        index = read_index(part)
+        digests = file_digests(part, index, buffer, advance)
+        if digests.crc is not None and digests.crc != (stored := stored_crc(part, index)):
+            problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
+        for name, found in digests.parameters.items():
+            if found != written[name]:
+                told = f" (digest {found}, written {written[name]})" if tell_digests else ""
+                problems.append(f"parameter {name!r}: its bytes are not those that were written{told}")
+        heads.append(digests.heads)
+    if not problems and tuple(heads) != record.heads:
+        problems.append("what stands around the parameters' contents is not what was written")
+    return problems
 
 
 def _differences(index: FileIndex, wanted: Mapping[str, tuple[str, tuple[int, ...]]], who: str) -> list[str]:
@@ -234,6 +231,10 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
 
     found = in_threads(verify, manifest.ranks, _WORKERS, stop)
     problems = [problem for told, _ in found for problem in told]
+    if len({rank.rank for rank in manifest.ranks}) != manifest.target_world_size:
+        problems.append(
+            f"{location}: its manifest lists {len(manifest.ranks)} of {manifest.target_world_size} ranks: it was changed"
+        )
     read_bytes = sum(count for _, count in found)
     problems += [
         f"{other}: does not belong to this checkpoint, but MindSpore may take it for a rank's newest file"

@@ -158,9 +158,7 @@ def catalog_files(
     return CheckpointCatalog(origin, next(iter(by_format)), None, records)
 
 
-def _without_files(
-    found: CheckpointSurvey, needed: range, step: str | None, damage: DamagePolicy
-) -> dict[int, str]:
+def _without_files(found: CheckpointSurvey, needed: range, step: str | None, damage: DamagePolicy) -> dict[int, str]:
     """The ranks that are given up before any file is opened, and why."""
     strangers = [rank for rank in damage.faulty if rank not in needed]
     if strangers:
@@ -169,13 +167,11 @@ def _without_files(
             f"{needed.start} to {needed.stop - 1}"
         )
     lost = dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
-    if not damage.recovers or found.shape in (CheckpointShape.FILE, CheckpointShape.FOLDER):
-        return lost
-    asked = None if step is None else parse_step(step)
-    having = {rank for rank in found.ranks if asked is None or asked in _steps_of(found, rank)}
-    found_ranks = frozenset(found.ranks)
-    if having & {*needed} - {*lost}:
-        for rank in needed:
+    if damage.recovers and found.shape not in (CheckpointShape.FILE, CheckpointShape.FOLDER):
+        asked = None if step is None else parse_step(step)
+        having = {rank for rank in found.ranks if asked is None or asked in _steps_of(found, rank)}
+        found_ranks = frozenset(found.ranks)
+        for rank in needed if having & {*needed} - {*lost} else ():
             if rank not in having:
                 why = NO_FILE if rank not in found_ranks else f"it has no checkpoint file of step {asked}"
                 lost.setdefault(rank, why)

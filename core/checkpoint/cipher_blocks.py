@@ -183,10 +183,12 @@ class _KnownBlocks:
             known = self._known.get(place)
             if known is not None:
                 self._known.move_to_end(place)
-                return known
+        if known is not None and _is_still(known, file):
+            return known
         found = _find_blocks(file, key)
         with self._lock:
-            if place not in self._known and len(found) <= _MOST_KNOWN_BLOCKS:
+            self._count -= len(self._known.pop(place, ()))
+            if len(found) <= _MOST_KNOWN_BLOCKS:
                 self._known[place] = found
                 self._count += len(found)
             while self._count > _MOST_KNOWN_BLOCKS:
@@ -195,6 +197,17 @@ class _KnownBlocks:
 
 
 known_blocks = _KnownBlocks().of
+
+
+def _is_still(known: CipherBlocks, file: SourceFile) -> bool:
+    """Whether a file begins with the iv that is known: another of this size may have come in the same tick.
+
+    What only the size tells of may have been replaced at any time; etags need no request to be believed.
+    """
+    if not file.location.is_local and file.version != str(file.size_bytes):
+        return True
+    [head] = file.read_many([(0, known.layout.head_bytes)])
+    return known.layout.iv(head) == known.iv(0)
 
 
 def _find_blocks(file: SourceFile, key: Key) -> CipherBlocks:

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
 from core.checkpoint.ckpt import CRC_TRAILER_BYTES
-from core.checkpoint.crc_writing import crc_of_index
+from core.checkpoint.crc_writing import Stretch, crc_of_index
+from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.heads import Head, piece_heads
 from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from core.checkpoint.reading import read_ahead
@@ -36,20 +38,6 @@ def content_digests(
     yield from _digests_of(parts, entries, advance)
 
 
-def streamed_digests(
-    pieces: Iterator[memoryview], entries: Sequence[TensorEntry], advance: Callable[[int], None] = lambda _: None
-) -> Iterator[str]:
-    """The digests of parameters' contents in hex, from all of a file, piece by piece; the pieces are used up.
-
-    The entries are in the order in which their contents stand in the file.
-
-    Raises: what the pieces do.
-    """
-    yield from _digests_of(_streamed_parts(pieces, entries), entries, advance)
-    for _ in pieces:
-        pass
-
-
 def _digests_of(
     parts: Iterator[tuple[int, memoryview | bytes]], entries: Sequence[TensorEntry], advance: Callable[[int], None]
 ) -> Iterator[str]:
@@ -65,59 +53,98 @@ def _digests_of(
         yield digest.hexdigest()
 
 
-def digests_and_crc(
+@dataclass(frozen=True)
+class FileDigests:
+    """Digests, in hex, of all of a file's bytes.
+
+    Attributes:
+        parameters: of each parameter's contents, by name.
+        heads: of what stands around the contents.
+        crc: the CRC-32 that the file should carry; None if it carries none.
+    """
+
+    parameters: dict[str, str]
+    heads: str
+    crc: int | None
+
+
+def file_digests(
     file: SourceFile, index: FileIndex, buffer: memoryview, advance: Callable[[int], None] = lambda _: None
-) -> tuple[dict[str, str], int]:
-    """The digests of all parameters' contents in hex, by name, and the file's CRC-32, from reading all of it once.
+) -> FileDigests:
+    """Reads a file once, front to back, all of it; of an encrypted one the tags are checked on the way.
 
     Raises:
-        CheckpointError: the file ends before its contents do.
+        CheckpointError: the file ends before its contents do, or a tag is wrong.
         StorageError: it cannot be read.
     """
-    digests = {
-        name: xxhash.xxh3_128_hexdigest((entry.text or "").encode("utf-8", "surrogatepass"))
-        for name, entry in index.entries.items()
-    }
-    # a parameter's extents follow one another: one digest at a time is under way
-    digest, crc = xxhash.xxh3_128(), crc_of_index(index)
-    contents = deque(
-        sorted(
-            (extent.offset, extent.offset + extent.length, name)
+    reading = _Reading(index, advance)
+    for block in _blocks(file, buffer):
+        reading.add(block)
+    return reading.digests()
+
+
+class _Reading:
+    """A file whose blocks come in their order; a parameter's extents follow one another, so one digest is under way."""
+
+    def __init__(self, index: FileIndex, advance: Callable[[int], None]) -> None:
+        self._parameters = {
+            name: xxhash.xxh3_128_hexdigest((entry.text or "").encode("utf-8", "surrogatepass"))
             for name, entry in index.entries.items()
-            for extent in entry.extents
-            if extent.length
+        }
+        self._crc = crc_of_index(index) if index.has_crc else None
+        self._crc_stop = index.size_bytes - (CRC_TRAILER_BYTES if index.format is CheckpointFormat.CKPT else 0)
+        self._advance = advance
+        self._heads, self._digest = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._offset = 0
+        self._left = deque(
+            sorted(
+                (extent.offset, extent.offset + extent.length, name)
+                for name, entry in index.entries.items()
+                for extent in entry.extents
+                if extent.length
+            )
         )
-    )
-    covered_bytes = index.size_bytes - (CRC_TRAILER_BYTES if index.format is CheckpointFormat.CKPT else 0)
-    offset = 0
-    for block in _whole_file(file, covered_bytes, buffer):
-        stretches = []
-        while contents and contents[0][0] < offset + len(block):
-            first, last, name = contents[0]
-            start, stop = max(first - offset, 0), min(last - offset, len(block))
+
+    def add(self, block: memoryview) -> None:
+        """Takes in the next bytes."""
+        stretches: list[Stretch] = []
+        position, end = 0, self._offset + len(block)
+        while self._left and self._left[0][0] < end:
+            first, last, name = self._left[0]
+            start, stop = max(first - self._offset, 0), min(last, end) - self._offset
+            self._heads.update(block[position:start])
+            self._digest.update(block[start:stop])
+            self._advance(stop - start)
             stretches.append((name, start, stop))
-            digest.update(block[start:stop])
-            advance(stop - start)
-            if last > offset + len(block):
+            position = stop
+            if last > end:
                 break
-            contents.popleft()
-            if not contents or contents[0][2] != name:
-                digests[name] = digest.hexdigest()
-                digest.reset()
-        crc.add(block, stretches, crc.sums(block, stretches))
-        offset += len(block)
-    return digests, crc.value()
+            self._left.popleft()
+            if not self._left or self._left[0][2] != name:
+                self._parameters[name] = self._digest.hexdigest()
+                self._digest.reset()
+        self._heads.update(block[position:])
+        if self._crc:
+            covered = block[: max(0, self._crc_stop - self._offset)]
+            self._crc.add(covered, stretches, self._crc.sums(covered, stretches))
+        self._offset = end
+
+    def digests(self) -> FileDigests:
+        """Those of a file of which all blocks were taken in."""
+        return FileDigests(self._parameters, self._heads.hexdigest(), self._crc.value() if self._crc else None)
 
 
-def _whole_file(file: SourceFile, stop: int, buffer: memoryview) -> Iterator[memoryview]:
-    """All bytes before `stop`: by way of `buffer`, or of a remote file ahead."""
-    if not file.location.is_local:
-        yield from (memoryview(data) for _, data in read_ahead(file, [(0, stop)]))
-        return
-    for start in range(0, stop, len(buffer)):
-        block = buffer[: min(len(buffer), stop - start)]
-        file.read_into(start, block)
-        yield block
+def _blocks(file: SourceFile, buffer: memoryview) -> Iterator[memoryview]:
+    """All bytes of a file: by way of `buffer`, or of a remote file ahead."""
+    if isinstance(file, DecryptedSource):
+        yield from file.stream()
+    elif not file.location.is_local:
+        yield from (memoryview(data) for _, data in read_ahead(file, [(0, file.size_bytes)]))
+    else:
+        for start in range(0, file.size_bytes, len(buffer)):
+            block = buffer[: min(len(buffer), file.size_bytes - start)]
+            file.read_into(start, block)
+            yield block
 
 
 def _local_parts(
@@ -129,23 +156,6 @@ def _local_parts(
                 part = buffer[: min(len(buffer), extent.length - start)]
                 file.read_into(extent.offset + start, part)
                 yield number, part
-
-
-def _streamed_parts(
-    pieces: Iterator[memoryview], entries: Sequence[TensorEntry]
-) -> Iterator[tuple[int, memoryview]]:
-    piece, stop = memoryview(b""), 0  # and where it ends in the file
-    for number, entry in enumerate(entries):
-        for extent in entry.extents:
-            offset, end = extent.offset, extent.offset + extent.length
-            while offset < end:
-                while stop <= offset:
-                    piece = next(pieces)
-                    stop += len(piece)
-                start = stop - len(piece)
-                part = piece[offset - start : end - start]
-                yield number, part
-                offset += len(part)
 
 
 def _remote_parts(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> Iterator[tuple[int, bytes]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from core.convert import _run_ranks, convert, make_plan
@@ -29,9 +30,9 @@ from core.storage.publishing import publish
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import StageStrategy, Strategy
-from core.target import Target, read_manifest
+from core.target import Target, Workspace, read_manifest
 from core.transform import transform_ranks
-from core.verify import verify_target
+from core.verify import verify_rank, verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 
@@ -597,6 +598,34 @@ def test_what_a_format_cannot_hold_is_told_even_if_it_stays_the_same(tmp_path: P
     with pytest.raises(InputError, match="'format'"):
         convert(build_request(source=str(tmp_path / "m.safetensors"), target=str(target)))
     assert not partial(target).exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"write_crc": True}])
+@pytest.mark.parametrize("format", ["ckpt", "safetensors"])
+def test_verification_finds_any_flipped_bit(target: Path, format: str, options: dict[str, object]) -> None:
+    """Also where it changes neither a name nor a number: in a key of the header that nobody looks at, say."""
+    report = convert(FOUR_TO_THREE.request(target, format=format, **options))
+    location = parse_url(str(target))
+    record = Workspace(location, report.identity).read_record(0)
+    file = target / "rank_0" / f"checkpoint_0.{format}"
+    written = file.read_bytes()
+    generator = np.random.default_rng(0)
+    for place in [*range(min(500, len(written))), *generator.integers(0, len(written), 50)]:
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << int(generator.integers(0, 8))
+        file.write_bytes(damaged)
+        assert verify_rank(location, record, VerifyLevel.CHECKSUM).problems, place
+
+
+def test_verification_finds_that_a_rank_was_taken_out_of_the_manifest(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    manifest = target / ".reshard" / "manifest.json"
+    document = json.loads(manifest.read_text())
+    del document["ranks"][2]
+    manifest.write_text(json.dumps(document))
+    shutil.rmtree(target / "rank_2")
+    [problem] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+    assert problem.endswith("its manifest lists 2 of 3 ranks: it was changed")
 
 
 def test_verifying_with_a_damaged_record(target: Path) -> None:

@@ -393,6 +393,27 @@ def test_the_unfinished_work_says_nothing_either(target: Path, monkeypatch: pyte
             assert not [name for name in names if name in path.read_bytes()], path
 
 
+def test_nothing_plain_is_left_of_unfinished_work_that_it_takes_the_place_of(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        if 1 in ranks:
+            raise StorageError("no")
+        return transform_ranks(plan, ranks, *args, **kwargs)
+
+    monkeypatch.setattr("core.session.transform_ranks", failing)
+    with pytest.raises(ConversionError):
+        convert(FOUR_TO_THREE.request(target))
+    folder = partial(target) / "rank_0"
+    shutil.copy(folder / "checkpoint_0.ckpt", folder / ".checkpoint_0.ckpt.0123abcd.tmp")  # as of a killed run
+    with pytest.raises(ConversionError):
+        convert(FOUR_TO_THREE.request(target, overwrite=True, **to_key()))
+    names = [name.encode() for contents in FOUR_TO_THREE.want.values() for name in contents]
+    for path in partial(target).rglob("*"):
+        if path.is_file():
+            assert not [name for name in names if name in path.read_bytes()], path
+
+
 def test_keys_are_in_no_log_and_no_report(
     target: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,7 +472,8 @@ def test_a_scheduled_conversion_without_the_key_does_not_wait_for_it(training: P
 
 def test_a_scheduled_conversion_waits_for_a_file_that_is_still_empty(training: Path, target: Path) -> None:
     next(training.glob("rank_1/*.ckpt")).write_bytes(b"")
-    assert convert_latest(latest(training, target, **from_key())).outcome is LatestOutcome.NOTHING_NEW
+    found = convert_latest(latest(training, target, dry_run=True, **from_key()))
+    assert found.outcome is LatestOutcome.WOULD_WAIT
 
 
 def test_a_missing_key_is_no_damage(target: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ RECORD = ShardRecord(
     read_bytes=12,
     seconds=0.1,
     verified=VerifyLevel.CHECKSUM,
+    heads=("2f",),
     parameters=(
         ParameterRecord(name="größe.weight", dtype="BFloat16", shape=(2, 3), digest="0f"),
         ParameterRecord(name="scalar", dtype="Int64", shape=(), digest="1f"),

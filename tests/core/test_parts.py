@@ -202,3 +202,14 @@ def test_remote_parts(tmp_path: Path) -> None:
     finally:
         memory.rm("/parts-of-files", recursive=True)
     assert read_tree(tmp_path / "out") == read_tree(CASE / "want")
+
+
+def test_without_a_strategy_missing_parts_are_refused_or_said(tmp_path: Path) -> None:
+    for number in (0, 2):
+        write(tmp_path / f"rank_0/x_part{number}.ckpt", **{f"w{number}": b"abcd"})
+    request = build_request(source=str(tmp_path / "rank_0"), target=str(tmp_path / "out"))
+    with pytest.raises(CatalogError, match=r"the parts of stages 0, 2 only, not of 1\. Add them"):
+        convert(request)
+    (tmp_path / "rank_0/x_part2.ckpt").unlink()
+    notes = convert(request).notes
+    assert any("the parts of stages 0 only: whether parts of others are missing cannot be known" in n for n in notes)

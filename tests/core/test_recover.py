@@ -411,6 +411,24 @@ def test_nothing_is_left(directory: Path) -> None:
         convert(request_of(directory, recover=True, fault_ranks="0-5"))
 
 
+@pytest.mark.parametrize("strategy", [True, False])
+def test_the_only_rank_is_faulty(tmp_path: Path, strategy: bool) -> None:
+    """Its file is a single one, with or without a strategy: it must not be read all the same."""
+    file = tmp_path / "net-1_1.ckpt"
+    file.write_bytes(checkpoint_bytes(("w", "Int32", (1,), b"\1\0\0\0")))
+    write_strategy(make_strategy({"w": whole_layout(1)}), str(tmp_path / "strategy.ckpt"))
+    request = request_of(
+        tmp_path,
+        source=str(file),
+        recover=True,
+        fault_ranks="0",
+        source_strategy=str(tmp_path / "strategy.ckpt") if strategy else "",
+    )
+    with pytest.raises(CatalogError, match=r"net-1_1\.ckpt: no rank is left to recover anything from"):
+        convert(request)
+    convert(request.model_copy(update={"fault_ranks": ""}))
+
+
 def test_ranks_that_there_are_not_cannot_be_faulty(directory: Path) -> None:
     with pytest.raises(CatalogError, match=r"rank_6, rank_7 cannot be faulty \(--fault-ranks\): .* ranks 0 to 5"):
         convert(request_of(directory, recover=True, fault_ranks="0,6-7"))
@@ -619,8 +637,8 @@ def test_removed_redundancy_does_not_hide_a_strategy_of_another_world_size(tmp_p
 
 
 def test_parameters_that_no_file_holds_are_named(tmp_path: Path) -> None:
-    """All files were cut off before 'c', or it was never saved: the whole model lacks it, which nobody must overlook."""
-    directory = whole_shards(tmp_path, dict.fromkeys(range(6), {"c"}))
+    """All files were cut off before 'c', or it was never saved: the whole model lacks it, which has to be said."""
+    directory = whole_shards(tmp_path, {rank: {"c"} for rank in range(6)})
     told = "in the source's strategy, but in NO file, and so not in the result: c"
     assert told in convert(request_of(directory)).notes
     assert told in assess_recovery(request_of(directory)).notes
@@ -640,3 +658,30 @@ def test_a_file_cut_off_behind_all_that_its_strategy_gives_it(tmp_path: Path) ->
         "is taken from other ranks"
     ) in notes
     assert any("different on different source ranks: rng, note; " in note for note in notes)
+
+
+def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
+    """One of them may even stand in for a lost rank."""
+    directory = whole_shards(tmp_path)
+    for rank in range(6):
+        step = ("step_num", "Int32", (), bytes([80 if rank in (2, 5) else 120, 0, 0, 0]))
+        file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), step))
+    request = request_of(directory, recover=True, fault_ranks="0")
+    told = (
+        "the source's files are of DIFFERENT STEPS, says their 'step_num': one on rank_1, rank_3, rank_4, another on "
+        "rank_2, rank_5"
+    )
+    assert convert(request).notes[0] == assess_recovery(request).notes[0] == told
+
+
+def test_what_contents_show_is_part_of_the_advice(tmp_path: Path) -> None:
+    """Every rank was saved whole, which no shape tells: by the strategy alone a slice would be lost."""
+    for rank in (0, 2):
+        path = tmp_path / f"src/rank_{rank}/net-1_1.ckpt"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(checkpoint_bytes(("w", "Int32", (9,), np.arange(9, dtype=np.int32).tobytes())))
+    write_strategy(make_strategy({"w": ParameterLayout((3,), ((0,),))}), str(tmp_path / "strategy.ckpt"))
+    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would do"):
+        convert(request_of(tmp_path))
+    convert(request_of(tmp_path, recover=True))
+    assert read_tree(tmp_path / "out")[0]["w"][1] == (9,)

@@ -49,6 +49,7 @@ def record_of(target: Target, rank: int) -> ShardRecord:
         source_ranks=(0,),
         read_bytes=1,
         seconds=0,
+        heads=("00",),
         parameters=(),
     )
 

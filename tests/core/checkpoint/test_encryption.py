@@ -227,7 +227,7 @@ def test_where_blocks_are_is_found_once() -> None:
     DecryptedSource(stored, key())
     stored.reads.clear()
     DecryptedSource(stored, key())
-    assert stored.reads == []
+    assert stored.reads == [(0, 48)]  # whether it is still the same
 
 
 def test_the_heads_of_a_remote_file_are_asked_for_in_few_rounds() -> None:
@@ -337,6 +337,22 @@ def test_a_wrong_key_that_nothing_else_tells_decrypts_to_no_checkpoint(mode: Enc
             break
     else:
         pytest.fail("the padding told every wrong key")
+
+
+@pytest.mark.parametrize("mode", EncryptionMode)
+def test_a_file_that_was_encrypted_anew_in_the_same_tick(mode: EncryptionMode) -> None:
+    for _ in range(2):  # of one name, size and version
+        file = DecryptedSource(MemoryFile(encrypted(PLAIN, mode, 100), "anew.ckpt"), key(mode))
+        assert read_bytes(file, 0, len(PLAIN)) == PLAIN
+
+
+def test_a_file_that_was_encrypted_anew_where_only_sizes_are_told() -> None:
+    for _ in range(2):
+        data = encrypted(PLAIN, CBC, 100)
+        stored = RemoteFile([(0, data)], len(data))
+        stored.version = str(stored.size_bytes)
+        file = DecryptedSource(stored, key(CBC))
+        assert read_bytes(file, 0, len(PLAIN)) == PLAIN
 
 
 def test_a_file_that_is_not_encrypted() -> None:
