@@ -23,7 +23,7 @@ from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
-from core.damage import damage_policy
+from core.damage import damage_policy, mixed_steps
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.keys import source_key
@@ -180,6 +180,7 @@ def plan_conversion(
             shared_parameters="first" if fails_on_differing else request.shared_parameters,
         )
     )
+    _check_one_step(plan)
     plan = with_shared_compared(plan, fails_on_differing)
     _check_format_holds_all(plan)
     _check_crc_can_be_written(request, plan)
@@ -335,6 +336,17 @@ def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
         )
     note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
     return dataclasses.replace(catalog, notes=(note, *catalog.notes))
+
+
+def _check_one_step(plan: ConversionPlan) -> None:
+    """Ranks of different steps make no model, whatever their files are called."""
+    mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
+    if mixed is not None:
+        raise CatalogError(
+            f"{plan.inputs.catalog.url}: {mixed}. Name another step with --step, or the ranks whose files are stale "
+            "with --recover --fault-ranks. If the files belong together all the same, say which step it is with "
+            "--append-info"
+        )
 
 
 def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:

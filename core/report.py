@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from core.append_info import AppendedParameter
 from core.budget import Budget
 from core.checkpoint.selection import rank_names
-from core.damage import carried_content, mixed_steps, not_carried_everywhere, scattered, substitutions, unsaved
+from core.damage import carried_content, not_carried_everywhere, scattered, substitutions, unsaved
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
@@ -226,7 +226,7 @@ def stand_ins_text(stand_ins: Sequence[StandIn]) -> str:
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     """What a plan decided that its user should know, in sentences."""
     match = plan.match
-    notes = [*mixed_steps(plan.inputs.catalog, match), *_lost_notes(plan), *plan.inputs.catalog.notes]
+    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes]
     notes += [*_scattered_notes(plan), *_uncarried_notes(plan)]
     if names := unsaved(plan.inputs.source_strategy, plan.inputs.target_strategy, match):
         notes.append(unsaved_text(names))

@@ -233,7 +233,8 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     problems = [problem for told, _ in found for problem in told]
     if len({rank.rank for rank in manifest.ranks}) != manifest.target_world_size:
         problems.append(
-            f"{location}: its manifest lists {len(manifest.ranks)} of {manifest.target_world_size} ranks: it was changed"
+            f"{location}: its manifest lists {len(manifest.ranks)} of {manifest.target_world_size} ranks: it was "
+            "changed"
         )
     read_bytes = sum(count for _, count in found)
     problems += [

@@ -460,10 +460,10 @@ def test_another_stages_copy_stands_in_box_by_box(tmp_path: Path) -> None:
 def test_what_no_strategy_knows_comes_from_another_rank(tmp_path: Path) -> None:
     directory = whole_shards(tmp_path)
     for rank in range(6):
-        step = ("global_step", "Int32", (), bytes([rank, 0, 0, 0]))
+        step = ("seed", "Int32", (), bytes([rank, 0, 0, 0]))
         file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), step))
     report = convert(request_of(directory, recover=True, fault_ranks="0"))
-    assert read_tree(directory / "out")[0]["global_step"] == ("Int32", (), b"\1\0\0\0")
+    assert read_tree(directory / "out")[0]["seed"] == ("Int32", (), b"\1\0\0\0")
     assert any("what no strategy knows" in note for note in report.notes)
 
 
@@ -671,7 +671,12 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
         "the source's files are of DIFFERENT STEPS, says their 'step_num': one on rank_1, rank_3, rank_4, another on "
         "rank_2, rank_5"
     )
-    assert convert(request).notes[0] == assess_recovery(request).notes[0] == told
+    with pytest.raises(
+        CatalogError, match=f"{told}. Name another step with --step, or the ranks whose files are stale"
+    ):
+        convert(request)
+    assert assess_recovery(request).notes[0] == told
+    assert convert(request.model_copy(update={"append_info": ["step_num=120"]})).committed
 
 
 def test_what_contents_show_is_part_of_the_advice(tmp_path: Path) -> None:
