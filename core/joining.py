@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 import xxhash
-from pydantic import BaseModel, ConfigDict
 
 from core import __version__
 from core.checkpoint.selection import listed
@@ -23,6 +22,7 @@ from core.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, d
 from core.plan import ConversionPlan, build_plan
 from core.plan_file import load_inputs
 from core.progress import Progress, SilentProgress, advancing
+from core.report import Summary
 from core.request import VerifyLevel
 from core.retry import stoppable, with_retries
 from core.session import give_up_abandoned_uploads
@@ -58,10 +58,8 @@ _WORKERS = 4
 _BLOCK_BYTES = 8 * 2**20
 
 
-class JoinReport(BaseModel):
+class JoinReport(Summary):
     """The checkpoint that parts were joined to: its pipeline stages, ranks, parameters of the strategy, and bytes."""
-
-    model_config = ConfigDict(frozen=True)
 
     target: str
     stages: tuple[int, ...]

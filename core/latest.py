@@ -10,15 +10,13 @@ import random
 from collections.abc import Callable
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
-
 from core import convert
 from core.checkpoint.names import Step
 from core.checkpoint.selection import rank_names
 from core.errors import CatalogError, ConversionError, TargetBusyError
 from core.latest_request import LatestConversionRequest
 from core.progress import Progress, SilentProgress, current_progress, reporting_to
-from core.report import ConversionReport
+from core.report import ConversionReport, Summary
 from core.request import ConversionRequest
 from core.resources import resources_of
 from core.retention import KeepRules, Retention, apply_retention
@@ -43,7 +41,7 @@ class LatestOutcome(StrEnum):
     WOULD_WAIT = "would wait"
 
 
-class LatestReport(BaseModel):
+class LatestReport(Summary):
     """The result of a scheduled conversion.
 
     Attributes:
@@ -56,8 +54,6 @@ class LatestReport(BaseModel):
         kept: steps of the source whose conversions are in the target, as far as it was looked; none if all are to stay.
         notes: which steps were passed over, and what was not removed, and why, in sentences.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     outcome: LatestOutcome
     source: str

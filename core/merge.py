@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from core.errors import InputError
+from core.report import Summary
 from core.request import WITHOUT_CREDENTIALS, StorageName, without_credentials
 from core.storage.files import kind_of
 from core.storage.urls import parse_url
@@ -44,10 +45,8 @@ class MergeRequest(BaseModel):
     storage: StorageName = ""
 
 
-class MergeReport(BaseModel):
+class MergeReport(Summary):
     """The strategy that was written: where, and what it is for."""
-
-    model_config = ConfigDict(frozen=True)
 
     url: str
     stages: int

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
-
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.damage import DamagePolicy
 from core.checkpoint.names import Step, parse_step, spelled_for
@@ -21,7 +19,7 @@ from core.damage import mixed_steps, substitutions, unsaved
 from core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from core.holders import LostBox
 from core.parameters import match_parameters
-from core.report import StandIn, unsaved_text
+from core.report import StandIn, Summary, unsaved_text
 from core.request import ConversionRequest, parse_ranks
 from core.saved_whole import contents_say_whole
 from core.strategy.groups import Groups, read_groups
@@ -29,10 +27,6 @@ from core.strategy.model import Strategy
 from core.wording import counted
 
 _MOST_NEWER_STEPS = 5
-
-
-class _Summary(BaseModel):
-    model_config = ConfigDict(frozen=True)
 
 
 class StepState(StrEnum):
@@ -43,14 +37,14 @@ class StepState(StrEnum):
     LOST = "lost"
 
 
-class LostRank(_Summary):
+class LostRank(Summary):
     """A rank without a usable file, and why it has none."""
 
     rank: int
     why: str
 
 
-class LostSlice(_Summary):
+class LostSlice(Summary):
     """What no rank holds any more.
 
     Attributes:
@@ -64,7 +58,7 @@ class LostSlice(_Summary):
     ranks: tuple[int, ...]
 
 
-class StepReport(_Summary):
+class StepReport(Summary):
     """Another step: whether it would do, and what is wrong with it."""
 
     step: str
@@ -74,7 +68,7 @@ class StepReport(_Summary):
     message: str
 
 
-class RecoveryReport(_Summary):
+class RecoveryReport(Summary):
     """What is left of a checkpoint.
 
     Attributes:

@@ -15,7 +15,9 @@ from core.request import VerifyLevel
 from core.wording import counted
 
 
-class _Summary(BaseModel):
+class Summary(BaseModel):
+    """What a program gets, and a user sees as a table or as JSON."""
+
     model_config = ConfigDict(frozen=True)
 
 
@@ -27,7 +29,7 @@ class Outcome(StrEnum):
     RESUMED = "resumed"
 
 
-class RankReport(_Summary):
+class RankReport(Summary):
     """One target rank: what was done for it in this run; `record_digest` is the manifest's, of the rank's record."""
 
     rank: int
@@ -41,7 +43,7 @@ class RankReport(_Summary):
     record_digest: str
 
 
-class StandIn(_Summary):
+class StandIn(Summary):
     """That a rank's file was not used, and another's was in its place.
 
     Attributes:
@@ -57,7 +59,7 @@ class StandIn(_Summary):
     slices: int
 
 
-class ConversionReport(_Summary):
+class ConversionReport(Summary):
     """The result of a conversion.
 
     Attributes:
@@ -107,7 +109,7 @@ class ConversionReport(_Summary):
     ranks: tuple[RankReport, ...]
 
 
-class VerificationReport(_Summary):
+class VerificationReport(Summary):
     """The result of checking a converted checkpoint: `problems` is empty if all is right."""
 
     target: str
@@ -118,7 +120,7 @@ class VerificationReport(_Summary):
     problems: tuple[str, ...]
 
 
-class PlannedRank(_Summary):
+class PlannedRank(Summary):
     """One target rank of a plan; `copy_of` is a lower rank with the same content."""
 
     rank: int
@@ -128,7 +130,7 @@ class PlannedRank(_Summary):
     copy_of: int | None
 
 
-class PlanSummary(_Summary):
+class PlanSummary(Summary):
     """What a conversion would do.
 
     Attributes:

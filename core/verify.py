@@ -166,22 +166,22 @@ def _check_file(
         problems.append(f"has {size_bytes} bytes, its record says {record.size_bytes}")
     if problems or level is not VerifyLevel.CHECKSUM:
         return problems, 0
-    problems = _differing_bytes(file, record, advance, tell_digests=not is_encrypted)
+    problems = _differing_bytes(file, index, record, advance, tell_digests=not is_encrypted)
     return problems, sum(index.entries[parameter.name].size_bytes for parameter in record.parameters)
 
 
 def _differing_bytes(
-    file: SourceFile, record: ShardRecord, advance: Callable[[int], None], *, tell_digests: bool
+    file: SourceFile, index: FileIndex, record: ShardRecord, advance: Callable[[int], None], *, tell_digests: bool
 ) -> list[str]:
     """What of all bytes is not as it was written; files that are read as one are looked at one by one."""
     problems: list[str] = []
     heads = []
     written = {parameter.name: parameter.digest for parameter in record.parameters}
     buffer = np.empty(_READ_BYTES, np.uint8).data
-    for part in file.parts if isinstance(file, JoinedFile) else (file,):
-        index = read_index(part)
-        digests = file_digests(part, index, buffer, advance)
-        if digests.crc is not None and digests.crc != (stored := stored_crc(part, index)):
+    parts = [(part, read_index(part)) for part in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
+    for part, held in parts:
+        digests = file_digests(part, held, buffer, advance)
+        if digests.crc is not None and digests.crc != (stored := stored_crc(part, held)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
         for name, found in digests.parameters.items():
             if found != written[name]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,24 +31,10 @@ with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
 
 
 @pytest.fixture
-def local(tmp_path: Path) -> Location:
-    return parse_url(str(tmp_path / "state" / "leases"))
-
-
-@pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
-    monkeypatch.setattr("core.storage.lease.RENEWAL_SECONDS", 0.05)
+def remote(remote: Location, monkeypatch: pytest.MonkeyPatch) -> Location:
+    """Where one sees soon that a holder is dead."""
     monkeypatch.setattr("core.storage.lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
-    location = parse_url("memory://bucket/leases")
-    yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
-
-
-@pytest.fixture(params=["local", "remote"])
-def directory(request: pytest.FixtureRequest) -> Location:
-    location: Location = request.getfixturevalue(request.param)
-    return location
+    return remote
 
 
 def leases_in(directory: Location) -> list[str]:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -46,26 +45,6 @@ with watched_lease(LeaseName(sys.argv[1], sys.argv[2]), threading.Event(), lambd
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.storage.watching.LOOK_SECONDS", 0.05)
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Location:
-    return parse_url(str(tmp_path / "state" / "leases"))
-
-
-@pytest.fixture
-def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
-    monkeypatch.setattr("core.storage.lease.RENEWAL_SECONDS", 0.05)
-    location = parse_url("memory://bucket/leases")
-    yield location
-    location.fs.store.clear()
-    location.fs.pseudo_dirs[:] = [""]
-
-
-@pytest.fixture(params=["local", "remote"])
-def directory(request: pytest.FixtureRequest) -> Location:
-    location: Location = request.getfixturevalue(request.param)
-    return location
 
 
 def await_stop(stop: threading.Event) -> None:
