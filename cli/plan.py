@@ -122,14 +122,14 @@ def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, An
         "shape": list(parameter.box.shape),
         "box": str(parameter.box),
         "size_bytes": parameter.size_bytes,
-        "reads": [_describe_read(plan, name, read) for read in parameter.reads],
+        "reads": [_describe_read(plan, parameter, read) for read in parameter.reads],
     }
 
 
-def _describe_read(plan: "ConversionPlan", name: str, read: "ReadItem") -> dict[str, Any]:
+def _describe_read(plan: "ConversionPlan", parameter: "ParameterPlan", read: "ReadItem") -> dict[str, Any]:
     from core.slices import byte_span, contiguous_axis
 
-    entry = plan.source_entry(read.source_rank, name)
+    entry = plan.source_entry(read.source_rank, parameter.sources[read.source].name)
     described = {
         "source_rank": read.source_rank,
         "source_file": plan.inputs.catalog.records[read.source_rank].location,

@@ -85,7 +85,8 @@ def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry
     text = None
     piece_bytes: tuple[int, ...] = ()
     if parameter.reads:
-        entry = plan.source_entry(parameter.reads[0].source_rank, parameter.name)
+        first = parameter.reads[0]
+        entry = plan.source_entry(first.source_rank, parameter.sources[first.source].name)
         text = entry.text
         if entry.dtype is MAP_TENSOR:
             piece_bytes = tuple(extent.length for extent in entry.extents)

@@ -24,15 +24,23 @@ from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
 from core.damage import damage_policy, mixed_steps
+from core.declared import declared_changes
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.keys import source_key
 from core.other_stages import check_part
-from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.plan import ConversionPlan, PlanInputs, UnifiedLayout, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.replicas import check_replicas
 from core.report import ConversionReport, PlanSummary, summarize_plan
-from core.request import ConversionRequest, OutputFormat, UnmatchedPolicy, parse_ranks
+from core.request import (
+    ConversionRequest,
+    OutputFormat,
+    TargetLayout,
+    UnmatchedPolicy,
+    parse_ranks,
+    parse_size,
+)
 from core.resources import resources_of
 from core.retry import Losses, counting_retries, stoppable, with_retries
 from core.saved_whole import contents_say_whole
@@ -178,6 +186,8 @@ def plan_conversion(
             encryption=_target_encryption(request, catalog),
             append_info=request.info,
             shared_parameters="first" if fails_on_differing else request.shared_parameters,
+            changes=declared_changes(request),
+            unified=_unified_layout(request),
         )
     )
     _check_one_step(plan)
@@ -271,6 +281,12 @@ def _static_part(source: str) -> Location:
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
     return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
+
+
+def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
+    if request.layout is TargetLayout.RANKS:
+        return None
+    return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
 
 
 def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from core.blocks import Part
 from core.checkpoint.heads import unlike_error
 from core.checkpoint.model import Extent, TensorEntry
-from core.plan import ConversionPlan, ParameterPlan
+from core.plan import ConversionPlan, ParameterPlan, ReadItem
 from core.slices import Shape, TensorSlice
 from core.sources import LocalFiles, RemoteFiles, SourceFiles
 from core.spans import ReadLimits, Span, part_spans
@@ -152,7 +152,7 @@ class RemoteGatherer:
         torn: list[_Fetch] = []
         for fetch in self._fetches.of(blocks):
             here = wanted.setdefault(fetch.source_rank, [])
-            here += self._head_checks(fetch.source_rank, fetch.part.name)
+            here += self._head_checks(fetch.source_rank, fetch.source_name)
             if len(fetch.extents) == 1:
                 here.append(fetch)
             else:
@@ -253,6 +253,10 @@ class _Fetch:
         return self.span.source_rank
 
     @property
+    def source_name(self) -> str:
+        return self.block.parameters[self.part.name].sources[self.span.source].name
+
+    @property
     def offset(self) -> int:
         return self.extents[0].offset
 
@@ -295,11 +299,15 @@ class _Fetches:
     def of(self, blocks: Sequence[RankBlock]) -> "list[_Fetch]":
         """All that the parts of the blocks need."""
         return [
-            _Fetch(block, part, span, _file_extents(self._entry(span.source_rank, part.name), span.offset, span.length))
+            _Fetch(block, part, span, self._extents(block.parameters[part.name], span))
             for block in blocks
             for part in block.parts
             for span in self._spans(block, part)
         ]
+
+    def _extents(self, parameter: ParameterPlan, span: Span) -> tuple[Extent, ...]:
+        entry = self._entry(span.source_rank, parameter.sources[span.source].name)
+        return _file_extents(entry, span.offset, span.length)
 
     def _spans(self, block: RankBlock, part: Part) -> tuple[Span, ...]:
         parameter = block.parameters[part.name]
@@ -307,8 +315,8 @@ class _Fetches:
             return ()
         itemsize = parameter.dtype.itemsize
 
-        def source_shape(rank: int) -> Shape:
-            return self._entry(rank, part.name).shape
+        def source_shape(read: ReadItem) -> Shape:
+            return self._entry(read.source_rank, parameter.sources[read.source].name).shape
 
         # parameters that are cut alike share their reads: layers repeat, so most of the arithmetic was done before
         key = (id(parameter.reads), itemsize, part.box)

@@ -44,6 +44,7 @@ from core.held import (
 from core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
 from core.info_texts import InfoValue
 from core.layout import ParameterLayout, whole_layout
+from core.pieces import Piece, are_whole, whole_piece
 from core.slices import Shape
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
@@ -52,34 +53,65 @@ _MOST_PROBLEMS_TOLD = 20
 
 
 @dataclass(frozen=True)
-class MovedParameter:
-    """A parameter that is cut anew.
+class SourceTensor:
+    """A parameter of the source.
 
     Attributes:
-        name: the parameter's name.
+        name: its name in the source's files.
         dtype: element type.
         shape: shape of the whole tensor.
-        copies: the source stage that it is read from; if cells have no holder there, other stages that hold it.
-        target_layouts: target stage -> its layout there.
+        copies: the source stage that it is read from; if cells have no holder there, other stages that hold it. None
+            of what is carried.
     """
 
     name: str
     dtype: DType
     shape: Shape
     copies: tuple[SourceCopy, ...]
+
+
+@dataclass(frozen=True)
+class MovedParameter:
+    """A parameter that is cut anew.
+
+    Attributes:
+        name: the parameter's name in the target.
+        dtype: element type in the target.
+        shape: shape of the whole tensor in the target.
+        sources: the source parameters that it is made from; one as a rule.
+        pieces: the boxes of them that fill it exactly once; as a rule one, all of its source as it is.
+        target_layouts: target stage -> its layout there.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    sources: tuple[SourceTensor, ...]
+    pieces: tuple[Piece, ...]
     target_layouts: Mapping[int, ParameterLayout]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it is all of one source parameter, and in its shape."""
+        return are_whole(self.pieces, self.sources[0].shape)
+
+    @property
+    def copies(self) -> tuple[SourceCopy, ...]:
+        """The copies of its first source."""
+        return self.sources[0].copies
+
+    @property
     def source_first_rank(self) -> int:
-        """Global rank of the first device of the source stage that it is read from."""
+        """Global rank of the first device of the source stage that its first source is read from."""
         return self.copies[0].first_rank
 
 
 @dataclass(frozen=True)
 class CarriedParameter:
-    """A parameter that no strategy knows, copied unchanged; `holders` are the source ranks that have it."""
+    """A parameter that no strategy knows, copied to every rank; `holders` are the source ranks that have it."""
 
     name: str
+    source_name: str
     holders: frozenset[int]
 
 
@@ -194,8 +226,13 @@ def _moved(stages: Sequence[HeldParameter], target: Strategy | None, integrated:
     copies = [copy]
     if lacks_cells(copy, len(shape)):
         copies += [source_copy(other, integrated) for other in stages if other is not held]
+    source = SourceTensor(entry.name, entry.dtype, shape, tuple(copies))
+    return _as_it_is(source, _target_layouts(entry.name, entry, shape, target))
+
+
+def _as_it_is(source: SourceTensor, target_layouts: Mapping[int, ParameterLayout]) -> MovedParameter:
     return MovedParameter(
-        entry.name, entry.dtype, shape, tuple(copies), _target_layouts(entry.name, entry, shape, target)
+        source.name, source.dtype, source.shape, (source,), (whole_piece(source.shape),), target_layouts
     )
 
 
@@ -238,7 +275,7 @@ def _moved_without_layout(catalog: CheckpointCatalog, name: str, target: Strateg
             )
     layouts = _target_layouts(name, entry, entry.shape, target)
     copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
-    return MovedParameter(name, entry.dtype, entry.shape, (copy,), layouts)
+    return _as_it_is(SourceTensor(name, entry.dtype, entry.shape, (copy,)), layouts)
 
 
 def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> CarriedParameter:
@@ -253,7 +290,7 @@ def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> Carr
                 f"but {described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
             )
             break
-    return CarriedParameter(name, frozenset(record.rank for record in holders))
+    return CarriedParameter(name, name, frozenset(record.rank for record in holders))
 
 
 def check_nothing_lost(catalog: CheckpointCatalog, match: ParameterMatch) -> None:

@@ -21,6 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from core.append_info import AppendedParameter, redundancy_mark
+from core.changes import NO_CHANGES, Changes
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.records import CheckpointCatalog
 from core.dtypes import DType
@@ -32,6 +33,7 @@ from core.parameters import (
     CarriedParameter,
     MovedParameter,
     ParameterMatch,
+    SourceTensor,
     check_nothing_lost,
     match_parameters,
 )
@@ -39,6 +41,19 @@ from core.redundancy import SharedSlices, choose_keepers
 from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
+
+
+@dataclass(frozen=True)
+class UnifiedLayout:
+    """A target of whole tensors in files that are about equally large, each parameter in one of them.
+
+    Attributes:
+        max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
+        naming: whose names files and index have: `huggingface` or `mindspore`.
+    """
+
+    max_shard_bytes: int
+    naming: str
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ class PlanInputs:
         append_info: names and values that every target file gets, in place of the source's.
         write_crc: whether the target's files carry a CRC.
         encryption: how the target's files are encrypted, MindSpore's `enc_mode`; empty: not at all.
+        changes: which parameters are taken, and what becomes of them besides being cut anew.
+        unified: the target is whole tensors in a few files, not a file for each rank; None: it is ranks' files.
     """
 
     catalog: CheckpointCatalog
@@ -75,6 +92,8 @@ class PlanInputs:
     append_info: tuple[tuple[str, InfoValue], ...] = ()
     write_crc: bool = False
     encryption: str = ""
+    changes: Changes = NO_CHANGES
+    unified: UnifiedLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -85,11 +104,15 @@ class ReadItem:
         source_rank: global rank of the source file.
         source_box: the box in the source shard's coordinates.
         target_box: the same elements in the target shard's coordinates.
+        source: number of the source parameter, among the parameter plan's.
+        axes: target axis i is source axis `axes[i]`; None: the order is the same.
     """
 
     source_rank: int
     source_box: TensorSlice
     target_box: TensorSlice
+    source: int = 0
+    axes: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +124,7 @@ class ParameterPlan:
         dtype: element type.
         box: the target shard as a box of the whole tensor.
         reads: boxes that fill the target shard exactly once.
+        sources: the source parameters that the reads are of, by number.
         appended: what it is instead, if it does not come from the source.
     """
 
@@ -108,6 +132,7 @@ class ParameterPlan:
     dtype: DType
     box: TensorSlice
     reads: tuple[ReadItem, ...]
+    sources: tuple[SourceTensor, ...] = ()
     appended: AppendedParameter | None = None
 
     @property
@@ -220,7 +245,7 @@ class LayoutClass:
             boxes = by_shape.get(parameter.shape)
             if boxes is None:
                 boxes = by_shape[parameter.shape] = _boxes(self, parameter.shape, stage_rank)
-            yield ParameterPlan(parameter.name, parameter.dtype, *boxes)
+            yield ParameterPlan(parameter.name, parameter.dtype, *boxes, parameter.sources)
 
     @cached_property
     def source_ranks_by_cell(self) -> dict[Shape, int]:
@@ -315,13 +340,13 @@ class ConversionPlan:
         parameters.sort(key=lambda parameter: stage.order[parameter.name])
         parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
         parameters.extend(
-            ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), each)
+            ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), appended=each)
             for each in self.match.appended
         )
         return RankPlan(rank, tuple(parameters), self.copies.get(rank))
 
     def source_entry(self, rank: int, name: str) -> TensorEntry:
-        """A parameter in a source rank's file."""
+        """A source parameter in a source rank's file."""
         return self.inputs.catalog.records[rank].index.entries[name]
 
     @cached_property
@@ -401,9 +426,10 @@ class ConversionPlan:
 
     def _carried_plan(self, stage: TargetStage, carried: CarriedParameter, rank: int) -> ParameterPlan:
         source_rank = self._carried_source(stage, carried, rank)
-        entry = self.source_entry(source_rank, carried.name)
+        entry = self.source_entry(source_rank, carried.source_name)
         whole = TensorSlice.whole(entry.shape)
-        return ParameterPlan(carried.name, entry.dtype, whole, (ReadItem(source_rank, whole, whole),))
+        source = SourceTensor(carried.source_name, entry.dtype, entry.shape, ())
+        return ParameterPlan(carried.name, entry.dtype, whole, (ReadItem(source_rank, whole, whole),), (source,))
 
     def _content_keys(self, stage: TargetStage) -> np.ndarray:
         """An int array of shape (ranks, …): rows are equal where the ranks' contents are known to be."""
@@ -421,9 +447,9 @@ class ConversionPlan:
         for rank in stage.ranks:
             source_rank = self._carried_source(stage, carried, rank)
             record = self.inputs.catalog.records[source_rank]
-            entry = record.index.entries[carried.name]
+            entry = record.index.entries[carried.source_name]
             # a digest tells equal contents; without one only the same file is known to be equal
-            content = record.digests.get(carried.name) or (entry.text if entry.text is not None else source_rank)
+            content = record.digests.get(carried.source_name) or (entry.text if entry.text is not None else source_rank)
             column.append(numbers.setdefault((content, entry.shape, entry.dtype.name), len(numbers)))
         return np.array(column, dtype=np.int64)[:, np.newaxis]
 
@@ -445,7 +471,7 @@ class ConversionPlan:
             size = int(shard_bytes[position])
             for carried in self.match.carried:
                 source_rank = self._carried_source(stage, carried, rank)
-                size += self.source_entry(source_rank, carried.name).size_bytes
+                size += self.source_entry(source_rank, carried.source_name).size_bytes
                 source_ranks.add(source_rank)
             yield RankTotals(rank, size, tuple(sorted(source_ranks)), self.copies.get(rank))
 

@@ -9,25 +9,27 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import xxhash
 
 from core import __version__
+from core.changes import Changes
 from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.records import CheckpointCatalog
 from core.errors import InputError, TargetError
 from core.keys import needed_target_key, target_key
 from core.layout import ParameterLayout
-from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.plan import ConversionPlan, PlanInputs, UnifiedLayout, build_plan
 from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _PLAN = "plan"
 _LARGEST_PLAN_BYTES = 2**30
 # real ones are up to 50 times as large as their files; what gzip can make is a thousand times
@@ -133,6 +135,8 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "append_info": inputs.append_info,
         "write_crc": inputs.write_crc,
         "encryption": inputs.encryption,
+        "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
+        "unified": asdict(inputs.unified) if inputs.unified else None,
     }
 
 
@@ -153,6 +157,8 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         append_info=tuple((name, value) for name, value in data["append_info"]),
         write_crc=data["write_crc"],
         encryption=data["encryption"],
+        changes=Changes.model_validate(data["changes"]),
+        unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
     )
 
 

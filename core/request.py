@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 
+from core.changes import OverflowPolicy, Selection
 from core.errors import InputError
 from core.info_texts import InfoValue, parse_info
 from core.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
@@ -39,6 +40,7 @@ def _pattern(pattern: str) -> JsonDict:
 
 WITHOUT_CREDENTIALS = _pattern(r"^(?!.*://[^/@]*:(?!\d+/)[^@]*@)(?!.*[?&]([Xx]-\w+-)?[Ss]ig(nature)?=)")
 """What is refused by its schema is not even stored."""
+_SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
 _STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
 
 
@@ -56,6 +58,7 @@ class VerifyLevel(StrEnum):
     NONE = "none"
     STRUCTURE = "structure"
     CHECKSUM = "checksum"
+    CONTENT = "content"
 
     def is_below(self, other: "VerifyLevel") -> bool:
         """Whether it looks less closely than `other`."""
@@ -69,6 +72,20 @@ class EncryptionMode(StrEnum):
     AES_GCM = "AES-GCM"
     AES_CBC = "AES-CBC"
     SM4_CBC = "SM4-CBC"
+
+
+class TargetLayout(StrEnum):
+    """What files the target is made of."""
+
+    RANKS = "ranks"
+    UNIFIED = "unified"
+
+
+class UnifiedNaming(StrEnum):
+    """Whose names the files of a unified target have."""
+
+    HUGGINGFACE = "huggingface"
+    MINDSPORE = "mindspore"
 
 
 class UnmatchedPolicy(StrEnum):
@@ -208,6 +225,87 @@ class ConversionOptions(BaseModel):
     format: Annotated[
         OutputFormat, Field(title="Format", description="Kind of the target's files; same: the source's.")
     ] = OutputFormat.SAME
+    layout: Annotated[
+        TargetLayout,
+        Field(
+            title="Layout",
+            description="ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors "
+            "files with an index, as Hugging Face's loaders want them.",
+        ),
+    ] = TargetLayout.RANKS
+    max_shard_size: Annotated[
+        str,
+        Field(
+            title="Largest shard",
+            description="Of a unified target: how large its files become at most, unless one tensor alone is larger: "
+            "5GB, 512MiB.",
+            json_schema_extra=_SIZE_PATTERN,
+        ),
+    ] = "5GB"
+    unified_naming: Annotated[
+        UnifiedNaming,
+        Field(
+            title="Naming",
+            description="Of a unified target. huggingface: model-00001-of-00003.safetensors and "
+            "model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.",
+        ),
+    ] = UnifiedNaming.HUGGINGFACE
+    select: Annotated[
+        Selection,
+        Field(
+            title="Select",
+            description="weights-only: without optimizer moments, gradient accumulators, loss scale and what else only "
+            "training needs.",
+        ),
+    ] = Selection.ALL
+    include: Annotated[
+        list[str],
+        Field(
+            title="Include",
+            description="Patterns (model.layers.*) of source parameters that are taken. Empty: all.",
+        ),
+    ] = []
+    exclude: Annotated[
+        list[str],
+        Field(title="Exclude", description="Patterns of source parameters that are left out."),
+    ] = []
+    rename: Annotated[
+        list[str],
+        Field(
+            title="Rename",
+            description="OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole "
+            "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2).",
+        ),
+    ] = []
+    cast: Annotated[
+        list[str],
+        Field(
+            title="Cast",
+            description="PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the "
+            "nearest. Of several that fit the first counts.",
+        ),
+    ] = []
+    cast_overflow: Annotated[
+        OverflowPolicy,
+        Field(
+            title="Overflow",
+            description="If a finite value becomes infinite in the dtype that it is cast to: fail, or allow it and say "
+            "how many did.",
+        ),
+    ] = OverflowPolicy.FAIL
+    transpose: Annotated[
+        list[str],
+        Field(title="Transpose", description="Patterns of parameters whose axes are reversed."),
+    ] = []
+    changes: Annotated[
+        str,
+        Field(
+            title="Changes",
+            description="A YAML or JSON file that declares all these changes, and splits and joins of fused parameters "
+            "(qkv, gate-up) as well. Options come before what it says.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
+    ] = ""
     prefix: Annotated[
         str,
         Field(
@@ -236,7 +334,7 @@ class ConversionOptions(BaseModel):
         Field(
             title="Memory limit",
             description="For the buffers of a process, of all its workers together: 2GiB, 512MiB; at least 16MiB.",
-            json_schema_extra=_pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$"),
+            json_schema_extra=_SIZE_PATTERN,
         ),
     ] = "2GiB"
     verify: Annotated[
@@ -244,7 +342,7 @@ class ConversionOptions(BaseModel):
         Field(
             title="Verification",
             description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
-            "none: nothing is checked.",
+            "content: also every value, of every copy, against the source's. none: nothing is checked.",
         ),
     ] = VerifyLevel.CHECKSUM
     check_crc: Annotated[
@@ -352,7 +450,7 @@ class ConversionOptions(BaseModel):
         ),
     ] = ""
 
-    @field_validator("source", "target", "source_strategy", "target_strategy")
+    @field_validator("source", "target", "source_strategy", "target_strategy", "changes")
     @classmethod
     def _check_url(cls, value: str) -> str:
         return without_credentials(value)
@@ -399,6 +497,13 @@ class ConversionOptions(BaseModel):
     def _check_memory_limit(cls, value: str) -> str:
         if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
             raise ValueError("must be at least 16MiB")
+        return value
+
+    @field_validator("max_shard_size")
+    @classmethod
+    def _check_max_shard_size(cls, value: str) -> str:
+        if parse_size(value) < 1:
+            raise ValueError("must be at least 1 byte")
         return value
 
     @field_validator("replicas")

@@ -90,7 +90,7 @@ def _are_alike(plan: ConversionPlan, parameter: MovedParameter, first: SourceCop
     copies = [_whole(parameter, copy) for copy in (first, other)]
     if not all(copy.reads for copy in copies):
         return True  # there is nothing in it
-    entries = [plan.source_entry(copy.reads[0].source_rank, parameter.name) for copy in copies]
+    entries = [plan.source_entry(copy.reads[0].source_rank, parameter.sources[0].name) for copy in copies]
     if parameter.dtype in (TEXT, MAP_TENSOR) and (entries[0].shape, entries[0].text) != (
         entries[1].shape,
         entries[1].text,

@@ -24,7 +24,9 @@ def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: in
         count * min(between_bytes, gap_bytes)
         for read in parameter.reads
         for count, between_bytes in _gaps(
-            read.source_box, plan.source_entry(read.source_rank, parameter.name).shape, parameter.dtype.itemsize
+            read.source_box,
+            plan.source_entry(read.source_rank, parameter.sources[read.source].name).shape,
+            parameter.sources[read.source].dtype.itemsize,
         )
     )
 
@@ -43,6 +45,7 @@ class Span:
 
     Attributes:
         source_rank: whose shard.
+        source: number of the source parameter.
         offset: first byte of the run in the shard.
         length: bytes of the run.
         target_offset: first byte in the part, if the run is wanted as it is.
@@ -51,6 +54,7 @@ class Span:
     """
 
     source_rank: int
+    source: int
     offset: int
     length: int
     target_offset: int
@@ -61,7 +65,7 @@ class Span:
 def part_spans(
     part: Part,
     reads: Sequence[ReadItem],
-    source_shape: Callable[[int], Shape],
+    source_shape: Callable[[ReadItem], Shape],
     itemsize: int,
     limits: ReadLimits,
 ) -> tuple[Span, ...]:
@@ -76,11 +80,11 @@ def part_spans(
         shared = read.target_box.intersect(part.box)
         if shared is not None:
             filled += shared.size
-            shape = source_shape(read.source_rank)
+            shape = source_shape(read)
             region = _moved(shared, read.target_box, read.source_box)
             for source_box in _boxes_worth_a_read(region, shape, itemsize, limits):
                 place = _moved(source_box, region, shared.relative_to(part.box))
-                spans.append(_span(read.source_rank, source_box, shape, place, part.box.shape, itemsize))
+                spans.append(_span(read, source_box, shape, place, part.box.shape, itemsize))
     if filled != part.box.size:
         raise ConversionError(
             f"parameter {part.name!r}: {filled} of the {part.box.size} elements of {part.box} have a source. "
@@ -99,13 +103,14 @@ def _moved(box: TensorSlice, origin: TensorSlice, destination: TensorSlice) -> T
 
 
 def _span(
-    source_rank: int, source_box: TensorSlice, source_shape: Shape, place: TensorSlice, part_shape: Shape, itemsize: int
+    read: ReadItem, source_box: TensorSlice, source_shape: Shape, place: TensorSlice, part_shape: Shape, itemsize: int
 ) -> Span:
     run = byte_span(source_box, source_shape, itemsize)
     if contiguous_axis(source_box, source_shape) == 0 and contiguous_axis(place, part_shape) == 0:
-        return Span(source_rank, run.offset, run.length, byte_span(place, part_shape, itemsize).offset, (), None)
+        target_offset = byte_span(place, part_shape, itemsize).offset
+        return Span(read.source_rank, read.source, run.offset, run.length, target_offset, (), None)
     strides = tuple(stride * itemsize for stride in row_major_strides(source_shape))
-    return Span(source_rank, run.offset, run.length, 0, place.as_index(), strides)
+    return Span(read.source_rank, read.source, run.offset, run.length, 0, place.as_index(), strides)
 
 
 def _boxes_worth_a_read(

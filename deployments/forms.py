@@ -32,13 +32,16 @@ Request = TypeVar("Request", bound=BaseModel)
 
 FIELD_ORDER = (
     # what everybody fills in
-    *("source", "target", "source_strategy", "target_strategy", "step", "format"),
+    *("source", "target", "source_strategy", "target_strategy", "step", "layout", "format"),
     # how careful it is
     *("level", "verify", "overwrite", "dry_run"),
     # which conversions stay, and when a step counts as saved
     *("keep_checkpoint_max", "keep_checkpoint_per_n_minutes", "settle_seconds", "patience_seconds"),
     # what is taken, what is left out, what it is called
     *("prefix", "source_prefix", "ranks", "unmatched", "allow_missing", "check_crc"),
+    # how parameters are changed
+    *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
+    *("max_shard_size", "unified_naming"),
     # what is damaged or said twice
     *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
     # what the files are, beyond their format

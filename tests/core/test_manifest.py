@@ -101,7 +101,7 @@ def changed(kind: str, **changes: object) -> bytes:
         ({"added": 1}, "added: Extra inputs are not permitted"),
         ({"identity": ...}, "identity: Field required"),
         ({"identity": None}, "identity: Input should be a valid string"),
-        ({"verified": "perfectly"}, "verified: Input should be 'none', 'structure' or 'checksum'"),
+        ({"verified": "perfectly"}, "verified: Input should be 'none', 'structure', 'checksum' or 'content'"),
     ],
 )
 def test_other_records_are_refused(kind: str, changes: dict[str, object], told: str) -> None:

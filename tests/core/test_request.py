@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from core.changes import OverflowPolicy, Selection
 from core.errors import InputError
 from core.request import (
     ConversionRequest,
     EncryptionMode,
     OutputFormat,
+    TargetLayout,
+    UnifiedNaming,
     UnmatchedPolicy,
     VerifyLevel,
     build_request,
@@ -55,6 +58,17 @@ def test_two_fields_are_enough() -> None:
         "encrypt_mode": EncryptionMode.AES_GCM,
         "write_crc": False,
         "append_info": [],
+        "layout": TargetLayout.RANKS,
+        "max_shard_size": "5GB",
+        "unified_naming": UnifiedNaming.HUGGINGFACE,
+        "select": Selection.ALL,
+        "include": [],
+        "exclude": [],
+        "rename": [],
+        "cast": [],
+        "cast_overflow": OverflowPolicy.FAIL,
+        "transpose": [],
+        "changes": "",
         "remove_redundancy": False,
         "replicas": 1,
         "check_replicas": False,
@@ -102,7 +116,7 @@ def test_a_request_cannot_be_changed() -> None:
         ({"target": 5}, "TARGET 5: Input should be a valid string"),
         ({"source_strategy": None}, "--source-strategy None: Input should be a valid string"),
         ({"format": "npz"}, "--format 'npz': Input should be 'same', 'ckpt' or 'safetensors'"),
-        ({"verify": "all"}, "--verify 'all': Input should be 'none', 'structure' or 'checksum'"),
+        ({"verify": "all"}, "--verify 'all': Input should be 'none', 'structure', 'checksum' or 'content'"),
         ({"unmatched": "keep"}, "--unmatched 'keep': Input should be 'drop' or 'fail'"),
         ({"workers": -1}, "--workers -1: Input should be greater than or equal to 0"),
         ({"workers": 1025}, "--workers 1025: Input should be less than or equal to 1024"),

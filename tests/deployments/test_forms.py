@@ -49,7 +49,7 @@ def test_defaults_are_the_requests(form: Flow[..., Any], model: type[BaseModel])
 def test_what_everybody_fills_in_comes_first() -> None:
     properties = forms.convert.parameters.properties
     order = sorted(properties, key=lambda name: properties[name]["position"])
-    assert order[:6] == ["source", "target", "source_strategy", "target_strategy", "step", "format"]
+    assert order[:6] == ["source", "target", "source_strategy", "target_strategy", "step", "layout"]
 
 
 @EACH_FORM
@@ -60,7 +60,7 @@ def test_every_field_has_its_place(form: Flow[..., Any], model: type[BaseModel])
 
 def test_choices_are_choices() -> None:
     schema = forms.convert.parameters
-    for name, count in {"format": 3, "verify": 3, "unmatched": 2}.items():
+    for name, count in {"format": 3, "verify": 4, "layout": 2, "select": 2, "unmatched": 2}.items():
         definition = schema.properties[name]["$ref"].rpartition("/")[2]
         assert len(schema.definitions[definition]["enum"]) == count
 
