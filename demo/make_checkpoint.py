@@ -5,7 +5,8 @@
     strategy/ckpt_strategy_rank_{r}_rank_{r}.ckpt                    how those ranks cut the model
     target_strategy/ckpt_strategy_rank_{r}_rank_{r}.ckpt             4 ranks: 2 data x 2 tensor, optimizer parallel
 
-The later step is there because it happens: reshard has to take the newest step that every rank has.
+The later step is there because it happens: reshard has to take the newest step that every rank has. Options make the
+training job larger: `--stages 4 --data-parallel 8 --tensor-parallel 2 --optimizer-shards 8` is one of 64 ranks.
 """
 
 import argparse
@@ -32,12 +33,12 @@ Shards = Mapping[str, tuple[DType, np.ndarray]]
 """Parameter name -> its dtype, and what one rank holds of it."""
 
 
-def make_demo(directory: Location) -> None:
-    """Writes everything below `directory`."""
-    _write_strategies(SOURCE, directory.child("strategy"))
+def make_demo(directory: Location, job: Job = SOURCE) -> None:
+    """Writes everything below `directory`, the checkpoint as `job` saves it."""
+    _write_strategies(job, directory.child("strategy"))
     _write_strategies(TARGET, directory.child("target_strategy"))
-    _write_step(directory.child("checkpoint"), COMPLETE, SOURCE.ranks)
-    _write_step(directory.child("checkpoint"), INTERRUPTED, _RANKS_SAVED_BEFORE_INTERRUPTION)
+    _write_step(directory.child("checkpoint"), job, COMPLETE, job.ranks)
+    _write_step(directory.child("checkpoint"), job, INTERRUPTED, _RANKS_SAVED_BEFORE_INTERRUPTION)
 
 
 def _write_strategies(job: Job, directory: Location) -> None:
@@ -46,18 +47,18 @@ def _write_strategies(job: Job, directory: Location) -> None:
         write_strategy(job.strategy(job.stage_of(rank)), str(location))
 
 
-def _write_step(directory: Location, at: tuple[int, int], ranks: range) -> None:
+def _write_step(directory: Location, job: Job, at: tuple[int, int], ranks: range) -> None:
     epoch, step = at
     state = {name: (_dtype_of(array), array) for name, array in training_state(epoch, step).items()}
     for rank in ranks:
-        parameters = stage_parameters(SOURCE.stage_of(rank), SOURCE.stages)
-        shards = {parameter.name: (parameter.dtype, _shard(parameter, step, rank)) for parameter in parameters}
+        parameters = stage_parameters(job.stage_of(rank), job.stages)
+        shards = {parameter.name: (parameter.dtype, _shard(parameter, job, step, rank)) for parameter in parameters}
         _write_file(directory.child(f"rank_{rank}", f"{PREFIX}-{epoch}_{step}.ckpt"), shards | state)
 
 
-def _shard(parameter: Parameter, step: int, rank: int) -> np.ndarray:
-    cut = SOURCE.layout(parameter).cut(len(parameter.shape))
-    box = cut.box_of(rank % SOURCE.devices_per_stage, parameter.shape)
+def _shard(parameter: Parameter, job: Job, step: int, rank: int) -> np.ndarray:
+    cut = job.layout(parameter).cut(len(parameter.shape))
+    box = cut.box_of(rank % job.devices_per_stage, parameter.shape)
     return values(parameter, step)[box.as_index()]
 
 
@@ -79,9 +80,18 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m demo.make_checkpoint", description="Writes the demo checkpoint.")
     parser.add_argument("directory", help="where to; files that are there already are overwritten")
-    directory = parse_url(parser.parse_args().directory)
-    make_demo(directory)
-    print(f"Wrote a checkpoint of {len(SOURCE.ranks)} ranks and two strategies to {directory}")
+    for option, default, told in (
+        ("--stages", SOURCE.stages, "pipeline stages"),
+        ("--data-parallel", SOURCE.data_parallel, "replicas of the model"),
+        ("--tensor-parallel", SOURCE.tensor_parallel, "devices that share each matrix"),
+        ("--optimizer-shards", SOURCE.optimizer_shards, "pieces that replicas cut matrices into; 0: none"),
+    ):
+        parser.add_argument(option, type=int, default=default, metavar="N", help=f"{told} (default: {default})")
+    asked = parser.parse_args()
+    job = Job(asked.stages, asked.data_parallel, asked.tensor_parallel, asked.optimizer_shards)
+    directory = parse_url(asked.directory)
+    make_demo(directory, job)
+    print(f"Wrote a checkpoint of {len(job.ranks)} ranks and two strategies to {directory}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from core.storage.files import open_source, read_bytes
 from core.storage.urls import parse_url
 from core.strategy.files import read_strategy
 from demo.make_checkpoint import make_demo
-from demo.model import stage_parameters, training_state, values
+from demo.model import Job, stage_parameters, training_state, values
 
 COLUMN_CUT = ("wo.weight", "w2.weight")
 STATE = {"global_step", "learning_rate", "scale_sense", "epoch_num", "step_num"}
@@ -110,6 +110,21 @@ def test_target_shards_cut_replicas_along_the_rows(demo: Path) -> None:
 def test_it_is_the_same_each_time(demo: Path, tmp_path: Path) -> None:
     make_demo(parse_url(str(tmp_path)))
     assert digests(tmp_path) == digests(demo)
+
+
+def test_a_larger_job_saves_the_same_model(demo: Path, tmp_path: Path) -> None:
+    make_demo(parse_url(str(tmp_path)), Job(stages=4, data_parallel=8, tensor_parallel=2, optimizer_shards=8))
+    strategy = read_strategy(str(tmp_path / "strategy"))
+    assert (len(strategy.stages), strategy.ranks) == (4, range(64))
+    name = "model.layers.3.feed_forward.w2.weight"
+    cut = strategy.stages[3].layouts[name].cut(2)
+    found = np.empty((128, 352), np.uint16)
+    for rank in range(16):
+        box = cut.box_of(rank, found.shape)
+        dtype, shape, data = contents(tmp_path / f"checkpoint/rank_{48 + rank}/llama_small-3_1200.ckpt")[name]
+        assert (dtype, shape) == ("BFloat16", (8, 176)) == ("BFloat16", box.shape)
+        found[box.as_index()] = np.frombuffer(data, np.uint16).reshape(shape)
+    assert np.array_equal(found, whole_model(1200)[name])
 
 
 def test_it_is_some_tens_of_megabytes(demo: Path) -> None:
