@@ -122,7 +122,7 @@ def test_a_larger_job_saves_the_same_model(demo: Path, tmp_path: Path) -> None:
     for rank in range(16):
         box = cut.box_of(rank, found.shape)
         dtype, shape, data = contents(tmp_path / f"checkpoint/rank_{48 + rank}/llama_small-3_1200.ckpt")[name]
-        assert (dtype, shape) == ("BFloat16", (8, 176)) == ("BFloat16", box.shape)
+        assert (dtype, shape) == ("BFloat16", (16, 176)) == ("BFloat16", box.shape)
         found[box.as_index()] = np.frombuffer(data, np.uint16).reshape(shape)
     assert np.array_equal(found, whole_model(1200)[name])
 
