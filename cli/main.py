@@ -26,6 +26,7 @@ _COMMANDS = {
     "verify": ("cli.verify", "Check a converted checkpoint."),
     "join-parts": ("cli.join_parts", "Join stages converted one by one to one checkpoint."),
     "merge-strategy": ("cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
+    "make-strategy": ("cli.make_strategy", "Make a strategy for other numbers of devices, without a cluster."),
     "inspect": ("cli.inspect", "Show what is in a checkpoint or a strategy."),
     "deploy": ("cli.deploy", "Make the deployments on a Prefect server, for workers."),
     "serve": ("cli.serve", "Serve them from this process, without a worker."),

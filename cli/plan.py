@@ -1,6 +1,7 @@
 """`reshard plan`."""
 
 import math
+import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from core.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
     from core.checkpoint.model import Extent
+    from core.overlaps import ParameterOverlaps
     from core.plan import ConversionPlan, ParameterPlan, ReadItem
     from core.report import PlanSummary
 
@@ -26,26 +28,47 @@ _NOWHERE = "memory://reshard-plan"
 @click.argument("source")
 @click.argument("target", required=False)
 @conversion_options(PLANNING)
-@click.option("--rank", type=click.INT, metavar="R", help="Show what fills a parameter of this target rank.")
-@click.option("--param", metavar="NAME", help="The parameter, together with --rank.")
+@click.option(
+    "--param",
+    metavar="NAME",
+    help="Show how the cells of this parameter, the source's and the target's, lie over each other.",
+)
+@click.option("--rank", type=click.INT, metavar="R", help="With --param: what fills it on this target rank, in bytes.")
+@click.option(
+    "--picture/--no-picture",
+    default=None,
+    help="Draw which source ranks feed which target ranks, or do not. By default that is done on a terminal.",
+)
+@click.option("--html", metavar="FILE", help="Write the plan, with pictures, to this web page as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
-    source: str, target: str | None, rank: int | None, param: str | None, as_json: bool, **options: Any
+    source: str,
+    target: str | None,
+    rank: int | None,
+    param: str | None,
+    picture: bool | None,
+    html: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Shows what converting the checkpoint SOURCE would read and write; writes nothing.
+    """Shows what converting the checkpoint SOURCE would read and write; writes nothing but the page of --html.
 
-    For every target rank: its size, the source ranks that it is made from, and the rank that it is a copy of. With
-    --rank and --param: the boxes that fill one parameter, and where they lie in the source's files. TARGET may be left
-    out.
+    For every target rank: its size, the source ranks that it is made from, and the rank that it is a copy of; then a
+    picture of which ranks feed which. With --param: how one parameter is cut on both sides, and what is taken from
+    where; with --rank as well: the boxes that fill it there, and where they lie in the source's files. TARGET may be
+    left out.
 
     \b
     Examples:
-      reshard plan ckpt --source-strategy strategy --target-strategy new_strategy.ckpt
+      reshard plan ckpt --source-strategy strategy --target-strategy new_strategy.ckpt --html plan.html
       reshard plan ckpt --source-strategy strategy --json
-      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --rank 3 --param model.embed.weight
+      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param model.embed.weight
+      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param model.embed.weight --rank 3
     """
-    if (rank is None) != (param is None):
-        raise click.UsageError("--rank and --param go together")
+    if rank is not None and param is None:
+        raise click.UsageError("--rank goes with --param, which says which parameter of the rank")
+    if rank is not None and html:
+        raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
     request = build_request(source=source, target=target or _NOWHERE, **options)
     from core.convert import describe_plan
 
@@ -57,10 +80,18 @@ def command(
             print_json(reads)
         else:
             _print_reads(reads)
+        return
+    overlaps = _overlaps(plan, param) if param is not None else None
+    if html:
+        _write_page(html, plan, summary, overlaps)
+    if overlaps is not None:
+        _show_overlaps(overlaps, as_json)
     elif as_json:
         print_json(summary)
     else:
         print_plan(summary, request.chosen_ranks(plan.target_ranks))
+        if picture or (picture is None and sys.stdout.isatty()):
+            _draw(plan)
 
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
@@ -100,6 +131,49 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     )
 
 
+def _draw(plan: "ConversionPlan") -> None:
+    from cli.heatmap import print_feeds
+
+    click.echo()
+    print_feeds(plan)
+
+
+def _overlaps(plan: "ConversionPlan", name: str) -> "ParameterOverlaps":
+    """How the cells of a parameter lie over each other.
+
+    Raises:
+        InputError: there is no such parameter, or it is not cut.
+    """
+    from core.overlaps import overlaps_of
+
+    parameter = next((found for found in plan.match.moved if found.name == name), None)
+    if parameter is not None:
+        return overlaps_of(plan, parameter)
+    if any(carried.name == name for carried in plan.match.carried):
+        raise InputError(f"no strategy knows {name!r}: every target rank gets a whole copy; --rank R shows from where")
+    if any(appended.name == name for appended in plan.match.appended):
+        raise InputError(f"{name!r} is appended to every target file, and from no source rank")
+    raise InputError(f"the target has no parameter {name!r}{_near(name, [each.name for each in plan.match.moved])}")
+
+
+def _show_overlaps(overlaps: "ParameterOverlaps", as_json: bool) -> None:
+    from cli.overlaps import describe_overlaps, print_overlaps
+
+    if as_json:
+        print_json(describe_overlaps(overlaps))
+    else:
+        print_overlaps(overlaps)
+
+
+def _write_page(
+    path: str, plan: "ConversionPlan", summary: "PlanSummary", overlaps: "ParameterOverlaps | None"
+) -> None:
+    from core.page import plan_page, write_page
+
+    write_page(path, plan_page(plan, summary, overlaps))
+    click.echo(f"reshard: the plan is shown in {path}", err=True)
+
+
 def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, Any]:
     """What fills one parameter of one target rank, as JSON.
 
@@ -112,7 +186,9 @@ def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, An
     rank_plan = plan.rank_plan(rank)
     parameter = next((found for found in rank_plan.parameters if found.name == name), None)
     if parameter is None:
-        raise InputError(f"target rank {rank} has no parameter {name!r}{_near(name, rank_plan.parameters)}")
+        raise InputError(
+            f"target rank {rank} has no parameter {name!r}{_near(name, [each.name for each in rank_plan.parameters])}"
+        )
     return {
         "rank": rank,
         "file": plan.file_name(rank),
@@ -158,10 +234,10 @@ def _file_offset(extents: "Sequence[Extent]", position: int) -> int:
     raise ValueError(f"{position} bytes beyond the end of the shard")
 
 
-def _near(name: str, parameters: "Collection[ParameterPlan]") -> str:
+def _near(name: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, [parameter.name for parameter in parameters], 3)
+    near = get_close_matches(name, names, 3)
     return f"; is it one of {', '.join(near)}?" if near else ""
 
 

@@ -4,7 +4,7 @@ MindSpore's `append_info` and `append_dict`: each is an entry of its own, a numb
 """
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.checkpoint.model import MAX_TEXT_BYTES, TensorEntry, text_entry
@@ -58,16 +58,25 @@ def appended_parameters(
     info: Sequence[tuple[str, InfoValue]],
     catalog: CheckpointCatalog,
     parameters: Collection[str],
+    source_names: Mapping[str, str],
     problems: list[str],
 ) -> tuple[AppendedParameter, ...]:
-    """What every target file gets; `parameters` are the names in the strategies, which it cannot stand for."""
+    """What every target file gets; `parameters` are the names in the strategies, which it cannot stand for.
+
+    `source_names` are what parameters of the target are called in the source.
+    """
     return tuple(
-        _appended(name, value, _in_the_way(name, catalog, parameters, problems), problems) for name, value in info
+        _appended(name, value, _in_the_way(name, catalog, parameters, source_names, problems), problems)
+        for name, value in info
     )
 
 
 def _in_the_way(
-    name: str, catalog: CheckpointCatalog, parameters: Collection[str], problems: list[str]
+    name: str,
+    catalog: CheckpointCatalog,
+    parameters: Collection[str],
+    source_names: Mapping[str, str],
+    problems: list[str],
 ) -> TensorEntry | None:
     """The source's entry of the name; a problem if it is more than information."""
     if name == REDUNDANCY_MARK:
@@ -76,16 +85,19 @@ def _in_the_way(
     if name in parameters:
         problems.append(f"{name!r} cannot be appended: a strategy has a parameter of that name")
         return None
-    held = {id(record.index): record for record in catalog.records.values() if name in record.index.entries}
+    source = source_names.get(name)
+    if source is None:
+        return None
+    held = {id(record.index): record for record in catalog.records.values() if source in record.index.entries}
     for record in held.values():
-        entry = record.index.entries[name]
+        entry = record.index.entries[source]
         if not _is_information(entry):
             problems.append(
                 f"{name!r} cannot be appended: the source has a parameter of that name, {entry.dtype} "
                 f"{list(entry.shape)} on rank_{record.rank}, and only single numbers and texts are replaced"
             )
             break
-    return next((record.index.entries[name] for record in held.values()), None)
+    return next((record.index.entries[source] for record in held.values()), None)
 
 
 def _is_information(entry: TensorEntry) -> bool:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
+from core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
 from core.dtypes import MAP_TENSOR
 from core.plan import ConversionPlan, ParameterPlan, RankPlan
 from core.slices import TensorSlice, contiguous_boxes
+from core.unified_names import UnifiedNaming
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,53 @@ def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputE
     return tuple(_output_entry(plan, parameter) for parameter in rank_plan.parameters)
 
 
+def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
+    """The file of the target that holds `entries`.
+
+    Raises:
+        CheckpointError: its format cannot hold one of them.
+    """
+    inputs = plan.inputs
+    unified = inputs.unified
+    framework = PYTORCH if unified and unified.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
+    return _planned_file(inputs.format, entries, None if unified else inputs.replicas > 0, inputs.write_crc, framework)
+
+
 # the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only
 @lru_cache(maxsize=4)
-def planned_file(
+def _planned_file(
     file_format: CheckpointFormat,
     entries: tuple[OutputEntry, ...],
-    redundancy_removed: bool = False,
-    with_crc: bool = False,
+    redundancy_removed: bool | None,
+    with_crc: bool,
+    framework: str,
 ) -> FilePlan:
-    """The file that holds `entries`; see `plan_file`."""
-    return plan_file(file_format, entries, redundancy_removed=redundancy_removed, with_crc=with_crc)
+    return plan_file(
+        file_format, entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework
+    )
 
 
-def file_blocks(file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes: int) -> Iterator[Block]:
-    """A file as blocks of at most `block_bytes`, in order."""
+def turned_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
+    """Names of those that are read with their axes in another order: a block of them is a strip of all their rows."""
+    return frozenset(
+        parameter.name
+        for parameter in parameters
+        if any(read.axes is not None and read.axes != tuple(range(len(read.axes))) for read in parameter.reads)
+    )
+
+
+def file_blocks(
+    file_plan: FilePlan,
+    entries: Iterable[OutputEntry],
+    block_bytes: int,
+    *,
+    wide: frozenset[str] = frozenset(),
+    wide_bytes: int = 0,
+) -> Iterator[Block]:
+    """A file as blocks of at most `block_bytes`, in order; parts of parameters that are `wide` may have `wide_bytes`.
+
+    A wide part that is longer than `block_bytes` is a block of its own.
+    """
     by_name = {entry.name: entry for entry in entries}
     block = Block()
     for segment in file_plan.segments:
@@ -69,9 +103,10 @@ def file_blocks(file_plan: FilePlan, entries: Iterable[OutputEntry], block_bytes
                 block.size_bytes += len(literal)
             continue
         entry = by_name[segment.name]
-        for box in _part_boxes(entry, segment, block_bytes):
+        most_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
+        for box in _part_boxes(entry, segment, most_bytes):
             size_bytes = box.size * entry.dtype.itemsize
-            if block.size_bytes + size_bytes > block_bytes:
+            if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
             if entry.literal:

@@ -67,6 +67,8 @@ class Shares:
         sources_open: how many local source files a lane holds open.
         upload: buffers of each file that is sent to an object store; None on local disks.
         total_bytes: all buffers together.
+        wide_block_bytes: size of a rank's block if it has the memory of all lanes, as blocks of turned parameters do.
+        wide_total_bytes: all buffers together if there are such blocks.
     """
 
     block_bytes: int
@@ -75,6 +77,8 @@ class Shares:
     sources_open: int
     upload: UploadBuffers | None
     total_bytes: int
+    wide_block_bytes: int
+    wide_total_bytes: int
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,9 @@ class Budget:
             room = min(lane_bytes - scratch_bytes, LARGEST_BLOCKS_TOGETHER_BYTES)
             block_bytes = _buffer_bytes(room // count, LARGEST_BUFFER_BYTES)
             held_bytes = scratch_bytes + count * block_bytes
+        beside_bytes = lanes * (held_bytes - count * block_bytes)
+        wide_room = max(lanes * count * block_bytes, lanes * lane_bytes - beside_bytes)
+        wide_block_bytes = wide_room // count // 4096 * 4096
         return Shares(
             block_bytes=block_bytes,
             asked_bytes=count * block_bytes,
@@ -161,6 +168,8 @@ class Budget:
             sources_open=max(1, min(_MOST_SOURCES_OPEN, self.worker_files - count)),
             upload=upload,
             total_bytes=files_bytes + lanes * held_bytes,
+            wide_block_bytes=wide_block_bytes,
+            wide_total_bytes=files_bytes + beside_bytes + count * wide_block_bytes,
         )
 
 

@@ -29,7 +29,7 @@ from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.keys import source_key
 from core.other_stages import check_part
-from core.plan import ConversionPlan, PlanInputs, UnifiedLayout, build_plan
+from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.replicas import check_replicas
 from core.report import ConversionReport, PlanSummary, summarize_plan
@@ -51,6 +51,7 @@ from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
 from core.target import check_apart
+from core.unified import UnifiedLayout
 
 _SMALL_CONTENT_BYTES = 2**20
 
@@ -133,7 +134,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         source.ranks if source else None,
         step=request.step or None,
         source_prefix=request.source_prefix or None,
-        digest=wants_digest(source, target),
+        digest=wants_digest(source, target, unified=request.layout is TargetLayout.UNIFIED),
         check_crc=request.check_crc,
         workers=request.worker_count,
         allow_extra_ranks=own_stage,
@@ -258,17 +259,20 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
     return failures
 
 
-def wants_digest(source: Strategy | None, target: Strategy | None) -> Callable[[int, TensorEntry], bool]:
+def wants_digest(
+    source: Strategy | None, target: Strategy | None, *, unified: bool = False
+) -> Callable[[int, TensorEntry], bool]:
     """Says whose contents have to be compared, because no source layout tells which ranks hold the same.
 
-    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole.
+    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole; all
+    if the target is `unified`, which has them once.
     """
     wanted = target.parameters if target else frozenset()
 
     def wants(rank: int, entry: TensorEntry) -> bool:
         if source is None or entry.name in source.parameters or entry.text is not None:
             return False
-        return entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
+        return unified or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
 
     return wants
 
@@ -280,6 +284,8 @@ def _static_part(source: str) -> Location:
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
+    if request.layout is TargetLayout.UNIFIED:
+        return CheckpointFormat.SAFETENSORS
     return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
 
 
@@ -307,7 +313,7 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
     The ranks of a stage hold the same names and dtypes, or parts of them: one of them tells for all.
     """
     for rank in plan.first_ranks:
-        planned_file(plan.inputs.format, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
+        planned_file(plan, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
 
 
 def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:

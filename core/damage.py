@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from core.changes import NO_CHANGES, Changes
 from core.checkpoint.damage import DamagePolicy
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names
@@ -20,13 +21,13 @@ from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import InputError, LayoutError, StorageError
 from core.holders import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
 from core.layout import whole_layout
-from core.parameters import MovedParameter, ParameterMatch, lost_text, match_parameters
+from core.parameters import ParameterMatch, SourceTensor, distinct_sources, lost_text, match_parameters
 from core.slices import Shape
 from core.strategy.model import StageStrategy, Strategy
 from core.wording import counted
 
 _MOST_TOLD = 3
-_TELLING_STEPS = ("global_step", "epoch_num", "step_num")
+TELLING_STEPS = ("global_step", "epoch_num", "step_num")
 """Parameters that MindSpore's training saves on every rank, the same on all."""
 
 
@@ -55,10 +56,12 @@ def damage_policy(
     faulty: tuple[int, ...] = (),
     allow_missing: Sequence[str] = (),
     says_whole: Callable[[CheckpointCatalog, Strategy], bool] = lambda *_: False,
+    changes: Changes = NO_CHANGES,
 ) -> DamagePolicy:
     """What is to happen to a source of a strategy where ranks have no usable file.
 
-    `allow_missing` and `says_whole`, whether contents show that ranks were saved whole, are for the advice.
+    `allow_missing` and `says_whole`, whether contents show that ranks were saved whole, and `changes` are for the
+    advice.
     """
     if source is None:
         return DamagePolicy(recovers, faulty)  # one rank, in whose place no other can stand
@@ -72,7 +75,9 @@ def damage_policy(
     def advice(catalog: CheckpointCatalog) -> str:
         try:
             saved_whole = says_whole(catalog, source)
-            match = match_parameters(catalog, source, target, allow_missing=allow_missing, saved_whole=saved_whole)
+            match = match_parameters(
+                catalog, source, target, allow_missing=allow_missing, saved_whole=saved_whole, changes=changes
+            )
         except (InputError, StorageError):
             return ""  # it cannot be told
         return recovery_advice(catalog, match)
@@ -122,12 +127,12 @@ def substitutions(catalog: CheckpointCatalog, source: Strategy | None, match: Pa
         ranks = source.stage_ranks(stage)
         lost = [rank for rank in ranks if rank in catalog.lost]
         left = {id(catalog.records[rank].index): catalog.records[rank].index for rank in ranks if rank not in lost}
-        alike: dict[object, list[MovedParameter]] = {}
-        for parameter in match.moved:
+        alike: dict[object, list[SourceTensor]] = {}
+        for parameter in distinct_sources(match.moved):
             layout = stage.layouts.get(parameter.name)
             is_read = any(copy.first_rank == ranks.start for copy in parameter.copies)
             # a stage behind the one that is read is not missed; one before it is, if it has nothing any more
-            missed = ranks.start < parameter.source_first_rank and not any(
+            missed = ranks.start < parameter.copies[0].first_rank and not any(
                 parameter.name in index.entries for index in left.values()
             )
             if layout is not None and (is_read or missed):
@@ -141,18 +146,18 @@ def substitutions(catalog: CheckpointCatalog, source: Strategy | None, match: Pa
     ]
 
 
-def scattered(catalog: CheckpointCatalog, match: ParameterMatch) -> list[MovedParameter]:
+def scattered(catalog: CheckpointCatalog, match: ParameterMatch) -> list[SourceTensor]:
     """Parameters that ranks with a usable file lack all the same, and that are taken from ranks that have them."""
     lost = frozenset(catalog.lost)
-    return [parameter for parameter in match.moved if parameter.copies[0].lacking - lost]
+    return [source for source in distinct_sources(match.moved) if source.copies[0].lacking - lost]
 
 
 def unsaved(source: Strategy | None, target: Strategy | None, match: ParameterMatch) -> list[str]:
     """Of what is joined to whole tensors, names in the source's strategy that no file holds, nor lost ones held."""
     if source is None or target is not None:
         return []
-    found = {parameter.name for parameter in match.moved} | {lost.name for lost in match.lost}
-    return sorted(source.parameters - found)
+    found = {moved.name for moved in distinct_sources(match.moved)} | {lost.name for lost in match.lost}
+    return sorted(source.parameters - found - match.excluded.keys())
 
 
 def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: ParameterMatch) -> dict[str, list[int]]:
@@ -165,14 +170,14 @@ def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: 
         here = catalog.records.keys() & set(source.stage_ranks(stage))
         for carried in match.carried:
             if carried.holders & here and here - carried.holders:
-                lacking.setdefault(carried.name, []).extend(sorted(here - carried.holders))
+                lacking.setdefault(carried.source_name, []).extend(sorted(here - carried.holders))
     return lacking
 
 
 def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[str]:
     """Sentences that say that ranks were saved at different steps, whatever the names of their files are."""
     for carried in match.carried:
-        if carried.name not in _TELLING_STEPS:
+        if carried.name not in TELLING_STEPS:
             continue
         ranks_of: dict[str | None, list[int]] = {}
         for rank in sorted(carried.holders):
@@ -180,7 +185,7 @@ def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[s
         if len(ranks_of) > 1:
             told = [rank_names(ranks, 4) for ranks in ranks_of.values()]
             where = ", another on ".join(told[:4])
-            yield f"the source's files are of DIFFERENT STEPS, says their {carried.name!r}: one on {where}"
+            yield f"the source's files are of DIFFERENT STEPS, says their {name!r}: one on {where}"
 
 
 def carried_content(catalog: CheckpointCatalog, rank: int, name: str) -> str | None:
@@ -189,12 +194,12 @@ def carried_content(catalog: CheckpointCatalog, rank: int, name: str) -> str | N
     return record.digests.get(name) or record.index.entries[name].text
 
 
-def _geometry(parameter: MovedParameter) -> object:
+def _geometry(parameter: SourceTensor) -> object:
     uneven = any(copy.layout.param_split_shape for copy in parameter.copies)
     return parameter.copies, len(parameter.shape), parameter.shape[0] if uneven else None
 
 
-def _own_copy(parameter: MovedParameter, stage: StageStrategy, ranks: range, integrated: bool) -> SourceCopy:
+def _own_copy(parameter: SourceTensor, stage: StageStrategy, ranks: range, integrated: bool) -> SourceCopy:
     """A stage's own copy of a parameter, whether it is read or not."""
     for copy in parameter.copies:
         if copy.first_rank == ranks.start:
@@ -204,7 +209,7 @@ def _own_copy(parameter: MovedParameter, stage: StageStrategy, ranks: range, int
     return SourceCopy(ranks.start, stage.layouts[parameter.name])
 
 
-def _stand_ins(parameter: MovedParameter, own: SourceCopy, lost: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _stand_ins(parameter: SourceTensor, own: SourceCopy, lost: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(lost rank, rank that its slice or a part of it is taken from), each pair once."""
     cuts = [copy.layout.cut(len(parameter.shape)) for copy in (own, *parameter.copies)]
     units = common_units(parameter.shape, cuts)

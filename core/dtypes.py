@@ -18,6 +18,11 @@ class DType:
     itemsize: int
     safetensors_tag: str | None
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a floating-point type, which can be cast to another."""
+        return self.name in ("Float16", "BFloat16", "Float32", "Float64")
+
     def __str__(self) -> str:
         return self.name
 

@@ -7,6 +7,8 @@
     │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
+    │   ├── CastError               values that the dtype which was asked for cannot hold
+    │   ├── CastError               values that the dtype which was asked for cannot hold
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           what was written is not what was to be written        exit code 1
@@ -66,6 +68,14 @@ class CatalogError(InputError):
 
 class PlanError(InputError):
     """Source, target and options do not fit together."""
+
+
+class CastError(InputError):
+    """The dtype that was asked for cannot hold a parameter's values."""
+
+
+class CastError(InputError):
+    """The dtype that was asked for cannot hold a parameter's values."""
 
 
 class TargetError(InputError):

@@ -8,18 +8,19 @@ are wanted as they are goes straight to its place. From a remote storage all tha
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from core.blocks import Part
+from core.casting import Overflow
 from core.checkpoint.heads import unlike_error
-from core.checkpoint.model import Extent, TensorEntry
+from core.checkpoint.model import Extent
+from core.placing import place_values
 from core.plan import ConversionPlan, ParameterPlan, ReadItem
-from core.slices import Shape, TensorSlice
 from core.sources import LocalFiles, RemoteFiles, SourceFiles
-from core.spans import ReadLimits, Span, part_spans
+from core.spans import ReadLimits, SourceShard, Span, part_spans, source_shard
 from core.storage.coalescing import coalesced, stretch_of
 from core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from core.storage.requests import submitted
@@ -33,7 +34,6 @@ _HEADS_BYTES = 64 * 2**10
 """Room in a request for what stands before contents."""
 _MOST_KNOWN_SPANS = 2**14
 """Some MB of them."""
-_UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,13 @@ class RankBlock:
         parameters: the rank's parameters by name.
         buffer: the block's bytes.
         parts: what of it comes from source files.
+        overflows: of parameters that are cast, what became infinite in this block, and where in the whole parameter.
     """
 
     parameters: Mapping[str, ParameterPlan]
     buffer: np.ndarray
     parts: Sequence[Part]
+    overflows: list[tuple[str, Overflow]] = field(default_factory=list)
 
 
 class Gatherer(Protocol):
@@ -95,7 +97,7 @@ class LocalGatherer:
                 fetch.deliver(in_place[place])
             else:
                 run = self._read_alone(fetch)
-                if fetch.span.strides is None:
+                if fetch.span.is_as_wanted:
                     in_place[place] = run
         for source_rank, fetches in by_source.items():
             for group in coalesced(fetches, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=len(self._scratch)):
@@ -104,14 +106,14 @@ class LocalGatherer:
     def _read_alone(self, fetch: "_Fetch") -> np.ndarray:
         """Reads a span's run, right into its place if its bytes are wanted as they are; returns where it is now."""
         span = fetch.span
-        run = fetch.place if span.strides is None else self._scratch[: span.length]
+        run = fetch.place if span.is_as_wanted else self._scratch[: span.length]
         source = self._sources.open(span.source_rank)
         position = 0
         for extent in fetch.extents:
             source.read_into(extent.offset, run[position : position + extent.length].data)
             position += extent.length
         self.read_bytes += span.length
-        if span.strides is not None:
+        if not span.is_as_wanted:
             fetch.deliver(run)
         return run
 
@@ -267,7 +269,7 @@ class _Fetch:
     @property
     def goes_alone(self) -> bool:
         """Whether joining it with others is not possible, or would cost more than it saves, on this machine."""
-        return len(self.extents) > 1 or (self.span.strides is None and self.length > GAP_WORTH_READING_BYTES)
+        return len(self.extents) > 1 or (self.span.is_as_wanted and self.length > GAP_WORTH_READING_BYTES)
 
     @property
     def place(self) -> np.ndarray:
@@ -276,24 +278,24 @@ class _Fetch:
         return self.block.buffer[start : start + self.span.length]
 
     def deliver(self, run: np.ndarray) -> None:
-        """Copies the wanted elements out of the span's bytes to where they belong."""
-        part, span = self.part, self.span
-        if span.strides is None:
+        """Puts the wanted elements out of the span's bytes to where they belong."""
+        if self.span.is_as_wanted:
             self.place[:] = run
             return
-        dtype = _UINT_OF_SIZE[self.block.parameters[part.name].dtype.itemsize]
-        target = np.ndarray(part.box.shape, dtype, self.block.buffer, part.position)[span.index]
-        target[...] = np.ndarray(target.shape, dtype, run, strides=span.strides)
+        name = self.part.name
+        overflow = place_values(run, self.span, self.part, self.block.parameters[name], self.block.buffer)
+        if overflow is not None:
+            self.block.overflows.append((name, overflow))
 
 
 class _Fetches:
     """Finds out what has to be read for blocks; what was found for like parts is kept."""
 
     def __init__(self, plan: ConversionPlan, ranks: Sequence[Mapping[str, ParameterPlan]], limits: ReadLimits) -> None:
-        self._records = plan.inputs.catalog.records
+        self._plan = plan
         self._ranks = ranks
         self._limits = limits
-        self._known_spans: dict[tuple[int, int, TensorSlice], tuple[Span, ...]] = {}
+        self._known_spans: dict[tuple[object, ...], tuple[Span, ...]] = {}
         self._known_count = 0
 
     def of(self, blocks: Sequence[RankBlock]) -> "list[_Fetch]":
@@ -306,27 +308,27 @@ class _Fetches:
         ]
 
     def _extents(self, parameter: ParameterPlan, span: Span) -> tuple[Extent, ...]:
-        entry = self._entry(span.source_rank, parameter.sources[span.source].name)
-        return _file_extents(entry, span.offset, span.length)
+        entry = self._plan.source_entry(span.source_rank, parameter.sources[span.source].name)
+        return entry.extents_of(span.offset, span.length)
 
     def _spans(self, block: RankBlock, part: Part) -> tuple[Span, ...]:
         parameter = block.parameters[part.name]
         if parameter.appended:
             return ()
-        itemsize = parameter.dtype.itemsize
 
-        def source_shape(read: ReadItem) -> Shape:
-            return self._entry(read.source_rank, parameter.sources[read.source].name).shape
+        def shard_of(read: ReadItem) -> SourceShard:
+            return source_shard(self._plan, parameter, read)
 
         # parameters that are cut alike share their reads: layers repeat, so most of the arithmetic was done before
-        key = (id(parameter.reads), itemsize, part.box)
+        kinds = tuple((source.dtype.name, source.shape) for source in parameter.sources)
+        key = (id(parameter.reads), parameter.dtype.name, kinds, part.box)
         spans = self._known_spans.get(key)
         if spans is None:
             if self._known_count > _MOST_KNOWN_SPANS:
                 self._known_spans.clear()
                 self._known_count = 0
             limits = ReadLimits(self._limits.run_bytes, self._limits.gap_bytes * self._sharers(parameter))
-            spans = self._known_spans[key] = part_spans(part, parameter.reads, source_shape, itemsize, limits)
+            spans = self._known_spans[key] = part_spans(part, parameter.reads, shard_of, parameter.dtype, limits)
             self._known_count += len(spans)
         return spans
 
@@ -335,25 +337,8 @@ class _Fetches:
 
         The gap between two rows of one rank's columns is wide, but the others want what is in it.
         """
-        rows = parameter.box.start[:1], parameter.box.stop[:1]
+        axes = parameter.reads[0].axes if parameter.reads else None
+        axis = axes.index(0) if axes else 0  # of the target: where the source has its rows
+        rows = parameter.box.start[axis : axis + 1], parameter.box.stop[axis : axis + 1]
         boxes = {rank[parameter.name].box for rank in self._ranks if parameter.name in rank}
-        return sum((box.start[:1], box.stop[:1]) == rows for box in boxes)
-
-    def _entry(self, rank: int, name: str) -> TensorEntry:
-        return self._records[rank].index.entries[name]
-
-
-def _file_extents(entry: TensorEntry, offset: int, length: int) -> tuple[Extent, ...]:
-    """Where bytes `offset` to `offset + length` of a parameter's contents are in its file."""
-    first = entry.extents[0]
-    if offset + length <= first.length:
-        return (Extent(first.offset + offset, length),)
-    extents = []
-    position = 0
-    for extent in entry.extents:
-        start = max(offset, position)
-        stop = min(offset + length, position + extent.length)
-        if start < stop:
-            extents.append(Extent(extent.offset + start - position, stop - start))
-        position += extent.length
-    return tuple(extents)
+        return sum((box.start[axis : axis + 1], box.stop[axis : axis + 1]) == rows for box in boxes)

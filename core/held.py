@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from core.checkpoint.model import TensorEntry
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import MAP_TENSOR, TEXT
+from core.dtypes import MAP_TENSOR, TEXT, DType
 from core.errors import LayoutError
 from core.holders import SourceCopy
 from core.layout import ParameterLayout, whole_layout
@@ -152,9 +152,9 @@ def unheld_names(
     catalog: CheckpointCatalog,
     source: Strategy,
     held: Mapping[str, Sequence[HeldParameter]],
-    wanted: frozenset[str] | None,
+    needed: frozenset[str],
 ) -> dict[str, tuple[int, ...]]:
-    """Parameters that files which are lost may have held and no other does, and the ranks that should hold them.
+    """Of parameters that are needed, those that only lost files may have held, and the ranks that should hold them.
 
     A name without a holder may as well be of a parameter that was never saved. That is so if a stage's files show that
     more copies of a slice were saved than ranks are lost: then one of that parameter would be left, too.
@@ -163,7 +163,7 @@ def unheld_names(
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
         lost = [rank for rank in ranks if rank in catalog.lost]
-        names = [name for name in stage.layouts if name not in held and (wanted is None or name in wanted)]
+        names = [name for name in stage.layouts if name not in held and name in needed]
         here = [each for stages in held.values() for each in stages if each.first_rank == ranks.start]
         if lost and names and not any(_copies_left(each) > len(lost) for each in here):
             for name in names:
@@ -180,14 +180,17 @@ def _copies_left(held: HeldParameter) -> int:
     return max(sum(held.first_rank + rank not in held.lacking for rank in ranks) for ranks in cells)
 
 
-def is_integrated(held: Mapping[str, Sequence[HeldParameter]], target: Strategy | None) -> bool:
+def is_integrated(
+    held: Mapping[str, Sequence[HeldParameter]], target: Strategy | None, called: Mapping[str, str]
+) -> bool:
     """Whether the ranks were saved whole (`integrated_save`) although the strategy cuts them.
 
     Shapes prove it where the whole shape is known: from a JSON strategy of either side, from uneven lengths, or
     from another stage that cuts the same parameter differently. One proof is enough, since a checkpoint is saved
-    either way as a whole; a proof of the contrary elsewhere is a contradiction and ends in an error there.
+    either way as a whole; a proof of the contrary elsewhere is a contradiction and ends in an error there. `called` is
+    what parameters that keep their shapes are called in the target.
     """
-    return any(_proves_integrated(stages, known_shape(stages, target)) for stages in held.values())
+    return any(_proves_integrated(stages, known_shape(stages, target, called)) for stages in held.values())
 
 
 def _proves_integrated(stages: Sequence[HeldParameter], known: Shape | None) -> bool:
@@ -210,16 +213,16 @@ def _proves_integrated(stages: Sequence[HeldParameter], known: Shape | None) -> 
     return len({cut.pieces for cut in cuts}) > 1
 
 
-def known_shape(stages: Sequence[HeldParameter], target: Strategy | None) -> Shape | None:
+def known_shape(stages: Sequence[HeldParameter], target: Strategy | None, called: Mapping[str, str]) -> Shape | None:
     """The shape of the whole tensor, if a JSON strategy of either side tells it."""
     for held in stages:
         if held.layout.tensor_shape is not None:
             return held.layout.tensor_shape
-    return _target_shape(stages[0].entry.name, target)
+    return _target_shape(called.get(stages[0].entry.name), target)
 
 
-def _target_shape(name: str, target: Strategy | None) -> Shape | None:
-    if target is not None:
+def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
+    if target is not None and name is not None:
         for stage in target.stages_holding(name):
             if stage.layouts[name].tensor_shape is not None:
                 return stage.layouts[name].tensor_shape
@@ -234,21 +237,21 @@ def source_copy(held: HeldParameter, integrated: bool) -> SourceCopy:
     """
     layout = held.layout
     if integrated or held.entry.dtype in (TEXT, MAP_TENSOR):
-        check_opaque(held.entry, layout)
+        check_opaque(held.entry.dtype, layout)
         layout = whole_layout(len(held.entry.shape), layout.device_count)
     return SourceCopy(held.first_rank, layout, held.lacking)
 
 
-def check_opaque(entry: TensorEntry, layout: ParameterLayout) -> None:
+def check_opaque(dtype: DType, layout: ParameterLayout) -> None:
     """Makes sure that no layout cuts what has no elements to cut.
 
     Raises:
         LayoutError: it does.
     """
-    if entry.dtype not in (TEXT, MAP_TENSOR):
+    if dtype not in (TEXT, MAP_TENSOR):
         return
     if any(layout.tensor_map) or layout.optimizer_shard_size or layout.param_split_shape:
-        raise LayoutError(f"a {entry.dtype} cannot be cut, but the strategy does")
+        raise LayoutError(f"a {dtype} cannot be cut, but the strategy does")
 
 
 def check_same_whole(held: HeldParameter, shape: Shape, other: HeldParameter, integrated: bool) -> None:

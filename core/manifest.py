@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
 from core.errors import InputError, TargetError
 from core.keys import Key
-from core.request import VerifyLevel
+from core.request import TargetLayout, VerifyLevel
 from core.sealing import is_sealed, seal, unseal
 
 PLAN_NAME = "plan.json.gz"
@@ -41,6 +41,14 @@ class ParameterRecord(_Record):
     digest: str
 
 
+class OverflowRecord(_Record):
+    """How many finite values of a parameter became infinite when they were cast, and the largest of them."""
+
+    name: str
+    count: int
+    largest: float
+
+
 class ShardRecord(_Record):
     """One written target file.
 
@@ -56,6 +64,7 @@ class ShardRecord(_Record):
         verified: how closely the written file was checked.
         heads: digest of what stands around the contents; one for each file, if it is made of several.
         parameters: what is in it, in the file's order.
+        overflows: of parameters that were cast, what became infinite; as a rule nothing.
     """
 
     schema_version: Literal[1] = 1
@@ -70,6 +79,7 @@ class ShardRecord(_Record):
     verified: VerifyLevel = VerifyLevel.NONE
     heads: tuple[str, ...]
     parameters: Several[ParameterRecord]
+    overflows: Several[OverflowRecord] = ()
 
 
 class RankSummary(_Record):
@@ -79,6 +89,14 @@ class RankSummary(_Record):
     file: str
     size_bytes: int
     record_digest: str
+
+
+class IndexSummary(_Record):
+    """The index of a unified target in the manifest: its path below the target, and a digest of its bytes."""
+
+    file: str
+    size_bytes: int
+    digest: str
 
 
 class Manifest(_Record):
@@ -101,6 +119,8 @@ class Manifest(_Record):
         ranks: the target's files.
         encryption: how the files are encrypted; empty: not at all.
         sealed: of an encrypted target, what of the above names parameters, which is empty there; base64.
+        layout: `ranks`, or `unified`: then the target's ranks are files of whole tensors, counted from 0.
+        index: of a unified target, what tells which tensor is in which file; None if it is one file.
     """
 
     schema_version: Literal[1] = 1
@@ -121,6 +141,13 @@ class Manifest(_Record):
     ranks: Several[RankSummary]
     encryption: str = ""
     sealed: str = ""
+    layout: TargetLayout = TargetLayout.RANKS
+    index: IndexSummary | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """Paths, below the target, of all that the checkpoint consists of."""
+        return [*(rank.file for rank in self.ranks), *([self.index.file] if self.index else [])]
 
 
 class _Details(_Record):

@@ -16,16 +16,15 @@ lacks it           lacks it           carried: copied unchanged to every target 
 MindSpore copies unmatched and strategy-less parameters uncut under the full name, which is garbage or a guess.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 
 from core.append_info import REDUNDANCY_MARK, AppendedParameter, appended_parameters
-from core.checkpoint.model import TensorEntry
+from core.changes import FLOAT_NAMES, NO_CHANGES, Changes
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
-from core.dtypes import MAP_TENSOR, TEXT, DType
+from core.dtypes import INT4, MAP_TENSOR, TEXT, DType, dtype_from_name
 from core.errors import CatalogError, LayoutError, PlanError
 from core.held import (
     HeldParameter,
@@ -44,8 +43,10 @@ from core.held import (
 from core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
 from core.info_texts import InfoValue
 from core.layout import ParameterLayout, whole_layout
-from core.pieces import Piece, are_whole, whole_piece
-from core.slices import Shape
+from core.matched_names import MatchedNames
+from core.pieces import Piece, Pieces, are_whole, fill_once, whole_piece
+from core.recipes import Recipe, build_recipes, compose
+from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
 
@@ -81,6 +82,7 @@ class MovedParameter:
         sources: the source parameters that it is made from; one as a rule.
         pieces: the boxes of them that fill it exactly once; as a rule one, all of its source as it is.
         target_layouts: target stage -> its layout there.
+        steps: what else is done to it, as declared: `split`, `joined`, `transposed`, `renamed`.
     """
 
     name: str
@@ -89,6 +91,7 @@ class MovedParameter:
     sources: tuple[SourceTensor, ...]
     pieces: tuple[Piece, ...]
     target_layouts: Mapping[int, ParameterLayout]
+    steps: tuple[str, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -108,11 +111,21 @@ class MovedParameter:
 
 @dataclass(frozen=True)
 class CarriedParameter:
-    """A parameter that no strategy knows, copied to every rank; `holders` are the source ranks that have it."""
+    """A parameter that no strategy knows, copied to every rank.
+
+    Attributes:
+        name: its name in the target.
+        source_name: its name in the source's files.
+        holders: the source ranks that have it.
+        dtype: element type in the target.
+        steps: what else is done to it, as declared: `renamed`.
+    """
 
     name: str
     source_name: str
     holders: frozenset[int]
+    dtype: DType
+    steps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,13 +135,19 @@ class ParameterMatch:
     Attributes:
         moved: parameters that are cut anew.
         carried: parameters that are copied unchanged to every target rank.
-        dropped: names in the source's strategy that the target's lacks.
-        excused: names in the target's strategy that no source file holds and that were allowed to be missing.
+        dropped: names in the source's strategy, as changed, that the target's lacks.
+        excused: names in the target's strategy that no source file holds and that were allowed to be missing, or are of
+            what was left out.
         integrated: the source's ranks were saved whole although the strategy cuts them.
-        lost: what would be moved, but is in no file.
+        lost: what would be moved, but is in no file; source names.
         elsewhere: names in the target's strategy that other stages have, which are converted by themselves.
-        shared: of those that are moved and that several source stages hold, each stage's copy; the one taken is first.
+        shared: of source parameters that are moved and that several source stages hold, each stage's copy; the one
+            taken is first.
         appended: what every target file gets besides, in place of the source's.
+        outside: of a unified target, parameters that no strategy knows; they are among those that are moved.
+        files: of a unified target, the names of its files; the last one has what is appended.
+        excluded: source names that were left out as declared -> what says so.
+        part: the stage whose part of the target this is; None if it is all of it.
     """
 
     moved: tuple[MovedParameter, ...]
@@ -140,6 +159,15 @@ class ParameterMatch:
     lost: tuple[LostBox, ...] = ()
     elsewhere: tuple[str, ...] = ()
     shared: Mapping[str, tuple[tuple[int, SourceCopy], ...]] = field(default_factory=dict)
+    outside: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    part: int | None = None
+
+    @property
+    def beyond_strategies(self) -> tuple[str, ...]:
+        """Names of parameters that no strategy knows, and that are in the target all the same."""
+        return tuple(carried.name for carried in self.carried) + self.outside
 
 
 def match_parameters(
@@ -152,18 +180,20 @@ def match_parameters(
     saved_whole: bool = False,
     append_info: Sequence[tuple[str, InfoValue]] = (),
     shared_parameters: str = "first",
+    changes: Changes = NO_CHANGES,
 ) -> ParameterMatch:
     """Decides what becomes of every parameter.
 
     `allow_missing` are shell-style patterns of names that the target's strategy may hold without a source.
     `saved_whole`: contents say that the source's ranks hold whole tensors; otherwise shapes may still prove it.
     `append_info` are names and values that every target file gets. `shared_parameters` is `first` or the number of the
-    stage whose copy is taken of what several hold; it need not hold all of it.
+    stage whose copy is taken of what several hold; it need not hold all of it. `changes` give target parameters other
+    names, shapes and dtypes than the source's: the target's strategy and `allow_missing` are about the former.
 
     Raises:
         CatalogError: ranks disagree about a parameter.
         PlanError: parameters are missing, unmatched where that is to fail, or do not fit the target's layout, or
-            information has the name of one.
+            information has the name of one; or a change does not go with them.
     """
     order = names_in_order(catalog)
     known = source.parameters if source else frozenset()
@@ -171,79 +201,184 @@ def match_parameters(
     problems: list[str] = []
     held = held_by_stages(catalog, source, order, problems) if source else {}
     _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
+    recipes = build_recipes(_all_names(order, known), changes, problems)
+    _raise_listed(PlanError, f"{catalog.url}: cannot be changed so", problems)
     if shared_parameters.isdigit():
         held = with_first(int(shared_parameters), held, source, problems)
-    unknown = [name for name in order if name not in held]
-    problems.extend(misplaced(catalog, name) for name in unknown if name in known)
-    integrated = saved_whole or is_integrated(held, target)
-    builders = {name: partial(_moved, held[name], target, integrated) for name in held}
-    builders |= {name: partial(_moved_without_layout, catalog, name, target) for name in unknown}
-    to_move = [name for name in order if (name in held if wanted is None else name in wanted)]
-    moved = _build_all(to_move, builders, problems)
+    names = MatchedNames(
+        recipes,
+        frozenset(order),
+        frozenset(held),
+        known,
+        wanted,
+        frozenset(name for name, _ in append_info),
+        moves_all=source is None and target is None and changes != NO_CHANGES,
+    )
+    problems.extend(misplaced(catalog, name) for name in order if name in known - held.keys() and name in names.taken)
+    integrated = saved_whole or is_integrated(held, target, names.called)
+    sources = _Sources(catalog, held, target, names.called, integrated)
+    moved = _build_all(names.to_move, sources, target, problems)
     shared = {
-        parameter.name: tuple((each.stage.stage, source_copy(each, integrated)) for each in held[parameter.name])
-        for parameter in moved
-        if len(held.get(parameter.name, ())) > 1
+        each.name: tuple((there.stage.stage, source_copy(there, integrated)) for there in held[each.name])
+        for each in distinct_sources(moved)
+        if len(held.get(each.name, ())) > 1
     }
-    in_strategies = known | (wanted or frozenset())
-    appended = appended_parameters(append_info, catalog, in_strategies, problems)
-    not_carried = in_strategies | {each.name for each in appended} | {REDUNDANCY_MARK}
-    carried = tuple(_carried(catalog, name, problems) for name in unknown if name not in not_carried)
-    dropped = tuple(name for name in held if wanted is not None and name not in wanted)
-    unheld = unheld_names(catalog, source, held, wanted) if source else {}
-    missing = sorted((wanted or frozenset()) - set(order) | set(unheld))
-    excused = tuple(name for name in missing if any(fnmatchcase(name, pattern) for pattern in allow_missing))
-    lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if name not in excused]
-    for parameter in moved:
-        lost.extend(lost_boxes(parameter.name, parameter.shape, parameter.copies))
-    needed = known if wanted is None else known & wanted
-    absent = _in_absent_parts(catalog, needed - set(order), allow_missing, problems)
-    missing = [name for name in missing if name not in unheld and name not in absent]
+    appended = appended_parameters(append_info, catalog, names.in_strategies, names.source_names, problems)
+    carried = tuple(_carried(catalog, recipe, problems) for recipe in names.to_carry)
+    unheld = unheld_names(catalog, source, held, names.needed) if source else {}
+    problems.extend(names.problems(unheld))
+    missing = names.missing(unheld)
+    excused = tuple(
+        name
+        for name in missing
+        if name in recipes.excused or any(fnmatchcase(name, pattern) for pattern in allow_missing)
+    )
+    lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if names.is_needed(name, excused)]
+    lost.extend(_lost_boxes(moved))
+    absent = _in_absent_parts(catalog, names.needed & known - set(order), allow_missing, problems)
+    missing = [name for name in missing if not names.sources_of(name) & {*unheld, *absent}]
     elsewhere: tuple[str, ...] = ()
-    if part_of_target(source, target, allow_missing) is not None:
-        elsewhere = tuple(name for name in missing if name not in known and name not in excused)
+    part = part_of_target(source, target, names.of_strategy, recipes.excused, allow_missing)
+    if part is not None:
+        elsewhere = tuple(name for name in missing if name not in names.of_strategy and name not in excused)
         missing = [name for name in missing if name not in elsewhere]
     _check_missing(missing, excused, problems, own_stage=source is not None and not source.merged)
     if fail_on_unmatched:
-        problems.extend(f"parameter {name!r} of the source has no place in the target's strategy" for name in dropped)
-    _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
-    return ParameterMatch(moved, carried, dropped, excused, integrated, appended, tuple(lost), elsewhere, shared)
-
-
-def _moved(stages: Sequence[HeldParameter], target: Strategy | None, integrated: bool) -> MovedParameter:
-    held = stages[0]
-    entry = held.entry
-    copy = source_copy(held, integrated)
-    cut = copy.layout.cut(len(entry.shape))
-    shape = {cut.whole_shape(rank, shard.shape) for rank, shard in held.shards}.pop()
-    for other in stages[1:]:
-        check_same_whole(held, shape, other, integrated)
-    known = known_shape(stages, target)
-    if known is not None and known != shape:
-        raise LayoutError(
-            f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says {list(known)}"
+        problems.extend(
+            f"parameter {name!r} of the source has no place in the target's strategy" for name in names.dropped
         )
-    copies = [copy]
-    if lacks_cells(copy, len(shape)):
-        copies += [source_copy(other, integrated) for other in stages if other is not held]
-    source = SourceTensor(entry.name, entry.dtype, shape, tuple(copies))
-    return _as_it_is(source, _target_layouts(entry.name, entry, shape, target))
-
-
-def _as_it_is(source: SourceTensor, target_layouts: Mapping[int, ParameterLayout]) -> MovedParameter:
-    return MovedParameter(
-        source.name, source.dtype, source.shape, (source,), (whole_piece(source.shape),), target_layouts
+    problems.extend(_cast_problems(changes, moved, carried))
+    _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
+    return ParameterMatch(
+        moved,
+        carried,
+        names.dropped,
+        excused,
+        integrated,
+        appended,
+        tuple(lost),
+        elsewhere,
+        shared,
+        excluded={name: why for name, why in recipes.excluded.items() if name in names.in_files},
+        part=part if elsewhere else None,
     )
 
 
-def _target_layouts(name: str, entry: TensorEntry, shape: Shape, target: Strategy | None) -> dict[int, ParameterLayout]:
+def distinct_sources(moved: Iterable[MovedParameter]) -> tuple[SourceTensor, ...]:
+    """The source parameters that are moved, each once."""
+    return tuple({source.name: source for parameter in moved for source in parameter.sources}.values())
+
+
+def as_it_is(source: SourceTensor, target_layouts: Mapping[int, ParameterLayout]) -> MovedParameter:
+    """A source parameter under its own name, and unchanged."""
+    whole = (whole_piece(source.shape),)
+    return MovedParameter(source.name, source.dtype, source.shape, (source,), whole, target_layouts)
+
+
+class _Sources:
+    """The source parameters that target parameters are made of; `called` is what they are called there."""
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        held: Mapping[str, Sequence[HeldParameter]],
+        target: Strategy | None,
+        called: Mapping[str, str],
+        integrated: bool,
+    ) -> None:
+        self._catalog = catalog
+        self._held = held
+        self._target = target
+        self._called = called
+        self._integrated = integrated
+        self._known: dict[str, SourceTensor] = {}
+
+    def of(self, name: str) -> SourceTensor:
+        """A parameter of the source.
+
+        Raises:
+            LayoutError: its shards do not make a whole, or nothing says how it is cut.
+        """
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._cut(self._held[name]) if name in self._held else self._uncut(name)
+        return known
+
+    def _cut(self, stages: Sequence[HeldParameter]) -> SourceTensor:
+        held = stages[0]
+        entry = held.entry
+        copy = source_copy(held, self._integrated)
+        cut = copy.layout.cut(len(entry.shape))
+        shape = {cut.whole_shape(rank, shard.shape) for rank, shard in held.shards}.pop()
+        for other in stages[1:]:
+            check_same_whole(held, shape, other, self._integrated)
+        known = known_shape(stages, self._target, self._called)
+        if known is not None and known != shape:
+            raise LayoutError(
+                f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says "
+                f"{list(known)}"
+            )
+        copies = [copy]
+        if lacks_cells(copy, len(shape)):
+            copies += [source_copy(other, self._integrated) for other in stages if other is not held]
+        return SourceTensor(entry.name, entry.dtype, shape, tuple(copies))
+
+    def _uncut(self, name: str) -> SourceTensor:
+        """A parameter that only the target's strategy knows: usable if every holder has the same whole tensor."""
+        holders = [record for record in self._catalog.records.values() if name in record.index.entries]
+        first = holders[0]
+        entry = first.index.entries[name]
+        for record in holders[1:]:
+            other = record.index.entries[name]
+            same = (entry.dtype, entry.shape, entry.text) == (other.dtype, other.shape, other.text)
+            if not same or first.digests.get(name) != record.digests.get(name):
+                raise LayoutError(
+                    f"the source's strategy does not say how it is cut, and rank_{first.rank} and rank_{record.rank} "
+                    "hold different contents"
+                )
+        copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
+        return SourceTensor(name, entry.dtype, entry.shape, (copy,))
+
+
+def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> MovedParameter:
+    made_of = tuple(map(sources.of, recipe.sources))
+    shape = made_of[0].shape
+    pieces: Pieces = (whole_piece(shape),)
+    if recipe.is_reshaped:
+        _check_has_elements(recipe, made_of)
+        pieces, shape = compose(recipe, {source.name: source.shape for source in made_of})
+        if not fill_once(pieces, shape):
+            raise LayoutError(f"its {len(pieces)} pieces do not fill its shape {list(shape)}. This is a bug in reshard")
+    dtype = _dtype(recipe, made_of)
+    layouts = _target_layouts(recipe.name, dtype, shape, target)
+    return MovedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, recipe.steps)
+
+
+def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None:
+    for source in made_of:
+        if source.dtype in (TEXT, MAP_TENSOR) or (source.dtype is INT4 and "transposed" in recipe.steps):
+            raise LayoutError(f"{source.name!r} is a {source.dtype}, which cannot be {' or '.join(recipe.steps)}")
+
+
+def _dtype(recipe: Recipe, made_of: Sequence[SourceTensor]) -> DType:
+    """The element type in the target."""
+    found = {source.dtype for source in made_of}
+    if recipe.cast is not None and all(dtype.is_float for dtype in found):
+        return dtype_from_name(FLOAT_NAMES[recipe.cast.dtype])
+    if len(found) > 1:
+        told = ", ".join(f"{source.name!r} {source.dtype}" for source in made_of[:8])
+        raise LayoutError(f"what it is made from has different dtypes ({told}), which a cast could make one")
+    return found.pop()
+
+
+def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | None) -> dict[int, ParameterLayout]:
     if target is None:
         return {0: whole_layout(len(shape))}
     layouts = {}
     for stage in target.stages_holding(name):
         layout = stage.layouts[name]
-        if entry.dtype in (TEXT, MAP_TENSOR):
-            check_opaque(entry, layout)
+        if dtype in (TEXT, MAP_TENSOR):
+            check_opaque(dtype, layout)
             layout = whole_layout(len(shape), layout.device_count)
         if layout.tensor_shape not in (None, shape):
             raise LayoutError(
@@ -260,25 +395,8 @@ def _target_layouts(name: str, entry: TensorEntry, shape: Shape, target: Strateg
     return layouts
 
 
-def _moved_without_layout(catalog: CheckpointCatalog, name: str, target: Strategy | None) -> MovedParameter:
-    """A parameter that only the target's strategy knows: usable if every holder has the same whole tensor."""
-    holders = [record for record in catalog.records.values() if name in record.index.entries]
-    first = holders[0]
-    entry = first.index.entries[name]
-    for record in holders[1:]:
-        other = record.index.entries[name]
-        same = (entry.dtype, entry.shape, entry.text) == (other.dtype, other.shape, other.text)
-        if not same or first.digests.get(name) != record.digests.get(name):
-            raise LayoutError(
-                f"the source's strategy does not say how it is cut, and rank_{first.rank} and rank_{record.rank} "
-                "hold different contents"
-            )
-    layouts = _target_layouts(name, entry, entry.shape, target)
-    copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
-    return _as_it_is(SourceTensor(name, entry.dtype, entry.shape, (copy,)), layouts)
-
-
-def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> CarriedParameter:
+def _carried(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) -> CarriedParameter:
+    [name] = recipe.sources
     holders = [record for record in catalog.records.values() if name in record.index.entries]
     entry = holders[0].index.entries[name]
     for record in holders[1:]:
@@ -290,7 +408,42 @@ def _carried(catalog: CheckpointCatalog, name: str, problems: list[str]) -> Carr
                 f"but {described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
             )
             break
-    return CarriedParameter(name, name, frozenset(record.rank for record in holders))
+    source = SourceTensor(name, entry.dtype, entry.shape, ())
+    ranks = frozenset(record.rank for record in holders)
+    return CarriedParameter(recipe.name, name, ranks, _dtype(recipe, [source]), recipe.steps)
+
+
+def _lost_boxes(moved: Sequence[MovedParameter]) -> Iterator[LostBox]:
+    """The boxes of source parameters that are wanted, and that no file holds; each once."""
+    wanted: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
+    for parameter in moved:
+        for number, source in enumerate(parameter.sources):
+            boxes = wanted.setdefault(source.name, (source, []))[1]
+            if parameter.is_whole:
+                wanted[source.name] = source, None
+            elif boxes is not None:
+                boxes.extend(piece.box for piece in parameter.pieces if piece.source == number)
+    for source, boxes in wanted.values():
+        for lost in lost_boxes(source.name, source.shape, source.copies):
+            if boxes is None or lost.box is None or any(lost.box.intersect(box) for box in boxes):
+                yield lost
+
+
+def _cast_problems(
+    changes: Changes, moved: Sequence[MovedParameter], carried: Sequence[CarriedParameter]
+) -> Iterator[str]:
+    """Casts that are about nothing that can be cast."""
+    dtypes = {each.name: each.dtype for each in (*moved, *carried)}
+    for rule in changes.cast:
+        fitting = [name for name in dtypes if fnmatchcase(name, rule.parameters)]
+        if fitting and not any(dtypes[name].is_float for name in fitting):
+            told = listed([f"{name} ({dtypes[name]})" for name in fitting], 6)
+            yield f"{rule} fits no floating-point parameter, only {told}"
+
+
+def _all_names(order: Sequence[str], known: frozenset[str]) -> list[str]:
+    """All names of the source: in its files, in their order, and then in its strategy only."""
+    return [name for name in order if name != REDUNDANCY_MARK] + sorted(known.difference(order))
 
 
 def check_nothing_lost(catalog: CheckpointCatalog, match: ParameterMatch) -> None:
@@ -335,14 +488,17 @@ def _check_missing(missing: Sequence[str], excused: Sequence[str], problems: lis
 
 
 def _build_all(
-    names: Sequence[str], builders: Mapping[str, Callable[[], MovedParameter]], problems: list[str]
+    recipes: Sequence[Recipe], sources: _Sources, target: Strategy | None, problems: list[str]
 ) -> tuple[MovedParameter, ...]:
     moved = []
-    for name in names:
+    for recipe in recipes:
         try:
-            moved.append(builders[name]())
+            moved.append(_moved(recipe, sources, target))
         except LayoutError as error:
-            problems.append(f"parameter {name!r}: {error}")
+            named = (
+                "" if recipe.is_reshaped or recipe.name in recipe.sources else f" (the source's {recipe.sources[0]!r})"
+            )
+            problems.append(f"parameter {recipe.name!r}{named}: {error}")
     return tuple(moved)
 
 

@@ -1,17 +1,18 @@
-"""A picture of a plan: how many bytes each target rank gets from each source rank, as an SVG.
+"""A picture of a plan: how many bytes each target rank gets from each source rank, as numbers and as an SVG.
 
 Ranks are binned where there are more than can be told apart. The plan's layout classes are gone through, not its reads:
 4096 to 3072 ranks take a second. Parameters that no strategy knows are on every rank, and not in the picture.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from core.plan import ConversionPlan
-from core.wording import size_text
+from core.wording import ranks_text, size_text
 
-_MOST_BINS = 64
+MOST_BINS = 64
 _LARGEST_GRID_PIXELS = 448
 _LARGEST_CELL_PIXELS = 56
 _LABELLED_CELLS = 8
@@ -20,9 +21,12 @@ _MOST_TICKS = 8
 
 _LEFT, _TOP, _LEGEND = 64, 64, 132
 _LEVEL_FACTOR = 4
-_SHADES = ("#dbeafe", "#93c5fd", "#3b82f6", "#1d4ed8", "#172554")
-"""From few bytes to many; neighbors differ in lightness, so that the picture can be read without colors."""
-_EMPTY = "#f3f4f6"
+SHADES = ("#f3f4f6", "#dbeafe", "#93c5fd", "#3b82f6", "#1d4ed8", "#172554")
+"""By level: nothing, then few bytes to many. Neighbors differ in lightness, so that it can be read without colors."""
+DARKEST = len(SHADES) - 1
+"""The highest level."""
+FIRST_DARK = 3
+"""The first level on which text has to be light."""
 _STYLE = (
     "text{font-family:system-ui,sans-serif;font-size:12px;fill:#374151}"
     ".head{font-size:13px;font-weight:600;fill:#111827}.middle{text-anchor:middle}.end{text-anchor:end}"
@@ -46,12 +50,25 @@ class Feeds:
     source_ranks: range
     ranks_per_bin: tuple[int, int]
 
+    def ranks_of_row(self, row: int) -> range:
+        """The target ranks that a row stands for."""
+        return self.target_ranks[row * self.ranks_per_bin[0] : (row + 1) * self.ranks_per_bin[0]]
 
-def feeds_of(plan: ConversionPlan, most_bins: int = _MOST_BINS) -> Feeds:
-    """How many bytes the shards that each target rank keeps have from each source rank; copies as if they were read."""
+    def ranks_of_column(self, column: int) -> range:
+        """The source ranks that a column stands for."""
+        return self.source_ranks[column * self.ranks_per_bin[1] : (column + 1) * self.ranks_per_bin[1]]
+
+
+def ranks_of(plan: ConversionPlan) -> tuple[range, range]:
+    """All ranks of the target, and of the source."""
     held, lost = plan.inputs.catalog.records, plan.inputs.catalog.lost
-    targets, sources = plan.target_ranks, range(min([*held, *lost]), max([*held, *lost]) + 1)
-    per_row, per_column = -(-len(targets) // most_bins), -(-len(sources) // most_bins)
+    return plan.target_ranks, range(min([*held, *lost]), max([*held, *lost]) + 1)
+
+
+def feeds_of(plan: ConversionPlan, most_rows: int = MOST_BINS, most_columns: int = MOST_BINS) -> Feeds:
+    """How many bytes the shards that each target rank keeps have from each source rank; copies as if they were read."""
+    targets, sources = ranks_of(plan)
+    per_row, per_column = _ranks_per_bin(len(targets), most_rows), _ranks_per_bin(len(sources), most_columns)
     counts = np.zeros((-(-len(targets) // per_row), -(-len(sources) // per_column)), dtype=np.int64)
     for stage in plan.stages:
         first_row = stage.ranks.start - targets.start
@@ -65,17 +82,54 @@ def feeds_of(plan: ConversionPlan, most_bins: int = _MOST_BINS) -> Feeds:
     return Feeds(counts, targets, sources, (per_row, per_column))
 
 
-def draw_feeds(feeds: Feeds) -> str:
-    """The picture: a row for each target rank, a column for each source rank, the darker the more bytes."""
+def _ranks_per_bin(count: int, most_bins: int) -> int:
+    """Ranks to a bin: so many that all bins are equal, unless that would make them much fewer than there may be."""
+    least = max(1, -(-count // most_bins))
+    return next((size for size in range(least, least * 3 // 2 + 1) if count % size == 0), least)
+
+
+def levels_of(counts: np.ndarray) -> np.ndarray:
+    """The level of each count: the highest within a factor of 4 of the largest, each lower one a factor below.
+
+    0 is for nothing.
+    """
+    largest = counts.max(initial=1)
+    steps = np.floor(np.log(largest / np.maximum(counts, 1)) / np.log(_LEVEL_FACTOR) + 1e-9).astype(int)
+    return np.where(counts > 0, np.clip(DARKEST - steps, 1, DARKEST), 0)
+
+
+def legend_of(feeds: Feeds) -> Iterator[tuple[int, str]]:
+    """Each level and what it stands for, from many bytes to none."""
+    largest = int(feeds.counts_bytes.max(initial=0))
+    for level in range(DARKEST, 0, -1):
+        yield level, f"up to {size_text(largest / _LEVEL_FACTOR ** (DARKEST - level))}"
+    yield 0, "nothing"
+
+
+def axis_title(title: str, ranks_per_bin: int) -> str:
+    """`Source rank, 16 to a cell`."""
+    return title if ranks_per_bin == 1 else f"{title}, {ranks_per_bin} to a cell"
+
+
+def draw_feeds(feeds: Feeds, *, tooltips: bool = False) -> str:
+    """The picture: a row for each target rank, a column for each source rank, the darker the more bytes.
+
+    `tooltips`: each cell tells its ranks and bytes where the mouse is; the picture is several times as large then.
+    Shapes have classes, by which a page can give them other colors.
+    """
     rows, columns = feeds.counts_bytes.shape
     side = min(_LARGEST_CELL_PIXELS, _LARGEST_GRID_PIXELS // max(rows, columns))
     width, height = _LEFT + columns * side + 24 + _LEGEND, max(_TOP + rows * side + 20, _TOP + 180)
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="feeds-title feeds-text">',
+        '<title id="feeds-title">Which source ranks feed which target ranks</title>',
+        f'<desc id="feeds-text">{_description(feeds)}</desc>',
         f"<style>{_STYLE}</style>",
         # a ground of its own: it is shown on light and on dark pages
-        f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
+        f'<rect class="ground" width="{width}" height="{height}" rx="8" fill="#fff"/>',
         *_cells(feeds, side),
+        *(_tooltips(feeds, side) if tooltips else ()),
         *_axes(feeds, side),
         *_legend(feeds, _LEFT + columns * side + 24),
         "</svg>",
@@ -83,16 +137,17 @@ def draw_feeds(feeds: Feeds) -> str:
     return "".join(parts)
 
 
-def _levels(counts: np.ndarray) -> np.ndarray:
-    """The shade of each count: the darkest within a factor of the largest, each lighter one a factor below; 0: none."""
-    largest = counts.max(initial=1)
-    steps = np.floor(np.log(largest / np.maximum(counts, 1)) / np.log(_LEVEL_FACTOR) + 1e-9).astype(int)
-    return np.where(counts > 0, np.clip(len(_SHADES) - steps, 1, len(_SHADES)), 0)
+def _description(feeds: Feeds) -> str:
+    count, pairs = np.count_nonzero(feeds.counts_bytes), feeds.counts_bytes.size
+    return (
+        f"A grid: {len(feeds.target_ranks)} target ranks from top to bottom, {len(feeds.source_ranks)} source ranks "
+        f"from left to right. {count} of {pairs} cells have bytes, the most {size_text(int(feeds.counts_bytes.max()))}."
+    )
 
 
 def _cells(feeds: Feeds, side: int) -> list[str]:
     """One path for each shade; cells of a row that are alike and side by side are one piece of it."""
-    levels = _levels(feeds.counts_bytes)
+    levels = levels_of(feeds.counts_bytes)
     gap = 2 if side > 20 else 1 if side > 8 else 0
     paths: dict[int, list[str]] = {}
     for row, line in enumerate(levels.tolist()):
@@ -102,7 +157,10 @@ def _cells(feeds: Feeds, side: int) -> list[str]:
                 x, y, length = _LEFT + begun * side, _TOP + row * side, (column - begun) * side - gap
                 paths.setdefault(line[begun], []).append(f"M{x} {y}h{length}v{side - gap}h-{length}z")
                 begun = column
-    drawn = [f'<path fill="{_shade(level)}" d="{"".join(path)}"/>' for level, path in sorted(paths.items())]
+    drawn = [
+        f'<path class="level{level}" fill="{SHADES[level]}" d="{"".join(path)}"/>'
+        for level, path in sorted(paths.items())
+    ]
     return drawn + (_numbers(feeds, levels, side) if max(levels.shape) <= _LABELLED_CELLS else [])
 
 
@@ -110,10 +168,25 @@ def _numbers(feeds: Feeds, levels: np.ndarray, side: int) -> list[str]:
     numbers = []
     for row, column in np.argwhere(levels > 0).tolist():
         x, y = _LEFT + column * side + side // 2 - 1, _TOP + row * side + side // 2 + 3
-        tone = " light" if levels[row, column] > 2 else ""
+        tone = " light" if levels[row, column] >= FIRST_DARK else ""
         said = size_text(int(feeds.counts_bytes[row, column]))
         numbers.append(f'<text class="middle small{tone}" x="{x}" y="{y}">{said}</text>')
     return numbers
+
+
+def _tooltips(feeds: Feeds, side: int) -> list[str]:
+    """Transparent cells that say what is below them; the cells themselves are joined to a few paths."""
+    parts = ['<g fill="transparent">']
+    for row, column in np.argwhere(feeds.counts_bytes > 0).tolist():
+        x, y, size = _LEFT + column * side, _TOP + row * side, size_text(int(feeds.counts_bytes[row, column]))
+        source, target = _ranks(feeds.ranks_of_column(column)), _ranks(feeds.ranks_of_row(row))
+        said = f"source {source} to target {target}: {size}"
+        parts.append(f'<rect x="{x}" y="{y}" width="{side}" height="{side}"><title>{said}</title></rect>')
+    return [*parts, "</g>"]
+
+
+def _ranks(ranks: range) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
 
 
 def _axes(feeds: Feeds, side: int) -> list[str]:
@@ -122,8 +195,8 @@ def _axes(feeds: Feeds, side: int) -> list[str]:
     middle = _TOP + rows * side // 2
     upright = f'class="head middle" transform="translate(18 {middle}) rotate(-90)"'
     parts = [
-        f'<text class="head" x="{_LEFT}" y="20">{_axis_title("Source rank", per_column)}</text>',
-        f"<text {upright}>{_axis_title('Target rank', per_row)}</text>",
+        f'<text class="head" x="{_LEFT}" y="20">{axis_title("Source rank", per_column)}</text>',
+        f"<text {upright}>{axis_title('Target rank', per_row)}</text>",
     ]
     for column in _ticks(columns):
         x = _LEFT + column * side + side // 2
@@ -136,34 +209,16 @@ def _axes(feeds: Feeds, side: int) -> list[str]:
     return parts
 
 
-def _axis_title(title: str, per_bin: int) -> str:
-    return title if per_bin == 1 else f"{title}, {per_bin} to a cell"
-
-
 def _ticks(count: int) -> range:
     return range(0, count, 1 if count <= 2 * _MOST_TICKS else -(-count // _MOST_TICKS))
 
 
 def _legend(feeds: Feeds, x: int) -> list[str]:
-    largest = int(feeds.counts_bytes.max(initial=0))
-    parts = [f'<text class="head" x="{x}" y="20">Bytes</text>', f'<text x="{x}" y="38">{_of_what(feeds)}</text>']
-    for place, level in enumerate(range(len(_SHADES), -1, -1)):
+    of_what = "of each cell" if max(feeds.ranks_per_bin) > 1 else "from rank to rank"
+    parts = [f'<text class="head" x="{x}" y="20">Bytes</text>', f'<text x="{x}" y="38">{of_what}</text>']
+    for place, (level, said) in enumerate(legend_of(feeds)):
         y = _TOP + place * 24
-        steps = len(_SHADES) - level
-        if level == len(_SHADES):
-            said = f"up to {size_text(largest)}"
-        elif level:
-            said = f"up to {size_text(largest / _LEVEL_FACTOR**steps)}"
-        else:
-            said = "nothing"
-        parts.append(f'<rect x="{x}" y="{y}" width="16" height="16" rx="3" fill="{_shade(level)}"/>')
+        box = f'x="{x}" y="{y}" width="16" height="16" rx="3"'
+        parts.append(f'<rect class="level{level}" {box} fill="{SHADES[level]}"/>')
         parts.append(f'<text x="{x + 24}" y="{y + 12}">{said}</text>')
     return parts
-
-
-def _of_what(feeds: Feeds) -> str:
-    return "of each cell" if max(feeds.ranks_per_bin) > 1 else "from rank to rank"
-
-
-def _shade(level: int) -> str:
-    return _SHADES[level - 1] if level else _EMPTY

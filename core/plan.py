@@ -14,7 +14,7 @@ Nothing here reads or writes; the catalog tells what is where.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from core.append_info import AppendedParameter, redundancy_mark
 from core.changes import NO_CHANGES, Changes
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.records import CheckpointCatalog
+from core.composed import ComposedPair, PlacedPart
 from core.dtypes import DType
 from core.errors import PlanError
 from core.holders import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units, grid_of
@@ -40,20 +41,7 @@ from core.parameters import (
 from core.redundancy import SharedSlices, choose_keepers
 from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
-from core.subnetwork import part_of_target
-
-
-@dataclass(frozen=True)
-class UnifiedLayout:
-    """A target of whole tensors in files that are about equally large, each parameter in one of them.
-
-    Attributes:
-        max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
-        naming: whose names files and index have: `huggingface` or `mindspore`.
-    """
-
-    max_shard_bytes: int
-    naming: str
+from core.unified import UnifiedLayout, unified_match
 
 
 @dataclass(frozen=True)
@@ -189,7 +177,7 @@ class CutPair:
         """How many units each cell of the target's grid has."""
         return {cell: self.target_box(cell).size for cell in self.target.holders}
 
-    def parts(self, target_cell: Shape) -> tuple[HeldPart, ...]:
+    def parts(self, target_cell: Shape) -> Sequence[HeldPart]:
         """What fills a target cell, each part with the source rank that it is read from, in units."""
         known = self._parts_of.get(target_cell)
         if known is None:
@@ -201,7 +189,7 @@ class CutPair:
 class LayoutClass:
     """Parameters of one target stage that are cut alike, and where their source is."""
 
-    pair: CutPair
+    pair: CutPair | ComposedPair
     source_first_rank: int
     parameters: tuple[MovedParameter, ...]
     kept: np.ndarray | None = field(default=None, compare=False)
@@ -210,7 +198,21 @@ class LayoutClass:
     @cached_property
     def bytes_per_unit(self) -> np.ndarray:
         """Int64 array of shape (stage ranks,): bytes of one unit of every parameter of the class that a rank keeps."""
-        each = self._bytes_per_unit_of_each
+        return self._sum_of_kept(self._bytes_per_unit_of_each)
+
+    @cached_property
+    def needed_bytes(self) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): bytes of the source that what a rank keeps of the class is made from."""
+        cells = self.pair.target.cell_numbers
+        if isinstance(self.pair, ComposedPair):
+            itemsizes = [source.dtype.itemsize for source in self.parameters[0].sources]
+            per_cell = np.array(self.pair.needed_bytes(itemsizes), dtype=np.int64)
+            return per_cell[cells] * self._sum_of_kept(np.ones(len(self.parameters), dtype=np.int64))
+        sizes = np.array(list(self.pair.target_sizes.values()), dtype=np.int64)
+        return sizes[cells] * self._sum_of_kept(self._bytes_per_unit(lambda parameter: parameter.sources[0].dtype))
+
+    def _sum_of_kept(self, each: np.ndarray) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): the sum over the parameters that a rank keeps, of one number of each."""
         return np.full(self.pair.target.device_count, each.sum()) if self.kept is None else each @ self.kept
 
     def keeps_any(self, stage_rank: int) -> bool:
@@ -222,13 +224,14 @@ class LayoutClass:
         target = self.pair.target
         holders = np.array(list(target.holders.values()))
         units = np.array([self.pair.target_box(cell).size for cell in target.holders])
-        for unit_bytes in self._bytes_per_unit_of_each:
+        for unit_bytes in self._bytes_per_unit(lambda parameter: parameter.dtype):
             yield SharedSlices(holders, units * unit_bytes)
 
-    @cached_property
-    def _bytes_per_unit_of_each(self) -> np.ndarray:
+    def _bytes_per_unit(self, dtype_of: Callable[[MovedParameter], DType]) -> np.ndarray:
+        """Int64 array of shape (parameters,): bytes of one unit of each, in a dtype of it."""
         sizes = [
-            parameter.dtype.itemsize * math.prod(self.pair.units_of(parameter.shape)) for parameter in self.parameters
+            dtype_of(parameter).itemsize * math.prod(self.pair.units_of(parameter.shape))
+            for parameter in self.parameters
         ]
         return np.array(sizes, dtype=np.int64)
 
@@ -283,13 +286,15 @@ class RankTotals:
 
     Attributes:
         rank: global rank.
-        shard_bytes: bytes of all its shards: to be written, and, if it is no copy, to be read.
+        shard_bytes: bytes of all its shards.
+        needed_bytes: bytes of the source that they are made from, which are read unless it is a copy.
         source_ranks: source ranks whose files it needs.
         copy_of: the lower rank with the same content, if there is one.
     """
 
     rank: int
     shard_bytes: int
+    needed_bytes: int
     source_ranks: tuple[int, ...]
     copy_of: int | None
 
@@ -300,7 +305,7 @@ class ConversionPlan:
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs
         self.match = match
-        self.stages = tuple(_target_stages(inputs.target_strategy, match.moved, inputs.replicas))
+        self.stages = tuple(_target_stages(_stage_ranks(inputs.target_strategy, match), match.moved, inputs.replicas))
 
     @property
     def target_ranks(self) -> range:
@@ -312,16 +317,15 @@ class ConversionPlan:
         """The first rank of each of the target's stages."""
         return tuple(stage.ranks.start for stage in self.stages)
 
-    @cached_property
+    @property
     def part(self) -> int | None:
         """The stage whose part of the target this is; None if it is all of it."""
-        inputs = self.inputs
-        if not self.match.elsewhere:
-            return None
-        return part_of_target(inputs.source_strategy, inputs.target_strategy, inputs.allow_missing)
+        return self.match.part
 
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""
+        if self.match.files:
+            return self.match.files[rank]
         part = "" if self.part is None else f"_part{self.part}"
         return f"rank_{rank}/{self.inputs.prefix}{rank}{part}.{self.inputs.format}"
 
@@ -341,7 +345,7 @@ class ConversionPlan:
         parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
         parameters.extend(
             ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), appended=each)
-            for each in self.match.appended
+            for each in self._appended(rank)
         )
         return RankPlan(rank, tuple(parameters), self.copies.get(rank))
 
@@ -370,7 +374,7 @@ class ConversionPlan:
     @property
     def read_bytes(self) -> int:
         """Bytes of source shards that are needed, each as often as it is needed; copies need none."""
-        return sum(totals.shard_bytes for totals in self.totals if totals.copy_of is None)
+        return sum(totals.needed_bytes for totals in self.totals if totals.copy_of is None)
 
     @property
     def written_bytes(self) -> int:
@@ -412,6 +416,10 @@ class ConversionPlan:
                 return stage
         raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
 
+    def _appended(self, rank: int) -> tuple[AppendedParameter, ...]:
+        """What a target rank's file gets besides: each rank's, but only one file of a unified target."""
+        return self.match.appended if not self.match.files or rank == self.target_ranks[-1] else ()
+
     def _carried_source(self, stage: TargetStage, carried: CarriedParameter, rank: int) -> int:
         """The source rank from which a target rank gets a parameter that no strategy knows."""
         strategy = self.inputs.source_strategy
@@ -429,7 +437,7 @@ class ConversionPlan:
         entry = self.source_entry(source_rank, carried.source_name)
         whole = TensorSlice.whole(entry.shape)
         source = SourceTensor(carried.source_name, entry.dtype, entry.shape, ())
-        return ParameterPlan(carried.name, entry.dtype, whole, (ReadItem(source_rank, whole, whole),), (source,))
+        return ParameterPlan(carried.name, carried.dtype, whole, (ReadItem(source_rank, whole, whole),), (source,))
 
     def _content_keys(self, stage: TargetStage) -> np.ndarray:
         """An int array of shape (ranks, …): rows are equal where the ranks' contents are known to be."""
@@ -456,24 +464,29 @@ class ConversionPlan:
     def _totals_of(self, stage: TargetStage) -> Iterator[RankTotals]:
         # all ranks of a class at once: a redundancy-removed source has thousands of classes
         mask_bytes = max(self.inputs.catalog.records) // 8 + 1
-        shard_bytes = np.full(len(stage.ranks), sum(len(each.content) for each in self.match.appended), dtype=np.int64)
+        appended_bytes = [sum(len(each.content) for each in self._appended(rank)) for rank in stage.ranks]
+        shard_bytes = np.array(appended_bytes, dtype=np.int64)
+        needed_bytes = np.zeros(len(stage.ranks), dtype=np.int64)
         masks = np.zeros((len(stage.ranks), mask_bytes), dtype=np.uint8)
         for layout_class in stage.classes:
             cells = layout_class.pair.target.cell_numbers
             sizes = np.array(list(layout_class.pair.target_sizes.values()), dtype=np.int64)
             shard_bytes += sizes[cells] * layout_class.bytes_per_unit
+            needed_bytes += layout_class.needed_bytes
             needed = layout_class.source_masks(mask_bytes)[cells]
             if layout_class.kept is not None:
                 needed[~layout_class.kept.any(axis=0)] = 0
             masks |= needed
         for position, rank in enumerate(stage.ranks):
             source_ranks = set(np.flatnonzero(np.unpackbits(masks[position], bitorder="little")).tolist())
-            size = int(shard_bytes[position])
+            size, needed = int(shard_bytes[position]), int(needed_bytes[position])
             for carried in self.match.carried:
                 source_rank = self._carried_source(stage, carried, rank)
-                size += self.source_entry(source_rank, carried.source_name).size_bytes
+                entry = self.source_entry(source_rank, carried.source_name)
+                size += math.prod(entry.shape) * carried.dtype.itemsize
+                needed += entry.size_bytes
                 source_ranks.add(source_rank)
-            yield RankTotals(rank, size, tuple(sorted(source_ranks)), self.copies.get(rank))
+            yield RankTotals(rank, size, needed, tuple(sorted(source_ranks)), self.copies.get(rank))
 
 
 def build_plan(inputs: PlanInputs) -> ConversionPlan:
@@ -492,8 +505,12 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
         saved_whole=inputs.saved_whole,
         append_info=inputs.append_info,
         shared_parameters=inputs.shared_parameters,
+        changes=inputs.changes,
     )
     check_nothing_lost(inputs.catalog, match)
+    if inputs.unified is not None:
+        has_strategy = inputs.source_strategy is not None
+        match = unified_match(inputs.catalog, match, inputs.unified, has_strategy=has_strategy)
     plan = ConversionPlan(inputs, match)
     plan.check_coverage()
     if inputs.replicas and len(plan.target_ranks) == 1:
@@ -506,14 +523,23 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
     return plan
 
 
-def _target_stages(target: Strategy | None, moved: Sequence[MovedParameter], replicas: int) -> Iterator[TargetStage]:
-    numbers_and_ranks: list[tuple[int, range]] = [(0, range(1))]
+def _stage_ranks(target: Strategy | None, match: ParameterMatch) -> list[tuple[int, range]]:
+    """The target's stages and their ranks; each file of a unified target is a stage."""
     if target is not None:
-        numbers_and_ranks = [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
-    for number, ranks in numbers_and_ranks:
+        return [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
+    return [(number, range(number, number + 1)) for number in range(len(match.files) or 1)]
+
+
+def _target_stages(
+    stage_ranks: Sequence[tuple[int, range]], moved: Sequence[MovedParameter], replicas: int
+) -> Iterator[TargetStage]:
+    for number, ranks in stage_ranks:
         here = [parameter for parameter in moved if number in parameter.target_layouts]
         order = {parameter.name: position for position, parameter in enumerate(here)}
-        classes = tuple(_layout_classes(here, number))
+        classes = (
+            *_layout_classes([parameter for parameter in here if parameter.is_whole], number),
+            *_composed_classes([parameter for parameter in here if not parameter.is_whole], number),
+        )
         yield TargetStage(number, ranks, _without_redundancy(classes, order, replicas) if replicas else classes, order)
 
 
@@ -529,6 +555,21 @@ def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[Lay
         first = alike[0]
         target = first.target_layouts[stage].cut(len(first.shape))
         yield LayoutClass(CutPair(first.copies, target, first.shape), first.source_first_rank, tuple(alike))
+
+
+def _composed_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[LayoutClass]:
+    """The classes of what is made of pieces: alike are those that are made alike, of sources that are cut alike."""
+    grouped: dict[object, list[MovedParameter]] = {}
+    for parameter in moved:
+        sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
+        key = (sources, parameter.pieces, parameter.dtype, parameter.target_layouts[stage])
+        grouped.setdefault(key, []).append(parameter)
+    for alike in grouped.values():
+        first = alike[0]
+        target = first.target_layouts[stage].cut(len(first.shape))
+        made_of = [(source.copies, source.shape) for source in first.sources]
+        pair = ComposedPair(made_of, first.pieces, target, first.shape)
+        yield LayoutClass(pair, first.source_first_rank, tuple(alike))
 
 
 def _without_redundancy(
@@ -573,5 +614,8 @@ def _boxes(layout_class: LayoutClass, shape: Shape, stage_rank: int) -> tuple[Te
         shared_box = part.box.scaled(units)
         if shared_box.size:
             source_box = shared_box.relative_to(part.cell.scaled(units))
-            reads.append(ReadItem(part.rank, source_box, shared_box.relative_to(box)))
+            if isinstance(part, PlacedPart):
+                reads.append(ReadItem(part.rank, source_box, part.place.relative_to(box), part.source, part.axes))
+            else:
+                reads.append(ReadItem(part.rank, source_box, shared_box.relative_to(box)))
     return box, tuple(reads)

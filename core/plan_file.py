@@ -23,11 +23,12 @@ from core.checkpoint.records import CheckpointCatalog
 from core.errors import InputError, TargetError
 from core.keys import needed_target_key, target_key
 from core.layout import ParameterLayout
-from core.plan import ConversionPlan, PlanInputs, UnifiedLayout, build_plan
+from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
+from core.unified import UnifiedLayout
 
 SCHEMA_VERSION = 2
 _PLAN = "plan"

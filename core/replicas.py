@@ -62,7 +62,7 @@ def check_replicas(
     is_local = all(parse_url(record.location).is_local for record in records[:1])
     in_threads(read, records, workers if is_local else min(workers, _REMOTE_FILES_AT_ONCE), threading.Event())
     differing = [
-        _told(slice_, list(ranks.values()))
+        differing_copies_text(slice_.name, slice_.box, list(ranks.values()))
         for slice_, ranks in sorted(copies.items(), key=lambda item: (item[0].name, item[0].box))
         if len(ranks) > 1
     ]
@@ -123,11 +123,9 @@ def _digests(record: CatalogRecord, slices: dict[str, _Slice]) -> Iterator[tuple
         file.close()
 
 
-def _told(slice_: _Slice, groups: Sequence[Sequence[int]]) -> str:
-    """The ranks that hold each of the contents, those with the most copies first."""
+def differing_copies_text(name: str, box: str, groups: Sequence[Sequence[int]]) -> str:
+    """That ranks hold different copies of a box, and which: groups with the same content, most copies first."""
     ordered = sorted((sorted(group) for group in groups), key=lambda group: (-len(group), group))
     told = [f"on {rank_names(group, 4)}" for group in ordered[:4]]
     rest = f", and {counted(len(ordered) - 4, 'other')}" if len(ordered) > 4 else ""
-    return (
-        f"parameter {slice_.name!r}, {slice_.box}: one content {told[0]}, another {', another '.join(told[1:])}{rest}"
-    )
+    return f"parameter {name!r}, {box}: one content {told[0]}, another {', another '.join(told[1:])}{rest}"

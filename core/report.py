@@ -192,7 +192,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         workers=budget.workers,
         dropped=plan.match.dropped,
         excused=plan.match.excused,
-        carried=tuple(carried.name for carried in plan.match.carried),
+        carried=plan.match.beyond_strategies,
         integrated=plan.match.integrated,
         stand_ins=stand_ins_of(plan),
         notes=plan_notes(plan),

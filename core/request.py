@@ -14,6 +14,7 @@ from core.changes import OverflowPolicy, Selection
 from core.errors import InputError
 from core.info_texts import InfoValue, parse_info
 from core.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
+from core.unified_names import UnifiedNaming
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -28,6 +29,13 @@ _KEY_ADVICE = (
     "Where the key is kept: env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of what stands there, unless "
     "that begins with hex: or base64:."
 )
+
+
+_NOT_OF_UNIFIED = {
+    "prefix": "the files of a unified target have names of their own (--unified-naming): leave it out",
+    "encrypt_key": "a unified target is .safetensors files, of which MindSpore knows no encrypted ones: name no key",
+    "remove_redundancy": "a unified target has everything once: leave it out",
+}
 
 
 def _pattern(pattern: str) -> JsonDict:
@@ -79,13 +87,6 @@ class TargetLayout(StrEnum):
 
     RANKS = "ranks"
     UNIFIED = "unified"
-
-
-class UnifiedNaming(StrEnum):
-    """Whose names the files of a unified target have."""
-
-    HUGGINGFACE = "huggingface"
-    MINDSPORE = "mindspore"
 
 
 class UnmatchedPolicy(StrEnum):
@@ -478,6 +479,31 @@ class ConversionOptions(BaseModel):
         side = str(info.field_name).removesuffix("_mode")
         return mode_with_key(value, info.data.get(f"{side}_key"), f"--{side}-key")
 
+    @field_validator("layout")
+    @classmethod
+    def _check_layout(cls, value: TargetLayout, info: ValidationInfo) -> TargetLayout:
+        if value is TargetLayout.UNIFIED and info.data.get("target_strategy"):
+            raise ValueError("whole tensors are cut by no strategy: name no --target-strategy")
+        if value is TargetLayout.UNIFIED and info.data.get("format") is OutputFormat.CKPT:
+            raise ValueError("is of .safetensors files: leave out --format")
+        return value
+
+    @field_validator("max_shard_size", "unified_naming")
+    @classmethod
+    def _check_of_unified(cls, value: str, info: ValidationInfo) -> str:
+        is_default = value == cls.model_fields[str(info.field_name)].default
+        if not is_default and info.data.get("layout") is TargetLayout.RANKS:
+            raise ValueError("is of a unified target only: ask for that, too, --layout unified")
+        return value
+
+    @field_validator("prefix", "encrypt_key", "remove_redundancy")
+    @classmethod
+    def _check_not_of_unified(cls, value: str | bool, info: ValidationInfo) -> str | bool:
+        is_default = value == cls.model_fields[str(info.field_name)].default
+        if not is_default and info.data.get("layout") is TargetLayout.UNIFIED:
+            raise ValueError(_NOT_OF_UNIFIED[str(info.field_name)])
+        return value
+
     @field_validator("write_crc")
     @classmethod
     def _check_no_crc_of_encrypted(cls, value: bool, info: ValidationInfo) -> bool:
@@ -664,7 +690,7 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str] = 
         # a name that is no text has no place
         name = str(detail["loc"][0] if detail["loc"] else detail["input"])
         # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
-        secret = name.endswith(("storage", "_key")) or carries_credentials(str(detail["input"]))
+        secret = "storage" in name or "_key" in name or carries_credentials(str(detail["input"]))
         hidden = detail["type"] == "missing" or secret
         given = "" if hidden else f" {detail['input']!r}"
         lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}")

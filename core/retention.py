@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 
 from core.checkpoint.names import Step, parse_step
 from core.errors import InputError, StorageError, TargetBusyError, TargetError
-from core.manifest import Manifest, RankSummary, dump_record, parse_manifest
+from core.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
 from core.progress import current_progress
 from core.request import VerifyLevel
 from core.storage.claims import check_claim
@@ -54,12 +54,14 @@ from core.storage.requests import at_once
 from core.storage.stamps import Stamp, read_stamp, read_stamps
 from core.storage.urls import Location
 from core.target import LEASES_DIRECTORY, Workspace, read_manifest, record_digest
+from core.unified_index import index_problem
+from core.unified_names import is_unified_name
 from core.verify import verify_rank
 
 REMOVING_NAME = "removing.json"
 """The manifest of a conversion that is being removed, from before the manifest goes until all else has gone."""
 _LARGEST_MANIFEST_BYTES = 2**28
-_LISTED_FILE = re.compile(r"rank_\d+/[^/\\\0]+")
+_RANKS_FILE = re.compile(r"rank_\d+/[^/\\\0]+")
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ def _would_remove(conversion: _Conversion) -> str:
 
 
 def _listed_files(conversion: _Conversion) -> list[Location]:
-    return [conversion.directory.child(*rank.file.split("/")) for rank in conversion.manifest.ranks]
+    return [conversion.directory.child(*file.split("/")) for file in conversion.manifest.files]
 
 
 def _check_removable(conversion: _Conversion) -> None:
@@ -292,18 +294,21 @@ def _check_removable(conversion: _Conversion) -> None:
             # a removal that was killed has left the place of its lease
             if exists(beside) and not (suffix == PARTIAL_SUFFIX and _has_only_leases(beside)):
                 raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")
-    unusual = [rank.file for rank in conversion.manifest.ranks if not _LISTED_FILE.fullmatch(rank.file)]
+    listed = conversion.manifest.files
+    unusual = [file for file in listed if not _RANKS_FILE.fullmatch(file) and not is_unified_name(file)]
     if unusual:
         raise _LeftAloneError(f"its manifest lists {unusual[0]!r}, which no conversion writes")
     record = read_stamp(conversion.record)
     if record is None:
         raise _LeftAloneError("another run is removing it")
     files = _listed_files(conversion)
-    for file, stamp, rank in zip(files, read_stamps(files), conversion.manifest.ranks, strict=True):
+    index = conversion.manifest.index
+    written: list[RankSummary | IndexSummary] = [*conversion.manifest.ranks, *([index] if index else [])]
+    for file, stamp, summary in zip(files, read_stamps(files), written, strict=True):
         if stamp is not None and (
             _is_elsewhere(file)
-            or _differs(stamp, record, rank.size_bytes)
-            or (_is_moved(stamp, record) and not _is_as_written(conversion, rank))
+            or _differs(stamp, record, summary.size_bytes)
+            or (_is_moved(stamp, record) and not _is_as_written(conversion, summary))
         ):
             raise _LeftAloneError(f"{file} was changed after it was written")
 
@@ -323,8 +328,10 @@ def _is_moved(stamp: Stamp, record: Stamp) -> bool:
     return stamp.touched is not None and record.touched is not None and stamp.touched > record.touched
 
 
-def _is_as_written(conversion: _Conversion, summary: RankSummary) -> bool:
+def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary) -> bool:
     """Reads a file, and compares it with its record: costs as much as writing it did."""
+    if isinstance(summary, IndexSummary):
+        return index_problem(conversion.directory, summary) is None
     try:
         record = Workspace(conversion.directory, conversion.manifest.identity).read_record(summary.rank)
     except TargetError:

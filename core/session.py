@@ -25,7 +25,7 @@ from core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from core.plan import ConversionPlan
 from core.progress import SilentProgress, advancing, current_progress
 from core.report import ConversionReport, Outcome, RankReport, plan_notes, stand_ins_of
-from core.request import ConversionRequest, VerifyLevel
+from core.request import ConversionRequest, TargetLayout, VerifyLevel
 from core.retry import retries_counted, with_retries
 from core.sharing import group_ranks
 from core.sources import are_remote
@@ -37,6 +37,7 @@ from core.storage.urls import Location, parse_url
 from core.target import Target, Workspace, read_identity, read_records, record_digest
 from core.threads import in_threads
 from core.transform import transform_ranks
+from core.unified_index import index_of, index_problem
 from core.verify import RankVerification, verify_rank
 
 _HEADER_BYTES = 4096
@@ -206,7 +207,7 @@ class Session:
             verified=level,
             dropped=plan.match.dropped,
             excused=plan.match.excused,
-            carried=tuple(carried.name for carried in plan.match.carried),
+            carried=plan.match.beyond_strategies,
             stand_ins=stand_ins_of(plan),
             notes=plan_notes(plan),
             ranks=tuple(mine),
@@ -228,12 +229,17 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         finished = Workspace(target.final, target.identity)
         sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers)
         target.check_nothing_foreign()
-        if len(sound) == len(plan.target_ranks):
+        problem = index_problem(target.final, index.summary) if (index := index_of(plan)) else None
+        if problem is not None:
+            current_progress().note(f"{problem}: it is written again")
+        elif len(sound) == len(plan.target_ranks):
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
             target.confirm(request.verify)
             yield Session(request, target, finished, ranks, frozenset(sound), budget, committed=True)
             return
-        current_progress().note(f"{target.final}: {len(plan.target_ranks) - len(sound)} of its files are to be mended")
+        else:
+            left = len(plan.target_ranks) - len(sound)
+            current_progress().note(f"{target.final}: {left} of its files are to be mended")
         target.reopen()
     with target.claimed(ranks) as workspace:
         if target.is_committed():
@@ -446,9 +452,11 @@ def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
         verified=min((result.report.verified for result in results.values()), key=list(VerifyLevel).index),
         dropped=plan.match.dropped,
         excused=plan.match.excused,
-        carried=tuple(carried.name for carried in plan.match.carried),
+        carried=plan.match.beyond_strategies,
         notes=plan_notes(plan),
         ranks=tuple(results[rank].summary for rank in plan.target_ranks),
+        layout=TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS,
+        index=index.summary if (index := index_of(plan)) else None,
     )
     return sealed_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
 

@@ -18,7 +18,7 @@ from core.errors import PlanError
 from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
 from core.holders import SourceCopy, lacks_cells
 from core.layout import whole_layout
-from core.parameters import MovedParameter
+from core.parameters import MovedParameter, as_it_is, distinct_sources
 from core.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
 from core.progress import current_progress
 from core.slices import TensorSlice, contiguous_boxes
@@ -69,9 +69,9 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
         CatalogError: a source file is not the one that was planned with.
         StorageError: one cannot be read.
     """
-    parameters = {parameter.name: parameter for parameter in plan.match.moved}
+    sources = {source.name: source for source in distinct_sources(plan.match.moved)}
     for name, copies in plan.match.shared.items():
-        parameter = parameters[name]
+        parameter = as_it_is(sources[name], {})
         whole = [(stage, copy) for stage, copy in copies if not lacks_cells(copy, len(parameter.shape))]
         if len(whole) < 2:
             continue
@@ -99,7 +99,7 @@ def _are_alike(plan: ConversionPlan, parameter: MovedParameter, first: SourceCop
     if parameter.dtype is TEXT:
         return True
     most = _BLOCK_BYTES // parameter.dtype.itemsize
-    with closing(_CopyReader(plan, copies[0])) as one, closing(_CopyReader(plan, copies[1])) as two:
+    with closing(WholeReader(plan, copies[0])) as one, closing(WholeReader(plan, copies[1])) as two:
         boxes = contiguous_boxes(parameter.shape, 0, math.prod(parameter.shape), most)
         return all(np.array_equal(one.read(box), two.read(box)) for box in boxes)
 
@@ -111,8 +111,8 @@ def _whole(parameter: MovedParameter, copy: SourceCopy) -> ParameterPlan:
     return plan
 
 
-class _CopyReader:
-    """Reads boxes of a parameter from one stage's copy."""
+class WholeReader:
+    """Reads boxes of a whole parameter, as its plan says, which is for a target without any cut."""
 
     def __init__(self, plan: ConversionPlan, parameter: ParameterPlan) -> None:
         self._parameters: Mapping[str, ParameterPlan] = {parameter.name: parameter}

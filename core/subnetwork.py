@@ -5,7 +5,7 @@ perhaps on other machines. What comes of it is a part: files named `…_part{sta
 `load_segmented_checkpoints` and all commands here read together with the other stages' as one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from core.strategy.model import Strategy
@@ -14,16 +14,28 @@ _ASIDE = ("accu_grads", "adam_m", "adam_v")
 """Names of training state, which either side may have or not, begin so: it says nothing about stages."""
 
 
-def part_of_target(source: Strategy | None, target: Strategy | None, allow_missing: Sequence[str] = ()) -> int | None:
+def part_of_target(
+    source: Strategy | None,
+    target: Strategy | None,
+    names: Collection[str] | None = None,
+    excused: Collection[str] = (),
+    allow_missing: Sequence[str] = (),
+) -> int | None:
     """The stage that a conversion is the part of; None if it makes all of the target, or is to.
 
-    `allow_missing` are patterns of parameters that the target can do without.
+    `names` are what the source strategy's parameters are called in the target, their own if that is not given;
+    `excused` are names that the target can do without, `allow_missing` patterns of them.
     """
     if source is None or source.merged or target is None or len(target.stages) > 1:
         return None
-    wanted = {name for name in _telling(target) if not any(fnmatchcase(name, pattern) for pattern in allow_missing)}
-    return source.stages[0].stage if _telling(source) < wanted else None
+    wanted = {
+        name
+        for name in _telling(target.parameters)
+        if name not in excused and not any(fnmatchcase(name, pattern) for pattern in allow_missing)
+    }
+    own = _telling(source.parameters if names is None else names)
+    return source.stages[0].stage if own < wanted else None
 
 
-def _telling(strategy: Strategy) -> set[str]:
-    return {name for name in strategy.parameters if not name.startswith(_ASIDE)}
+def _telling(names: Collection[str]) -> set[str]:
+    return {name for name in names if not name.startswith(_ASIDE)}

@@ -17,7 +17,15 @@ from functools import cached_property
 
 import xxhash
 
-from core.errors import CheckpointError, InputError, StorageError, TargetBusyError, TargetError, is_transient
+from core.errors import (
+    CheckpointError,
+    InputError,
+    StorageError,
+    TargetBusyError,
+    TargetError,
+    VerificationError,
+    is_transient,
+)
 from core.keys import target_key
 from core.manifest import (
     PLAN_NAME,
@@ -51,6 +59,7 @@ from core.storage.publishing import (
 )
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
+from core.unified_index import index_of, index_problem
 
 IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
@@ -219,7 +228,9 @@ class Target:
         Raises:
             TargetError: they hold others.
         """
-        others = other_files(self.final, [self.plan.file_name(rank) for rank in self.plan.target_ranks])
+        index = index_of(self.plan)
+        known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
+        others = other_files(self.final, [*known, *([index.name] if index else [])])
         if others:
             raise TargetError(
                 f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
@@ -279,11 +290,26 @@ class Target:
                     remove_file(left)
             if not (self.final.is_local and self._in_place):
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
-                remove_others(workspace.directory, [rank.file for rank in manifest.ranks])
+                remove_others(workspace.directory, manifest.files)
+            self._write_index(workspace.directory)
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)
             if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved
                 remove_tree(self.final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
+
+    def _write_index(self, directory: Location) -> None:
+        """Writes the index of a unified target, and looks at it.
+
+        Raises:
+            VerificationError: it is not what was written.
+        """
+        index = index_of(self.plan)
+        if index is None:
+            return
+        write_bytes(directory.child(index.name), index.data)
+        problem = index_problem(directory, index.summary)
+        if problem is not None:
+            raise VerificationError(problem)
 
     def _read_manifest(self) -> Manifest | None:
         """The target's manifest; None if there is none, or a damaged one that may be overwritten."""
@@ -307,6 +333,8 @@ class Target:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
         state = self.workspace.state
         remove_file(state.child(MANIFEST_NAME))
+        if (index := index_of(self.plan)) is not None:  # or loaders would find a former one, with files of this plan
+            remove_file(self.workspace.directory.child(index.name))
         remove_file(state.child(IDENTITY_NAME))
         remove_tree(state.child(RECORDS_DIRECTORY))
         if self.final.is_local:

@@ -7,17 +7,13 @@ ones are filled. Lanes are also what is read ahead from a remote storage.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from contextvars import copy_context
-from itertools import cycle, zip_longest
+from itertools import zip_longest
 
-import numpy as np
 import xxhash
 
-from core.blocks import Block, expected_entries, file_blocks, planned_file
+from core.blocks import Block, expected_entries, file_blocks, planned_file, turned_parameters
 from core.budget import Budget, Shares, UploadBuffers
 from core.checkpoint.crc_writing import RunningCrc, Stretch, running_crc
 from core.checkpoint.encryption import encrypted_bytes
@@ -25,7 +21,9 @@ from core.checkpoint.model import FilePlan
 from core.checkpoint.opening import write_checkpoint
 from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
 from core.keys import needed_target_key
-from core.manifest import ParameterRecord, ShardRecord
+from core.lanes import Lanes
+from core.manifest import OverflowRecord, ParameterRecord, ShardRecord
+from core.overflows import OverflowTally
 from core.plan import ConversionPlan
 from core.sources import LocalFiles, RemoteFiles, are_remote
 from core.storage.urls import Location
@@ -51,6 +49,7 @@ def transform_ranks(
     Raises:
         CatalogError: a source file is not the one that was planned with.
         CheckpointError: a source file is damaged.
+        CastError: values became infinite where they were cast, and that is to fail.
         StorageError: reading or writing failed.
     """
     started = time.monotonic()
@@ -61,9 +60,9 @@ def transform_ranks(
         for opened in sources:
             files.callback(opened.close)
         gatherers = [_gatherer(plan, writers, opened, shares) for opened in sources]
-        all_lanes = [_Lane(gatherer, writers, shares.block_bytes) for gatherer in gatherers]
-        steps = zip_longest(*(writer.blocks(shares.block_bytes) for writer in writers))
-        with closing(_filled(steps, all_lanes)) as filled_steps:
+        all_lanes = Lanes(gatherers, writers, shares, wide=any(writer.turned for writer in writers))
+        steps = zip_longest(*(writer.blocks(shares) for writer in writers))
+        with closing(all_lanes.filled(steps)) as filled_steps:
             for filled in filled_steps:
                 for writer, block, sums in filled:
                     writer.write(block, sums)
@@ -96,47 +95,6 @@ def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: S
     return LocalGatherer(plan, ranks, sources, shares.scratch_bytes)
 
 
-_Step = Sequence[Block | None]
-"""The next block of each rank's file; None where a file has no more."""
-_FilledStep = list[tuple["_RankWriter", RankBlock, list[int]]]
-"""Each rank's block, and what the CRC of its file needs to know of it."""
-
-
-def _filled(steps: Iterable[_Step], lanes: "Sequence[_Lane]") -> Generator[_FilledStep, None, None]:
-    """The steps in order, their blocks filled; those of one step are to be done with before the next is asked for."""
-    if len(lanes) == 1:
-        yield from map(lanes[0].fill, steps)
-        return
-    with ThreadPoolExecutor(len(lanes), thread_name_prefix="reshard-lane") as pool:
-        under_way: deque[Future[_FilledStep]] = deque()
-        for step, lane in zip(steps, cycle(lanes), strict=False):
-            under_way.append(pool.submit(copy_context().run, lane.fill, step))
-            if len(under_way) == len(lanes):
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-
-
-class _Lane:
-    """What a thread fills blocks with: a buffer for each rank's, and a gatherer."""
-
-    def __init__(self, gatherer: Gatherer, writers: "Sequence[_RankWriter]", block_bytes: int) -> None:
-        self.gatherer = gatherer
-        self._writers = writers
-        self._buffers = [np.empty(block_bytes, dtype=np.uint8) for _ in writers]
-
-    def fill(self, step: _Step) -> _FilledStep:
-        """Puts literal bytes and contents into the blocks of one step."""
-        filled = []
-        for writer, buffer, block in zip(self._writers, self._buffers, step, strict=True):
-            if block is not None:
-                for position, literal in block.literals:
-                    buffer[position : position + len(literal)] = np.frombuffer(literal, np.uint8)
-                filled.append((writer, RankBlock(writer.parameters, buffer[: block.size_bytes], block.parts)))
-        self.gatherer.fill([block for _, block in filled])
-        return [(writer, block, writer.crc_sums(block)) for writer, block in filled]
-
-
 class _RankWriter:
     """One target rank's file, being written block by block."""
 
@@ -145,10 +103,10 @@ class _RankWriter:
     ) -> None:
         self._rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
+        self.turned = turned_parameters(self._rank_plan.parameters)
+        self._overflows = OverflowTally(plan, self.parameters)
         self._entries = expected_entries(plan, self._rank_plan)
-        self._file_plan = planned_file(
-            plan.inputs.format, self._entries, plan.inputs.replicas > 0, plan.inputs.write_crc
-        )
+        self._file_plan = planned_file(plan, self._entries)
         self._crc = running_crc(plan.inputs.format, self._file_plan, self._entries)
         self._digests: dict[str, str] = {}
         self._digesting: str | None = None
@@ -163,16 +121,23 @@ class _RankWriter:
         """The ranks that it is read from."""
         return self._rank_plan.source_ranks
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
+    def blocks(self, shares: Shares) -> Iterator[Block]:
         """The file's blocks."""
-        return file_blocks(self._file_plan, self._entries, block_bytes)
+        return file_blocks(
+            self._file_plan, self._entries, shares.block_bytes, wide=self.turned, wide_bytes=shares.wide_block_bytes
+        )
 
     def crc_sums(self, block: RankBlock) -> list[int]:
         """What the file's CRC needs to know of a filled block; lanes find it out side by side."""
         return self._crc.sums(block.buffer.data, _stretches(block)) if self._crc else []
 
     def write(self, block: RankBlock, crc_sums: list[int]) -> None:
-        """Digests and writes a filled block."""
+        """Digests and writes a filled block.
+
+        Raises:
+            CastError: a parameter is complete, and values of it became infinite, which is to fail.
+        """
+        self._overflows.add(block.overflows)
         if self._crc:
             self._crc.add(block.buffer.data, _stretches(block), crc_sums)
         for part in block.parts:
@@ -183,19 +148,25 @@ class _RankWriter:
         self._file.write(block.buffer.data)
 
     def complete(self) -> None:
-        """Puts into the file what is known only when all blocks are written."""
+        """Puts into the file what is known only when all blocks are written.
+
+        Raises:
+            CastError: values of the last parameter became infinite, and that is to fail.
+        """
+        self._end_digest()
         if self._crc:
             self._crc.put_into(self._file)
 
     def _end_digest(self) -> None:
         # parameters come one after another: thousands of digests under way, for many ranks at once, are megabytes
         if self._digesting is not None:
+            self._overflows.check(self._digesting)
             self._digests[self._digesting] = self._digest.hexdigest()
             self._digest.reset()
+            self._digesting = None
 
     def record(self, identity: str, read_bytes: int, seconds: float) -> ShardRecord:
         """What was written."""
-        self._end_digest()
         nothing = xxhash.xxh3_128_hexdigest(b"")
         texts = {
             entry.name: xxhash.xxh3_128_hexdigest(entry.text.encode("utf-8", "surrogatepass"))
@@ -213,6 +184,10 @@ class _RankWriter:
             read_bytes=read_bytes,
             seconds=round(seconds, 3),
             heads=(_heads_digest(self._file_plan, self._crc),),
+            overflows=tuple(
+                OverflowRecord(name=name, count=overflow.count, largest=overflow.largest)
+                for name, overflow in self._overflows.by_name.items()
+            ),
             parameters=tuple(
                 ParameterRecord(
                     name=entry.name,

@@ -39,6 +39,7 @@ from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
 from core.threads import in_threads
+from core.unified_index import index_problem
 
 _READ_BYTES = 2**20
 _WORKERS = 4
@@ -237,9 +238,11 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
             "changed"
         )
     read_bytes = sum(count for _, count in found)
+    if manifest.index and (problem := index_problem(location, manifest.index)):
+        problems.append(problem)
     problems += [
-        f"{other}: does not belong to this checkpoint, but MindSpore may take it for a rank's newest file"
-        for other in other_files(location, [summary.file for summary in manifest.ranks])
+        f"{other}: does not belong to this checkpoint, but {_mistaken(other, location)}"
+        for other in other_files(location, manifest.files)
     ]
     return VerificationReport(
         target=str(location),
@@ -249,3 +252,9 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(problems),
     )
+
+
+def _mistaken(other: Location, directory: Location) -> str:
+    if other.parent == directory:
+        return "loaders may take it for a part of one"
+    return "MindSpore may take it for a rank's newest file"

@@ -16,6 +16,7 @@ from core.checkpoint.checksums import crc32_of_parts
 from core.checkpoint.lookahead import Lookahead
 from core.checkpoint.model import (
     MAX_TEXT_BYTES,
+    MINDSPORE,
     CheckpointFormat,
     Content,
     Extent,
@@ -126,11 +127,15 @@ def stored_crc(file: SourceFile) -> int:
 
 
 def plan_file(
-    entries: Sequence[OutputEntry], *, redundancy_removed: bool | None = False, with_crc: bool = False
+    entries: Sequence[OutputEntry],
+    *,
+    redundancy_removed: bool | None = False,
+    with_crc: bool = False,
+    framework: str = MINDSPORE,
 ) -> FilePlan:
     """The file that holds `entries`, in their order, as MindSpore would write it; a CRC comes after all segments.
 
-    It carries no mark of removed redundancy.
+    It carries no mark of removed redundancy, nor of whom it is for.
 
     Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
 

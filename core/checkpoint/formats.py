@@ -14,7 +14,7 @@ from core.checkpoint import ckpt, safetensors
 from core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
 from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.heads import Template, template_of
-from core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry
+from core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
 from core.checkpoint.parts import joined_index
 from core.checkpoint.reading import WithEnds
 from core.errors import CheckpointError
@@ -43,7 +43,12 @@ class _FormatModule(Protocol):
     def stored_crc(self, file: SourceFile) -> int | None: ...
 
     def plan_file(
-        self, entries: Sequence[OutputEntry], *, redundancy_removed: bool | None = False, with_crc: bool = False
+        self,
+        entries: Sequence[OutputEntry],
+        *,
+        redundancy_removed: bool | None = False,
+        with_crc: bool = False,
+        framework: str = MINDSPORE,
     ) -> FilePlan: ...
 
 
@@ -127,12 +132,14 @@ def plan_file(
     *,
     redundancy_removed: bool | None = False,
     with_crc: bool = False,
+    framework: str = MINDSPORE,
 ) -> FilePlan:
     """The file that holds `entries`: literal bytes and places for contents. The same entries give the same bytes.
 
     `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell; None: it
     is not known.
     `with_crc`: there is room for a CRC; see `core.checkpoint.crc_writing`.
+    `framework`: for whom it says that it is, where the format tells.
 
     Raises:
         CheckpointError: the format cannot hold one of the entries, or two have the same name.
@@ -140,7 +147,9 @@ def plan_file(
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
         raise CheckpointError(f"parameter {twice[0]!r} is given twice for one file")
-    return _MODULES[format].plan_file(entries, redundancy_removed=redundancy_removed, with_crc=with_crc)
+    return _MODULES[format].plan_file(
+        entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework
+    )
 
 
 @contextmanager

@@ -16,6 +16,10 @@ MAX_TEXT_BYTES = 1 << 20
 """Of one text entry, as UTF-32: texts are kept whole in an index, so they have to stay small."""
 
 
+MINDSPORE, PYTORCH = "ms", "pt"
+"""For whom a `.safetensors` file says that it is: Hugging Face's loaders refuse MindSpore's, and MindSpore reads any."""
+
+
 class CheckpointFormat(StrEnum):
     """The two kinds of checkpoint files; the value is the file name's extension."""
 
@@ -54,6 +58,21 @@ class TensorEntry:
     def size_bytes(self) -> int:
         """Bytes of its contents."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    def extents_of(self, offset: int, length: int) -> tuple[Extent, ...]:
+        """Where bytes `offset` to `offset + length` of its contents are in its file."""
+        first = self.extents[0]
+        if offset + length <= first.length:
+            return (Extent(first.offset + offset, length),)
+        extents = []
+        position = 0
+        for extent in self.extents:
+            start = max(offset, position)
+            stop = min(offset + length, position + extent.length)
+            if start < stop:
+                extents.append(Extent(extent.offset + start - position, stop - start))
+            position += extent.length
+        return tuple(extents)
 
 
 def text_entry(name: str, text: str) -> TensorEntry:

@@ -17,6 +17,7 @@ from typing import Any
 from core.checkpoint.checksums import crc32_joined, crc32_of_parts, crc32_of_zeros
 from core.checkpoint.model import (
     MAX_TEXT_BYTES,
+    MINDSPORE,
     CheckpointFormat,
     Content,
     Extent,
@@ -144,7 +145,11 @@ def crc_field(crc: int) -> bytes:
 
 
 def plan_file(
-    entries: Sequence[OutputEntry], *, redundancy_removed: bool | None = False, with_crc: bool = False
+    entries: Sequence[OutputEntry],
+    *,
+    redundancy_removed: bool | None = False,
+    with_crc: bool = False,
+    framework: str = MINDSPORE,
 ) -> FilePlan:
     """The file that holds `entries`, larger item sizes first so that every tensor is aligned.
 
@@ -156,7 +161,7 @@ def plan_file(
     tensors = [entry for entry in entries if entry.text is None]
     tensors.sort(key=lambda entry: -entry.dtype.itemsize)
     room = {_CRC: _CRC_ROOM} if with_crc else {}
-    header: dict[str, Any] = {_METADATA: room | _planned_metadata(entries, redundancy_removed)}
+    header: dict[str, Any] = {_METADATA: room | _planned_metadata(entries, redundancy_removed, framework)}
     contents: list[Content] = []
     end = 0
     for entry in tensors:
@@ -342,8 +347,10 @@ def _checked_tag(entry: OutputEntry) -> str:
     return tag
 
 
-def _planned_metadata(entries: Sequence[OutputEntry], redundancy_removed: bool | None) -> dict[str, str]:
-    metadata = {_FORMAT: "ms"}
+def _planned_metadata(
+    entries: Sequence[OutputEntry], redundancy_removed: bool | None, framework: str
+) -> dict[str, str]:
+    metadata = {_FORMAT: framework}
     if redundancy_removed is not None:
         metadata[_REDUNDANCY] = str(redundancy_removed)
     for entry in entries:

@@ -5,7 +5,6 @@ param_name_map.json         {"weight_map": {name: file}}, or the map alone; not 
 hyper_param.safetensors     what is in no strategy: every rank holds it whole
 """
 
-import json
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,16 +15,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
+from core.checkpoint.weight_maps import read_weight_map
 from core.errors import CatalogError, LayoutError
 from core.mindspore_api.values import Value, numpy_dtype
 from core.slices import TensorSlice, byte_span, contiguous_boxes, row_major_strides
-from core.storage.files import SourceFile, kind_of, list_folder, open_source, read_small_file
+from core.storage.files import SourceFile, kind_of, list_folder, open_source
 from core.storage.urls import Location
 from core.strategy.model import Strategy
+from core.unified_names import MAP_NAME, OTHERS_NAME
 
-_MAP_NAME = "param_name_map.json"
-_OTHERS_NAME = "hyper_param.safetensors"
-_LARGEST_MAP_BYTES = 64 << 20
 _BLOCK_BYTES = 4 << 20
 
 
@@ -120,19 +118,19 @@ class UnifiedCheckpoint:
         if not paths:
             raise CatalogError(f"{directory}: holds no .safetensors files")
         self._open_files = {path: self._opened(directory.child(path)) for path in paths}
-        if len(paths) > 1 and _MAP_NAME not in listed:
-            raise CatalogError(f"{directory}: holds several .safetensors files, but no {_MAP_NAME} that tells of them")
+        if len(paths) > 1 and MAP_NAME not in listed:
+            raise CatalogError(f"{directory}: holds several .safetensors files, but no {MAP_NAME} that tells of them")
         # a single file's parameters have their names in it; the map has them as they are to be
         new_names = {old: new for new, old in self._names.items()}
         weights = (
             {new_names.get(name, name): paths[0] for name in self._open_files[paths[0]][1].entries}
             if len(paths) == 1
-            else _weight_map(directory.child(_MAP_NAME))
+            else read_weight_map(directory.child(MAP_NAME))
         )
         self._files = {
             name: self._entry(directory, path, self._names.get(name, name)) for name, path in weights.items()
         }
-        file, index = self._open_files.get(_OTHERS_NAME, (None, None))
+        file, index = self._open_files.get(OTHERS_NAME, (None, None))
         self._others = (
             {} if file is None or index is None else {name: (file, entry) for name, entry in index.entries.items()}
         )
@@ -145,9 +143,9 @@ class UnifiedCheckpoint:
     def _entry(self, directory: Location, path: str, name: str) -> tuple[SourceFile, TensorEntry]:
         file, index = self._open_files.get(path, (None, None))
         if file is None or index is None:
-            raise CatalogError(f"{directory}: {_MAP_NAME} has parameter {name!r} in {path!r}, which is not there")
+            raise CatalogError(f"{directory}: {MAP_NAME} has parameter {name!r} in {path!r}, which is not there")
         if name not in index.entries:
-            raise CatalogError(f"{file.location}: lacks parameter {name!r}, which {_MAP_NAME} says is in it")
+            raise CatalogError(f"{file.location}: lacks parameter {name!r}, which {MAP_NAME} says is in it")
         return file, index.entries[name]
 
     def _whole_boxes(self) -> Iterator[tuple[str, TensorSlice]]:
@@ -171,17 +169,6 @@ def slice_blocks(slices: Mapping[str, Slice], contents: Sequence[Content]) -> It
     """The bytes of the contents of a file that holds `slices`."""
     for content in contents:
         yield from slices[content.name].blocks(content.start, content.stop)
-
-
-def _weight_map(location: Location) -> dict[str, str]:
-    try:
-        found = json.loads(read_small_file(location, _LARGEST_MAP_BYTES))
-        found = found.get("weight_map", found)
-    except (AttributeError, RecursionError, ValueError) as error:
-        raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
-        raise CatalogError(f"{location}: is no map of parameters to files")
-    return found
 
 
 def _shifted(box: TensorSlice, start: Sequence[int]) -> TensorSlice:

@@ -13,7 +13,6 @@ Where it differs from MindSpore's on purpose:
   `param_name_map.json` last. `max_process_num` is the most threads.
 """
 
-import json
 import math
 import os
 import re
@@ -26,6 +25,7 @@ from core.checkpoint.model import CheckpointFormat, FileIndex
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed
 from core.checkpoint.survey import CheckpointSurvey, FoundFile, survey
+from core.checkpoint.weight_maps import dump_weight_map
 from core.convert import wants_digest
 from core.mindspore_api.failures import reading, writing
 from core.mindspore_api.file_writing import PlannedFile, write_files
@@ -36,6 +36,7 @@ from core.storage.failures import mapped_errors
 from core.storage.files import write_bytes
 from core.storage.urls import parse_url
 from core.strategy.model import Strategy
+from core.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 
 PART_BYTES = 3 * 2**30
 """About as large the files become."""
@@ -43,8 +44,6 @@ PART_BYTES = 3 * 2**30
 ChoiceOrName = Callable[[str], bool | str]
 
 _LEFT_OUT = "accu_grads"
-_HYPER = "hyper_param.safetensors"
-_NAME_MAP = "param_name_map.json"
 _SUFFIXES = (
     (re.compile(r"_?[0-9]+-[0-9]+_[0-9]+"), "_"),
     (re.compile(r"-?[0-9]+_[0-9]+"), "-"),
@@ -102,23 +101,24 @@ def unified_safetensors(
         if parameter.name in names.values()
     }
     parts = split_by_size(sizes, max(1, min(math.ceil(sum(sizes.values()) / PART_BYTES), len(sizes))))
+    part_names = file_names(UnifiedNaming.MINDSPORE, len(parts))
     mine = _share_of(len(parts), share, shares)
     files = [
-        PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, f"part{number}.safetensors"))
+        PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, part_names[number]))
         for number in mine
     ]
     is_first = share == 1
     if is_first and plan.match.carried:
         outside = ConversionPlan(plan.inputs, replace(plan.match, moved=()))
-        files.append(PlannedFile(outside, 0, os.path.join(directory, _HYPER)))
+        files.append(PlannedFile(outside, 0, os.path.join(directory, OTHERS_NAME)))
     with writing():
         write_files(files, directory, min(max_process_num, len(os.sched_getaffinity(0))))
         if is_first:
             if not plan.match.carried:
-                _remove_former(os.path.join(directory, _HYPER))
-            where = {name: f"part{number}.safetensors" for number, part in enumerate(parts) for name in part}
-            told = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
-            write_bytes(parse_url(os.path.join(directory, _NAME_MAP)), json.dumps(told, indent=4).encode())
+                _remove_former(os.path.join(directory, OTHERS_NAME))
+            where = {name: file for file, part in zip(part_names, parts, strict=True) for name in part}
+            told = dump_weight_map(where, sum(sizes.values()))
+            write_bytes(parse_url(os.path.join(directory, MAP_NAME)), told)
 
 
 def _remove_former(path: str) -> None:

@@ -9,12 +9,12 @@ and status, as MindSpore loads it.
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from core import dtypes
 from core.dtypes import DType, dtype_from_name
 from core.errors import CheckpointError
+from core.numpy_types import NUMPY_TYPES
 
 Value = np.ndarray | str | list[np.ndarray]
 """An array, a text, or a map parameter's keys, values and status."""
@@ -23,22 +23,7 @@ _MARK = "mindspore"
 INT4 = np.dtype(np.int8, metadata={_MARK: dtypes.INT4.name})
 """Of an array of packed 4-bit integers, two a byte."""
 
-_NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "Int8": np.dtype("<i1"),
-    "UInt8": np.dtype("<u1"),
-    "Int16": np.dtype("<i2"),
-    "UInt16": np.dtype("<u2"),
-    "Int32": np.dtype("<i4"),
-    "UInt32": np.dtype("<u4"),
-    "Int64": np.dtype("<i8"),
-    "UInt64": np.dtype("<u8"),
-    "Float16": np.dtype("<f2"),
-    "Float32": np.dtype("<f4"),
-    "Float64": np.dtype("<f8"),
-    "Bool": np.dtype("?"),
-    "BFloat16": np.dtype(ml_dtypes.bfloat16),
-    dtypes.INT4.name: INT4,
-}
+_NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {**NUMPY_TYPES, dtypes.INT4.name: INT4}
 _NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items() if dtype is not INT4}
 
 

@@ -22,10 +22,11 @@ from core.storage.failures import mapped_errors
 from core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
 from core.storage.joined import parts_of
 from core.storage.urls import Location
+from core.unified_names import is_unified_name
 
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
-_RANK_FOLDER = re.compile(r"rank_\d+")
+_RANK_FOLDER = re.compile(r"rank_\d+")  # beside which the files of unified checkpoints stand
 STATE_DIRECTORY = ".reshard"
 """Below a target: everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
@@ -62,7 +63,11 @@ def _entries(location: Location) -> list[dict[str, Any]]:
 
 def foreign_names(location: Location) -> list[str]:
     """Names in a directory that do not belong to a checkpoint."""
-    return [name for name in list_names(location) if not _RANK_FOLDER.fullmatch(name) and name != STATE_DIRECTORY]
+    return [name for name in list_names(location) if not _is_of_checkpoint(name) and name != STATE_DIRECTORY]
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return _RANK_FOLDER.fullmatch(name) is not None or is_unified_name(name)
 
 
 def remove_tree(location: Location) -> None:
@@ -79,21 +84,24 @@ def remove_tree(location: Location) -> None:
 
 
 def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
-    """Files in rank folders that are not among `known` (paths below the directory); what is being written is none."""
+    """A checkpoint's files that are not among `known` (paths below the directory); what is being written is none.
+
+    They are what stands in rank folders, or has the name of a unified checkpoint's file or index.
+    """
     known_locations = [directory.child(path) for path in known]
     known_paths = {file.path for location in known_locations for file in parts_of(location) or (location,)}
     start = len(directory.path.rstrip("/")) + 1
     return [
         file
         for file in find_files(directory)
-        if _RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0])
+        if (_RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_unified_name(file.path[start:]))
         and file.path not in known_paths
         and not (directory.is_local and is_temporary(file.name))
     ]
 
 
 def remove_others(working: Location, kept: Iterable[str]) -> None:
-    """Removes the files of rank folders that are not among `kept` (paths below the directory), and empty folders."""
+    """Removes a checkpoint's files that are not among `kept` (paths below the directory), and empty rank folders."""
     remove_files(other_files(working, kept))
     if working.is_local:
         with mapped_errors(working, "remove empty folders in it"):
@@ -104,10 +112,11 @@ def remove_others(working: Location, kept: Iterable[str]) -> None:
 
 
 def temporary_files(directory: Location) -> list[Location]:
-    """Local files in rank folders and in the state directory that a killed run did not finish."""
-    folders = [name for name in list_names(directory) if _RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
+    """Local files of a checkpoint, and in the state directory, that a killed run did not finish."""
+    there = list_names(directory)
+    folders = [name for name in there if _RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
     with mapped_errors(directory, "list its files"):
-        return [
+        return [directory.child(name) for name in there if is_temporary(name)] + [
             Location(directory.fs, os.path.join(path, name))
             for folder in folders
             for path, _, names in os.walk(directory.child(folder).path)

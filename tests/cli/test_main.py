@@ -30,6 +30,7 @@ COMMANDS = (
     "verify",
     "join-parts",
     "merge-strategy",
+    "make-strategy",
     "inspect",
     "deploy",
     "serve",

@@ -37,7 +37,7 @@ def test_every_read_is_in_the_picture(conversion: Case) -> None:
 
 def test_many_ranks_are_binned_and_nothing_is_lost() -> None:
     plan = plan_of(PIPELINES)
-    single, binned = feeds_of(plan), feeds_of(plan, most_bins=5)
+    single, binned = feeds_of(plan), feeds_of(plan, most_rows=5, most_columns=5)
     assert single.counts_bytes.shape == (12, 8)
     assert (binned.counts_bytes.shape, binned.ranks_per_bin) == ((4, 4), (3, 2))
     assert np.array_equal(binned.counts_bytes, single.counts_bytes.reshape(4, 3, 4, 2).sum(axis=(1, 3)))
@@ -62,6 +62,6 @@ def test_thousands_of_ranks_make_a_small_picture() -> None:
 
 def test_more_bytes_are_darker() -> None:
     feeds = Feeds(np.array([[1000, 999, 10, 0]]), range(1), range(4), (1, 1))
-    paths = re.findall(r'<path fill="(#\w+)" d="([^"]+)"', draw_feeds(feeds))
+    paths = re.findall(r'<path class="level\d" fill="(#\w+)" d="([^"]+)"', draw_feeds(feeds))
     lightness = [(sum(bytes.fromhex(color[1:])), path.count("M")) for color, path in paths]
     assert [count for _, count in sorted(lightness)] == [2, 1, 1]

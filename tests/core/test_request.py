@@ -14,13 +14,13 @@ from core.request import (
     EncryptionMode,
     OutputFormat,
     TargetLayout,
-    UnifiedNaming,
     UnmatchedPolicy,
     VerifyLevel,
     build_request,
     parse_ranks,
     parse_size,
 )
+from core.unified_names import UnifiedNaming
 
 
 def request(**options: object) -> ConversionRequest:

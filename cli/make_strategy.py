@@ -1,0 +1,161 @@
+"""`reshard make-strategy`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import print_facts, print_json, print_table, printable
+from cli.storages import key_named, key_options, storage_named, storage_option
+from core.wording import counted
+
+if TYPE_CHECKING:
+    from core.make_strategy import MadeCut, MakeReport
+
+
+@click.command("make-strategy")
+@click.argument("out")
+@click.option(
+    "--like", metavar="URL", required=True, help="The strategy of the network as it was: a file, or a directory."
+)
+@click.option(
+    "--data-parallel",
+    "-D",
+    metavar="D",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Copies of the model in each stage.",
+)
+@click.option(
+    "--model-parallel",
+    "-M",
+    metavar="M",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Devices that share each copy.",
+)
+@click.option("--pipeline", "-P", metavar="P", type=click.IntRange(min=1), default=1, show_default=True, help="Stages.")
+@click.option("--optimizer-parallel", is_flag=True, help="The copies share weights and optimizer states (axis 0).")
+@click.option(
+    "--optimizer-threshold",
+    metavar="KB",
+    type=click.IntRange(min=0),
+    default=64,
+    show_default=True,
+    help="With optimizer parallel, smaller parameters stay as they are; MindSpore's parallel_optimizer_threshold. Only "
+    "where the source has no optimizer parallel itself, and so does not tell.",
+)
+@click.option(
+    "--layers", metavar="0-11,12-23", default="", help="Layers of each stage. By default as before, or evenly."
+)
+@click.option(
+    "--cut",
+    "cuts",
+    metavar="PATTERN=AXIS",
+    multiple=True,
+    help="Which tensor axis model parallel cuts of the parameters whose names fit, where the source does not tell, or "
+    "says otherwise. AXIS:data: the copies cut it, AXIS:model,AXIS:data: both; whole: nobody. Several times.",
+)
+@click.option(
+    "--place",
+    "places",
+    metavar="PATTERN=first",
+    multiple=True,
+    help="Which stages hold parameters of no layer, where the source does not tell: first, last, all or numbers, "
+    "joined by commas. Several times.",
+)
+@click.option(
+    "--checkpoint", metavar="URL", default="", help="A checkpoint of the source's strategy: its headers tell shapes."
+)
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
+@key_options
+@storage_option
+@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+def command(
+    out: str,
+    like: str,
+    data_parallel: int,
+    model_parallel: int,
+    pipeline: int,
+    optimizer_parallel: bool,
+    optimizer_threshold: int,
+    layers: str,
+    cuts: tuple[str, ...],
+    places: tuple[str, ...],
+    checkpoint: str,
+    overwrite: bool,
+    decrypt_key: str,
+    decrypt_mode: str,
+    storage: str,
+    as_json: bool,
+) -> None:
+    """Makes OUT, the strategy of a job of D x M x P devices, from the strategy of another job, without a cluster.
+
+    Which tensor axes model parallel cuts is kept, and how many devices do so is changed. Layers, told by the numbers in
+    parameters' names, go to the stages evenly; embeddings, head and final norm stay in the first stage, the last or
+    both. Optimizer states follow their parameters. What does not divide is named, if shapes are known: JSON strategies
+    tell them, for protobuf ones name a checkpoint.
+
+    What the devices of the source are for is told by its layouts: those that no parameter is cut by are data parallel
+    (context parallel too), all others are model parallel (tensor and expert parallel). What cannot be told is refused;
+    --cut and --place say it.
+
+    OUT is one merged strategy file, JSON if its name ends in .json, else protobuf.
+
+    \b
+    Examples:
+      reshard make-strategy to_16.ckpt --like strategy -D 4 -M 4 --optimizer-parallel --checkpoint checkpoint
+      reshard make-strategy serve_4.json --like strategy -D 1 -M 4
+      reshard make-strategy out.ckpt --like strategy -D 2 -M 4 -P 4 --layers 0-6,7-14,15-22,23-29
+      reshard make-strategy out.ckpt --like one_rank.ckpt -D 1 -M 8 --cut '*.w[qkv].weight=0' --cut '*.wo.weight=1'
+    """
+    from core.make_strategy import StrategyWish, make_strategy_file
+
+    wish = StrategyWish(
+        data_parallel,
+        model_parallel,
+        pipeline,
+        optimizer_parallel,
+        optimizer_threshold << 10,
+        layers,
+        cuts,
+        places,
+    )
+    urls = [url for url in (out, like, checkpoint) if url]
+    with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
+        report = make_strategy_file(like, out, wish, checkpoint=checkpoint, overwrite=overwrite)
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+
+
+def _print_report(report: "MakeReport") -> None:
+    was = f"data {report.source_data_parallel} x model {report.source_model_parallel} x {report.source_pipeline}"
+    print_facts(
+        [
+            ("strategy", f"{report.url}: {counted(report.ranks, 'rank')}, {counted(report.parameters, 'parameter')}"),
+            ("parallel", f"data {report.data_parallel} x model {report.model_parallel} x {_stages(report.pipeline)}"),
+            ("made from", f"{was} {'stage' if report.source_pipeline == 1 else 'stages'}"),
+            *(("note", printable(note)) for note in report.notes),
+        ]
+    )
+    click.echo()
+    print_table(
+        ("stage", "ranks", "layers", "parameters"),
+        [(each.stage, f"{each.first_rank}-{each.last_rank}", each.layers, each.parameters) for each in report.stages],
+        right=("stage", "parameters"),
+    )
+    click.echo()
+    print_table(
+        ("cut", "parameters", "with an optimizer shard"),
+        [(_cut_text(each), each.parameters, each.optimizer_shards or "") for each in report.cuts],
+        right=("parameters", "with an optimizer shard"),
+    )
+
+
+def _stages(count: int) -> str:
+    return counted(count, "stage")
+
+
+def _cut_text(cut: "MadeCut") -> str:
+    return ", ".join(f"axis {axis} into {pieces}" for axis, pieces in cut.axes) or "whole"

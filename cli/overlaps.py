@@ -1,0 +1,85 @@
+"""How the cells of one parameter lie over each other, as tables and as JSON."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from cli.output import print_facts, print_table, printable
+from core.overlaps import ParameterOverlaps, TargetCell
+from core.wording import counted, ranks_text, size_text
+
+
+def describe_overlaps(overlaps: ParameterOverlaps) -> dict[str, Any]:
+    """The same as JSON; boxes are in the coordinates of the whole tensors."""
+    parameter = overlaps.parameter
+    return {
+        "parameter": parameter.name,
+        "dtype": parameter.dtype.name,
+        "shape": list(parameter.shape),
+        "sources": [
+            {
+                "parameter": source.name,
+                "dtype": source.dtype.name,
+                "shape": list(source.shape),
+                "cells": [
+                    {"box": str(cell.box), "ranks": list(cell.ranks)}
+                    for cell in overlaps.source_cells
+                    if cell.source == number
+                ],
+            }
+            for number, source in enumerate(parameter.sources)
+        ],
+        "stages": [
+            {"stage": stage, "cells": [_describe_cell(overlaps, cell) for cell in cells]}
+            for stage, cells in overlaps.target_cells.items()
+        ],
+    }
+
+
+def _describe_cell(overlaps: ParameterOverlaps, cell: TargetCell) -> dict[str, Any]:
+    return {
+        "box": str(cell.box),
+        "ranks": list(cell.ranks),
+        "takes": [
+            {
+                "source": overlaps.parameter.sources[overlap.source].name,
+                "source_rank": overlap.source_rank,
+                "source_box": str(overlap.source_box),
+                "target_box": str(overlap.target_box),
+                "size_bytes": overlaps.size_bytes(overlap),
+            }
+            for overlap in cell.overlaps
+        ],
+    }
+
+
+def print_overlaps(overlaps: ParameterOverlaps) -> None:
+    """Tables of the source's cells, and of what each target cell takes from which of them."""
+    parameter = overlaps.parameter
+    print_facts([("parameter", f"{printable(parameter.name)}, {parameter.dtype} {list(parameter.shape)}")])
+    for number, source in enumerate(parameter.sources):
+        cells = [cell for cell in overlaps.source_cells if cell.source == number]
+        click.echo(
+            f"\nsource: {printable(source.name)}, {source.dtype} {list(source.shape)}, {counted(len(cells), 'cell')}"
+        )
+        print_table(("ranks", "cell"), [(ranks_text(cell.ranks) or "lost", cell.box) for cell in cells])
+    several = len(parameter.sources) > 1
+    # in the target the elements have the same place as in the source, unless declared changes moved them
+    boxes = ("box",) if parameter.is_whole else ("source box", "target box")
+    headers = ("ranks", "cell", "from rank", *(("of",) if several else ()), *boxes, "size")
+    for stage, target_cells in overlaps.target_cells.items():
+        click.echo(f"\ntarget: stage {stage}, {counted(len(target_cells), 'cell')}")
+        rows = [row for cell in target_cells for row in _rows(overlaps, cell, several)]
+        print_table(headers, rows, right=("from rank", "size"))
+
+
+def _rows(overlaps: ParameterOverlaps, cell: TargetCell, several: bool) -> Iterator[tuple[object, ...]]:
+    """A row for each overlap; the cell stands in the first."""
+    parameter = overlaps.parameter
+    head: tuple[object, object] = (ranks_text(cell.ranks), cell.box)
+    for overlap in cell.overlaps:
+        name = (parameter.sources[overlap.source].name,) if several else ()
+        boxes = (overlap.source_box,) if parameter.is_whole else (overlap.source_box, overlap.target_box)
+        yield (*head, overlap.source_rank, *name, *boxes, size_text(overlaps.size_bytes(overlap)))
+        head = ("", "")

@@ -1,0 +1,148 @@
+"""Contents of a checkpoint file's entries, block by block, each block a box of its shard."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import tee
+
+import numpy as np
+
+from core.checkpoint.heads import Head, piece_heads, unlike_error
+from core.checkpoint.model import Extent, TensorEntry
+from core.checkpoint.reading import read_ahead
+from core.checkpoint.records import CatalogRecord
+from core.slices import TensorSlice, byte_span, contiguous_boxes
+from core.storage.files import SourceFile
+
+Block = tuple[TensorEntry, TensorSlice, np.ndarray]
+"""An entry, a box of its shard, and the box's elements as unsigned integers; an array of the box's shape."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Elements `start` to `stop` of an entry's contents, in their order."""
+
+    entry: TensorEntry
+    start: int
+    stop: int
+
+    @classmethod
+    def whole(cls, entry: TensorEntry) -> "Stretch":
+        """All of an entry."""
+        return cls(entry, 0, math.prod(entry.shape))
+
+    def divided(self, most_bytes: int) -> "Iterator[Stretch]":
+        """Stretches of at most so many bytes, or one element; a text stays as it is."""
+        step = self.stop if self.entry.text is not None else max(1, most_bytes // self.entry.dtype.itemsize)
+        for start in range(self.start, self.stop, step):
+            yield Stretch(self.entry, start, min(start + step, self.stop))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these elements."""
+        return (self.stop - self.start) * self.entry.dtype.itemsize
+
+
+def read_stretches(
+    file: SourceFile, record: CatalogRecord, stretches: Sequence[Stretch], buffer: np.ndarray
+) -> Iterator[Block]:
+    """The contents of stretches, in boxes of at most as many bytes as `buffer` has.
+
+    They are read into it, or of a remote file ahead; a block's array is good until the next one is asked for. A text is
+    the bytes of its UTF-32 code units.
+
+    Raises:
+        CatalogError: the headers of the record were assumed, and before contents stand others.
+        CheckpointError: the file ends before the contents do.
+        StorageError: it cannot be read.
+    """
+    blocks = ((stretch.entry, box) for stretch in stretches for box in _boxes(stretch, len(buffer)))
+    if file.location.is_local:
+        yield from _local(file, blocks, buffer)
+    else:
+        yield from _remote(file, record, blocks)
+
+
+def text_bytes(text: str) -> np.ndarray:
+    """What stands for a text: its UTF-32 code units, an empty text's being one NUL; as many bytes as its entry says."""
+    return np.frombuffer((text or "\0").encode("utf-32-le", "surrogatepass"), np.uint8)
+
+
+def _boxes(stretch: Stretch, most_bytes: int) -> Iterator[TensorSlice]:
+    if stretch.entry.text is not None:
+        yield TensorSlice.whole(stretch.entry.shape)
+    else:
+        most = most_bytes // stretch.entry.dtype.itemsize
+        yield from contiguous_boxes(stretch.entry.shape, stretch.start, stretch.stop, most)
+
+
+def _local(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], buffer: np.ndarray) -> Iterator[Block]:
+    for entry, box in blocks:
+        block = buffer[: box.size * entry.dtype.itemsize]
+        position = 0
+        for extent in _extents(entry, box):
+            file.read_into(extent.offset, block[position : position + extent.length].data)
+            position += extent.length
+        yield entry, box, _elements(entry, box, block)
+
+
+def _remote(
+    file: SourceFile, record: CatalogRecord, blocks: Iterator[tuple[TensorEntry, TensorSlice]]
+) -> Iterator[Block]:
+    """The blocks of a remote file, several of them under way: asking is ahead of what is given, on the same walk."""
+    ahead, here = tee(blocks)
+    heads = _Heads(record)
+    ranges = (
+        range_
+        for entry, box in ahead
+        for extent in _extents(entry, box)
+        for range_ in (*heads.before(entry, extent), (extent.offset, extent.length))
+    )
+    answers = (data for _, data in read_ahead(file, ranges))
+    for entry, box in here:
+        parts = []
+        for extent in _extents(entry, box):
+            heads.check(entry, extent, answers)
+            parts.append(next(answers))
+        yield entry, box, _elements(entry, box, np.frombuffer(b"".join(parts), np.uint8))
+
+
+class _Heads:
+    """What has to stand before contents in a file whose headers were assumed to be as another's."""
+
+    def __init__(self, record: CatalogRecord) -> None:
+        self._record = record
+
+    def before(self, entry: TensorEntry, extent: Extent) -> list[tuple[int, int]]:
+        """The range of what stands before an extent, if that is where one of the entry begins and is to be checked."""
+        head = self._head(entry, extent)
+        return [] if head is None else [(head[0], len(head[1]))]
+
+    def check(self, entry: TensorEntry, extent: Extent, answers: Iterator[bytes]) -> None:
+        """Compares the answer to that range.
+
+        Raises:
+            CatalogError: something else stands there.
+        """
+        head = self._head(entry, extent)
+        if head is not None and next(answers) != head[1]:
+            raise unlike_error(self._record.rank, self._record.location, entry.name, head[0])
+
+    def _head(self, entry: TensorEntry, extent: Extent) -> Head | None:
+        if not self._record.assumed:
+            return None
+        return next((head for head in piece_heads(entry) if head[0] + len(head[1]) == extent.offset), None)
+
+
+def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:
+    """Where a box of an entry's shard, which is contiguous, is in its file; nowhere if it is a text's, or empty."""
+    if not entry.extents or not box.size:
+        return ()
+    run = byte_span(box, entry.shape, entry.dtype.itemsize)
+    return entry.extents_of(run.offset, run.length)
+
+
+def _elements(entry: TensorEntry, box: TensorSlice, block: np.ndarray) -> np.ndarray:
+    if entry.text is not None:
+        return text_bytes(entry.text)
+    return block.view(f"<u{entry.dtype.itemsize}").reshape(box.shape)

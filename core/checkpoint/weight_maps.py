@@ -1,0 +1,63 @@
+"""The index of a unified checkpoint: which tensor is in which of its files.
+
+Hugging Face's `*.safetensors.index.json` and MindSpore's `param_name_map.json` are the same JSON:
+`{"metadata": {"total_size": bytes}, "weight_map": {name: file}}`; of the latter the map may stand alone.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from core.checkpoint.model import CheckpointFormat
+from core.errors import CatalogError
+from core.storage.files import read_small_file
+from core.storage.urls import Location
+
+_LARGEST_BYTES = 64 << 20
+
+
+def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
+    """The index of tensors that have so many bytes together, as the bytes of its file."""
+    told = {"metadata": {"total_size": total_bytes}, "weight_map": weights}
+    return json.dumps(told, indent=4, ensure_ascii=False).encode()
+
+
+def read_weight_map(location: Location) -> dict[str, str]:
+    """Which file each tensor is in, as an index says.
+
+    Raises:
+        CatalogError: it is no index.
+        CheckpointError: it is far too large for one.
+        StorageError: it cannot be read.
+    """
+    try:
+        found = json.loads(read_small_file(location, _LARGEST_BYTES), object_pairs_hook=_unique)
+        found = found.get("weight_map", found)
+    except (AttributeError, RecursionError, ValueError) as error:
+        raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
+        raise CatalogError(f"{location}: is no map of parameters to files")
+    return found
+
+
+def check_file_names(weights: Mapping[str, str], location: Location) -> None:
+    """Makes sure that an index names `.safetensors` files that are beside it.
+
+    Raises:
+        CatalogError: it does not.
+    """
+    for name, file in weights.items():
+        if "/" in file or "\\" in file or "\0" in file or not file.endswith(f".{CheckpointFormat.SAFETENSORS}"):
+            raise CatalogError(
+                f"{location}: says that parameter {name!r} is in {file!r}, which is not the name of a .safetensors "
+                "file beside it"
+            )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it has {twice!r} twice")
+    return found

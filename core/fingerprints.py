@@ -1,0 +1,169 @@
+"""Fingerprints of the tensors of a checkpoint, from its files and their layout alone.
+
+Each rank's file holds boxes of whole tensors. A box's fingerprint, weighted by where it lies in the whole, is its part
+of the tensor's: what the cells of a cut add up to is the fingerprint of the whole, however it is cut. Two copies of one
+cell have the same part, or they differ.
+
+    shard_sums(record, shares)     what one file adds, read once, a block at a time
+    CopyTally                      the parts of a stage's ranks: the whole tensor's fingerprint, and copies that differ
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+
+import numpy as np
+
+from core.checkpoint.contents import Stretch, read_stretches
+from core.checkpoint.model import TensorEntry
+from core.checkpoint.opening import open_checkpoint
+from core.checkpoint.records import CatalogRecord
+from core.dtypes import DType
+from core.errors import CatalogError
+from core.fingerprint import MODULUS, box_fingerprint
+from core.holders import SourceCopy
+from core.keys import source_key
+from core.layout import Cut, cell_box
+from core.numpy_types import cast_bits
+from core.pieces import Piece
+from core.slices import Shape, TensorSlice
+from core.storage.urls import parse_url
+
+BLOCK_BYTES = 2**20
+"""Read and summed at a time: few enough for the processor's caches."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an entry of a file adds to the fingerprint of a whole tensor.
+
+    Attributes:
+        key: whose sum it is added to.
+        start: where the entry's shard begins in the whole tensor that it is cut from.
+        piece: which box of that tensor counts, and its place and turn in the tensor that is summed; None: all of it,
+            where and as it is.
+        dtype: the floating-point type that values are cast to before they count; None: as they are.
+    """
+
+    key: Hashable
+    start: Shape
+    piece: Piece | None = None
+    dtype: DType | None = None
+
+
+def shard_sums(
+    record: CatalogRecord,
+    shares: Mapping[str, Sequence[Share]],
+    advance: Callable[[int], None] = lambda _: None,
+    stretches: Sequence[Stretch] | None = None,
+) -> dict[Hashable, int]:
+    """What a rank's file adds to the fingerprints of whole tensors, by the keys of the shares.
+
+    `shares` are by the names of the file's entries; only these are read, each once, or of them only `stretches`. A key
+    of which there is nothing to read has the sum 0. `advance` is told the bytes that were read.
+
+    Raises:
+        CatalogError: the file is not the one that was catalogued.
+        CheckpointError: it ends too early, or cannot be decrypted.
+        StorageError: it cannot be read.
+    """
+    if stretches is None:
+        stretches = [Stretch.whole(record.index.entries[name]) for name in shares]
+    sums: dict[Hashable, int] = {share.key: 0 for stretch in stretches for share in shares[stretch.entry.name]}
+    file = open_checkpoint(parse_url(record.location), source_key())
+    try:
+        if file.version != record.version:
+            raise CatalogError(
+                f"rank_{record.rank}: {record.location} changed since its headers were read (it was {record.version}, "
+                f"it is {file.version}). Start again when nothing writes to the checkpoint any more"
+            )
+        buffer = np.empty(BLOCK_BYTES, np.uint8)
+        for entry, box, values in read_stretches(file, record, stretches, buffer):
+            for share in shares[entry.name]:
+                sums[share.key] = (sums[share.key] + _part(entry, box, values, share)) % MODULUS
+            advance(values.nbytes)
+    finally:
+        file.close()
+    return sums
+
+
+class CopyTally:
+    """One pipeline stage's copy of a tensor: what each of its ranks has of the fingerprint. Safe for use by threads."""
+
+    def __init__(self, copy: SourceCopy, shape: Shape) -> None:
+        self._copy = copy
+        self._shape = shape
+        self._cut = copy.layout.cut(len(shape))
+        self._parts = np.zeros(self._cut.device_count, np.uint64)
+        self._lock = Lock()
+
+    @property
+    def all_ranks(self) -> range:
+        """The global ranks of its stage."""
+        return range(self._copy.first_rank, self._copy.first_rank + self._cut.device_count)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those of them whose files hold a box of it."""
+        return [rank for rank in self.all_ranks if rank not in self._copy.lacking]
+
+    def box(self, rank: int) -> TensorSlice:
+        """The box of the whole tensor that a rank holds."""
+        return cell_box(_bounds(self._cut, self._shape), self._cut.cell_of(rank - self._copy.first_rank))
+
+    def add(self, rank: int, part: int) -> None:
+        """Takes in what a rank has of the fingerprint, or some of that."""
+        place = rank - self._copy.first_rank
+        with self._lock:
+            self._parts[place] = (int(self._parts[place]) + part) % MODULUS
+
+    def fingerprint(self) -> int | None:
+        """The whole tensor's, each cell's being that of its lowest rank; None if files lack cells."""
+        firsts = [next(iter(ranks), None) for ranks in self._holders()]
+        parts = [int(self._parts[rank - self._copy.first_rank]) for rank in firsts if rank is not None]
+        return sum(parts) % MODULUS if len(parts) == len(firsts) else None
+
+    def differing(self) -> Iterator[tuple[TensorSlice, tuple[tuple[int, ...], ...]]]:
+        """Boxes of which ranks have different contents, and the ranks of each content, most first."""
+        for ranks in self._holders():
+            groups: dict[int, list[int]] = {}
+            for rank in ranks:
+                groups.setdefault(int(self._parts[rank - self._copy.first_rank]), []).append(rank)
+            if len(groups) > 1:
+                ordered = sorted(map(tuple, groups.values()), key=lambda group: (-len(group), group))
+                yield self.box(ranks[0]), tuple(ordered)
+
+    def _holders(self) -> Iterator[list[int]]:
+        for ranks in self._cut.holders.values():
+            held = (self._copy.first_rank + rank for rank in ranks)
+            yield [rank for rank in held if rank not in self._copy.lacking]
+
+
+@lru_cache(maxsize=1024)
+def _bounds(cut: Cut, shape: Shape) -> tuple[Shape, ...]:
+    return cut.bounds(shape)
+
+
+def _part(entry: TensorEntry, box: TensorSlice, values: np.ndarray, share: Share) -> int:
+    """What a block, `box` of the entry's shard, adds to the sum of a share."""
+    start = tuple(map(sum, zip(box.start, share.start, strict=True)))
+    if share.piece is not None:
+        placed = _placed(share.piece, start, values)
+        if placed is None:
+            return 0
+        start, values = placed
+    if share.dtype is not None and share.dtype is not entry.dtype:
+        values = cast_bits(values, entry.dtype, share.dtype)
+    return box_fingerprint(values, start)
+
+
+def _placed(piece: Piece, start: Shape, values: np.ndarray) -> tuple[Shape, np.ndarray] | None:
+    """What of a block that begins at `start` lies in a piece, turned as that is, and where it begins; None: nothing."""
+    box = TensorSlice(start, tuple(map(sum, zip(start, values.shape, strict=True))))
+    common = box.intersect(piece.box)
+    if common is None:
+        return None
+    inside = common.relative_to(piece.box).start
+    placed = tuple(base + inside[axis] for base, axis in zip(piece.start, piece.axes, strict=True))
+    return placed, values[common.relative_to(box).as_index()].transpose(piece.axes)

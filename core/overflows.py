@@ -1,0 +1,70 @@
+"""Finite values that became infinite when they were cast: counted for each parameter, and refused or told."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from core.casting import Overflow
+from core.changes import OverflowPolicy
+from core.errors import CastError
+from core.plan import ConversionPlan, ParameterPlan
+from core.wording import counted
+
+_MOST_TOLD = 6
+
+
+class OverflowTally:
+    """What overflowed in one target rank's parameters, found part by part."""
+
+    def __init__(self, plan: ConversionPlan, parameters: Mapping[str, ParameterPlan]) -> None:
+        self.by_name: dict[str, Overflow] = {}
+        self._parameters = parameters
+        self._fails = plan.inputs.changes.cast_overflow is OverflowPolicy.FAIL
+
+    def add(self, found: Iterable[tuple[str, Overflow]]) -> None:
+        """Counts what was found in a block."""
+        for name, overflow in found:
+            known = self.by_name.get(name)
+            self.by_name[name] = overflow if known is None else known.joined(overflow)
+
+    def check(self, name: str) -> None:
+        """Makes sure that a parameter which is complete may be as it is.
+
+        Raises:
+            CastError: values of it overflowed, and that is to fail.
+        """
+        overflow = self.by_name.get(name)
+        if overflow is None or not self._fails:
+            return
+        parameter = self._parameters[name]
+        source = parameter.sources[0].dtype
+        became = "value becomes" if overflow.count == 1 else "values become"
+        raise CastError(
+            f"parameter {name!r}: {overflow.count} finite {source} {became} infinite as {parameter.dtype}; the first "
+            f"is at {list(overflow.first)}, the largest is {overflow.largest:.6g}. Cast it to a dtype that holds them "
+            "(bfloat16 has the range of float32), leave it as it is, or let them become infinite: --cast-overflow allow"
+        )
+
+
+def total_overflows(plan: ConversionPlan, counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, int]:
+    """How many values of each whole parameter overflowed, from each rank's counts; what ranks share counts once."""
+    seen = set()
+    totals: dict[str, int] = {}
+    for rank, by_name in counts:
+        if by_name:
+            boxes = {parameter.name: parameter.box for parameter in plan.rank_plan(rank).parameters}
+            for name, count in by_name.items():
+                if (name, boxes[name]) not in seen:
+                    seen.add((name, boxes[name]))
+                    totals[name] = totals.get(name, 0) + count
+    return totals
+
+
+def overflow_notes(totals: Mapping[str, int]) -> tuple[str, ...]:
+    """What overflowed, in a sentence; none if nothing did."""
+    if not totals:
+        return ()
+    told = [f"{name}: {count}" for name, count in sorted(totals.items(), key=lambda item: -item[1])[:_MOST_TOLD]]
+    more = f" and {len(totals) - _MOST_TOLD} more" if len(totals) > _MOST_TOLD else ""
+    return (
+        f"cast, as allowed, although too large: {counted(sum(totals.values()), 'finite value')} became INFINITE "
+        f"({', '.join(told)}{more})",
+    )

@@ -1,0 +1,363 @@
+"""A checkpoint as one side of a comparison: its whole tensors, and what its files say is in them.
+
+A side is planned as the source of a conversion to whole tensors, which nobody carries out: so everything that can be
+converted can be compared, and what is no whole checkpoint is refused. Then its files are read, every copy of every slice,
+and fingerprinted where they lie.
+"""
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import numpy as np
+
+from core.changes import Selection
+from core.checkpoint.contents import Stretch
+from core.checkpoint.records import CatalogRecord
+from core.convert import catalog_source, load_strategy
+from core.damage import TELLING_STEPS
+from core.dtypes import DType
+from core.fingerprint import box_fingerprint, combined, fingerprint_text
+from core.fingerprints import BLOCK_BYTES, CopyTally, Share, shard_sums
+from core.holders import SourceCopy
+from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
+from core.named_values import Resolver
+from core.numpy_types import cast_bits
+from core.parameters import MovedParameter
+from core.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
+from core.presets import is_training_state
+from core.progress import current_progress
+from core.replicas import differing_copies_text
+from core.request import ConversionRequest
+from core.resources import resources_of
+from core.retry import with_retries
+from core.saved_whole import contents_say_whole
+from core.shared import WholeReader
+from core.slices import Shape, TensorSlice, contiguous_boxes
+from core.storage.urls import parse_url
+from core.threads import in_threads
+
+WORKER_BYTES = 32 * 2**20
+"""What the buffers of one worker take at most: of a remote file, half of it is under way."""
+_REMOTE_FILES_AT_ONCE = 4
+_STRETCH_BYTES = 64 * 2**20
+"""Of a local file, read by one worker in one go: so that several share a large file."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A whole tensor, by what the headers of files say."""
+
+    dtype: DType
+    shape: Shape
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What was read of parameters.
+
+    Attributes:
+        fingerprints: of each parameter; several if no strategy knows it, and ranks have different contents.
+        differing: which copies differ although they should be alike, in sentences.
+    """
+
+    fingerprints: Mapping[str, tuple[int, ...]]
+    differing: tuple[str, ...]
+
+
+def open_side(request: ConversionRequest, resolvers: Mapping[str, Resolver] | None = None) -> "CheckpointSide":
+    """The checkpoint that is the source of a request; only headers and samples are read.
+
+    Raises:
+        InputError: it is no whole checkpoint, its strategy does not fit, or a name cannot be resolved.
+        StorageError: it cannot be read.
+    """
+    with resources_of(request, resolvers):
+        plan = with_retries(lambda: _plan(request), current_progress().note)
+        return CheckpointSide(request, plan, copy_context())
+
+
+def _plan(request: ConversionRequest) -> ConversionPlan:
+    strategy = load_strategy(request.source_strategy)
+    catalog = catalog_source(request, strategy, None)
+    return build_plan(
+        PlanInputs(
+            catalog=catalog,
+            source_strategy=strategy,
+            target_strategy=None,
+            format=catalog.format,
+            saved_whole=strategy is not None and contents_say_whole(catalog, strategy),
+        )
+    )
+
+
+class CheckpointSide:
+    """A checkpoint whose files can be read, with the keys and storages that were in force when it was opened."""
+
+    def __init__(self, request: ConversionRequest, plan: ConversionPlan, context: Context) -> None:
+        self._request = request
+        self._plan = plan
+        self._context = context
+
+    @property
+    def url(self) -> str:
+        """The checkpoint, as it was named."""
+        return self._plan.inputs.catalog.url
+
+    @property
+    def step(self) -> str | None:
+        """The step chosen; None if the names of its files carry none."""
+        return self._plan.inputs.catalog.step
+
+    @property
+    def ranks(self) -> int:
+        """How many it has."""
+        return self._plan.inputs.catalog.world_size
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen, in sentences."""
+        return self._plan.inputs.catalog.notes
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters that were asked for, by name, in the order of the files."""
+        plans = self._whole_plans
+        return {
+            name: Tensor(plans[name].dtype, plans[name].box.shape, plans[name].size_bytes)
+            for name in chosen_names(self._request, plans)
+        }
+
+    @cached_property
+    def _whole_plans(self) -> dict[str, ParameterPlan]:
+        return {parameter.name: parameter for parameter in self._plan.rank_plan(0).parameters}
+
+    def stored_bytes(self, names: Collection[str]) -> int:
+        """How much there is to read of parameters, all copies of them."""
+        wanted = frozenset(names)
+        sizes: dict[int, int] = {}
+        total = 0
+        for record in self._plan.inputs.catalog.records.values():
+            size = sizes.get(id(record.index))
+            if size is None:
+                entries = record.index.entries.values()
+                size = sizes[id(record.index)] = sum(each.size_bytes for each in entries if each.name in wanted)
+            total += size
+        return total
+
+    def contents(
+        self, names: Collection[str], advance: Callable[[int], None], casts: Mapping[str, DType] | None = None
+    ) -> Contents:
+        """Reads every copy of parameters; those in `casts` are cast to other floating-point types first.
+
+        Raises:
+            CatalogError: a file is not the one that was catalogued.
+            CheckpointError: one ends too early.
+            StorageError: one cannot be read.
+        """
+        tallies = _Tallies(self._plan, frozenset(names), casts or {})
+
+        note = current_progress().note
+
+        def read(work: _Work) -> None:
+            parts = with_retries(lambda: shard_sums(work.record, work.shares, advance, work.stretches), note)
+            tallies.add(work.record.rank, parts)
+
+        records = self._plan.inputs.catalog.records.values()
+        are_local = all(parse_url(record.location).is_local for record in records)
+        work = (each for record in records for each in _divided(record, tallies.shares(record), are_local))
+        workers = self.workers if are_local else min(self.workers, _REMOTE_FILES_AT_ONCE)
+        self._context.copy().run(in_threads, read, work, workers, threading.Event())
+        contents = tallies.contents()
+        put_together = {
+            name: (self._assembled(name, tallies.casts.get(name)),)
+            for name, found in contents.fingerprints.items()
+            if not found
+        }
+        return replace(contents, fingerprints={**contents.fingerprints, **put_together})
+
+    def _assembled(self, name: str, cast: DType | None) -> int:
+        """The fingerprint of a parameter of which each stage has a part only."""
+        tensor = self.tensors[name]
+        with self.reading(name) as read:
+            boxes = contiguous_boxes(tensor.shape, 0, math.prod(tensor.shape), BLOCK_BYTES // tensor.dtype.itemsize)
+            return combined(_box_part(read(box), box, tensor.dtype, cast) for box in boxes)
+
+    @property
+    def workers(self) -> int:
+        """How many threads may work on it at once."""
+        return max(1, min(self._request.worker_count, self._request.memory_limit_bytes // WORKER_BYTES))
+
+    def text(self, name: str) -> str | None:
+        """The value of a parameter that is a text; None of all others."""
+        read = self._whole_plans[name].reads[0]
+        return self._plan.source_entry(read.source_rank, name).text
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Callable[[TensorSlice], np.ndarray]]:
+        """Reads boxes of a whole parameter that are contiguous in it: their elements, as unsigned integers.
+
+        What was read is good until the next box is; a box has at most as many bytes as `BLOCK_BYTES`.
+        """
+        plan = self._whole_plans[name]
+        context = self._context.copy()
+        reader = context.run(WholeReader, self._plan, plan)
+
+        def read(box: TensorSlice) -> np.ndarray:
+            return context.run(reader.read, box).view(f"<u{plan.dtype.itemsize}").reshape(box.shape)
+
+        try:
+            yield read
+        finally:
+            reader.close()
+
+    def document(self, contents: Contents) -> ModelFingerprint:
+        """What was read of all its parameters, as a document."""
+        parameters = tuple(
+            ParameterFingerprint(
+                name=name,
+                dtype=tensor.dtype.name,
+                shape=tensor.shape,
+                fingerprint=fingerprint_text(contents.fingerprints[name][0]),
+                others=tuple(map(fingerprint_text, contents.fingerprints[name][1:])),
+            )
+            for name, tensor in sorted(self.tensors.items())
+        )
+        return ModelFingerprint(
+            checkpoint=self.url,
+            step=self.step,
+            ranks=self.ranks,
+            size_bytes=sum(tensor.size_bytes for tensor in self.tensors.values()),
+            fingerprint=fingerprint_of_all(parameters),
+            parameters=parameters,
+            differing=contents.differing,
+            notes=self.notes,
+        )
+
+
+def chosen_names(request: ConversionRequest, names: Collection[str]) -> list[str]:
+    """The names of parameters that a request's selection takes, in their order."""
+    return [
+        name
+        for name in names
+        if (not request.include or any(fnmatchcase(name, pattern) for pattern in request.include))
+        and not any(fnmatchcase(name, pattern) for pattern in request.exclude)
+        and not (request.select is Selection.WEIGHTS_ONLY and is_training_state(name, names))
+    ]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Some of a file's contents, for one worker."""
+
+    record: CatalogRecord
+    shares: Mapping[str, Sequence[Share]]
+    stretches: Sequence[Stretch]
+
+
+def _divided(record: CatalogRecord, shares: Mapping[str, Sequence[Share]], is_local: bool) -> Iterator[_Work]:
+    """The work on a file; on a large local one several can work at once."""
+    most_bytes = _STRETCH_BYTES if is_local else sys.maxsize
+    stretches: list[Stretch] = []
+    size_bytes = 0
+    for name in shares:
+        for stretch in Stretch.whole(record.index.entries[name]).divided(most_bytes):
+            stretches.append(stretch)
+            size_bytes += stretch.size_bytes
+            if size_bytes >= most_bytes:
+                yield _Work(record, shares, stretches)
+                stretches, size_bytes = [], 0
+    if stretches:
+        yield _Work(record, shares, stretches)
+
+
+class _Tallies:
+    """Takes in what files have of the fingerprints of parameters."""
+
+    def __init__(self, plan: ConversionPlan, names: frozenset[str], casts: Mapping[str, DType]) -> None:
+        self.casts = casts
+        self._copies: dict[str, list[CopyTally]] = {}
+        self._by_ranks: dict[range, dict[str, CopyTally]] = {}
+        for parameter in plan.match.moved:
+            if parameter.name not in names:
+                continue
+            for copy in _copies(plan, parameter):
+                tally = CopyTally(copy, parameter.shape)
+                self._copies.setdefault(parameter.name, []).append(tally)
+                self._by_ranks.setdefault(tally.all_ranks, {})[parameter.name] = tally
+        # what no strategy knows: each rank's is by itself
+        self._loose: dict[str, dict[int, int]] = {
+            carried.name: dict.fromkeys(sorted(carried.holders), 0)
+            for carried in plan.match.carried
+            if carried.name in names
+        }
+        self._lock = threading.Lock()
+
+    def shares(self, record: CatalogRecord) -> dict[str, list[Share]]:
+        """What the entries of a rank's file count for."""
+        tallies = self._tallies_of(record.rank)
+        shares = {}
+        for name, entry in record.index.entries.items():
+            if name in tallies:
+                start = tallies[name].box(record.rank).start
+            elif name in self._loose:
+                start = (0,) * len(entry.shape)
+            else:
+                continue
+            shares[name] = [Share(name, start, dtype=self.casts.get(name))]
+        return shares
+
+    def add(self, rank: int, parts: Mapping[Hashable, int]) -> None:
+        """Takes in what a rank has of parameters' fingerprints, or some of that."""
+        tallies = self._tallies_of(rank)
+        with self._lock:
+            for key, part in parts.items():
+                name = str(key)
+                if name in self._loose:
+                    self._loose[name][rank] = combined([self._loose[name][rank], part])
+                else:
+                    tallies[name].add(rank, part)
+
+    def contents(self) -> Contents:
+        """What came of it, when all files were read; of a parameter that no stage has all of, nothing."""
+        fingerprints: dict[str, tuple[int, ...]] = {}
+        differing: list[str] = []
+        for name, tallies in self._copies.items():
+            for tally in tallies:
+                differing += (differing_copies_text(name, str(box), groups) for box, groups in tally.differing())
+            wholes: dict[int, list[int]] = {}
+            for tally in tallies:
+                whole = tally.fingerprint()
+                if whole is not None:
+                    wholes.setdefault(whole, []).extend(tally.ranks)
+            fingerprints[name] = tuple(wholes)[:1]
+            if len(wholes) > 1:
+                differing.append(differing_copies_text(name, "which stages share", list(wholes.values())))
+        for name, parts in self._loose.items():
+            ranks: dict[int, list[int]] = {}
+            for rank, part in parts.items():
+                ranks.setdefault(part, []).append(rank)
+            fingerprints[name] = tuple(ranks)
+            if len(ranks) > 1 and name in TELLING_STEPS:
+                differing.append(differing_copies_text(name, "which no strategy knows", list(ranks.values())))
+        return Contents(fingerprints, tuple(differing))
+
+    def _tallies_of(self, rank: int) -> dict[str, CopyTally]:
+        stages = [tallies for ranks, tallies in self._by_ranks.items() if rank in ranks]
+        return stages[0] if len(stages) == 1 else {name: tally for each in stages for name, tally in each.items()}
+
+
+def _box_part(values: np.ndarray, box: TensorSlice, dtype: DType, cast: DType | None) -> int:
+    return box_fingerprint(values if cast is None else cast_bits(values, dtype, cast), box.start)
+
+
+def _copies(plan: ConversionPlan, parameter: MovedParameter) -> list[SourceCopy]:
+    """All copies of a parameter, each a pipeline stage's; the one that counts is first."""
+    return [copy for _, copy in plan.match.shared.get(parameter.name, ())] or [parameter.copies[0]]

@@ -1,0 +1,153 @@
+"""The cut of a parameter over other numbers of devices: the same tensor axes, other sizes.
+
+A device matrix is made of one axis for data parallel, the slower one unless the source has it otherwise, and one for
+model parallel. Where model parallel keeps its size, its axes stay as they are, of however many kinds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from core.errors import LayoutError, StrategyError
+from core.layout import ParameterLayout
+from core.slices import Shape
+from core.strategy.roles import Roles, model_axes_of
+
+_DATA, _MODEL = "data", "model"
+_CUT_FORM = "it has to be PATTERN=AXIS, PATTERN=AXIS:model,AXIS:data or PATTERN=whole; AXIS counts from 0"
+
+
+@dataclass(frozen=True)
+class CutRule:
+    """Which tensor axes of the parameters that fit `pattern` are cut, and by which of `model` and `data` devices."""
+
+    pattern: str
+    axes: tuple[tuple[int, str], ...]
+
+
+def parse_cut(text: str) -> CutRule:
+    """A rule from `PATTERN=0`, `PATTERN=0:model,1:data` or `PATTERN=whole`.
+
+    Raises:
+        StrategyError: it is none, or cuts by the same devices twice.
+    """
+    pattern, equals, cut = text.rpartition("=")
+    if not pattern or not equals:
+        raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
+    if cut == "whole":
+        return CutRule(pattern, ())
+    axes = []
+    for part in cut.split(","):
+        axis, _, role = part.strip().partition(":")
+        if not axis.isdecimal() or len(axis) > 3 or (role or _MODEL) not in (_DATA, _MODEL):
+            raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
+        axes.append((int(axis), role or _MODEL))
+    if len({role for _, role in axes}) < len(axes):
+        raise StrategyError(f"--cut {text!r}: the same devices cannot cut it twice")
+    return CutRule(pattern, tuple(axes))
+
+
+class Rescaler:
+    """Makes layouts for `data_parallel` x `model_parallel` devices a stage; `has_rules`: rules cut some parameters."""
+
+    def __init__(self, roles: Roles, data_parallel: int, model_parallel: int, has_rules: bool = False) -> None:
+        self._roles = roles
+        self._has_rules = has_rules
+        self._data, self._model = data_parallel, model_parallel
+        self._keeps_all = (data_parallel, model_parallel) == (roles.data_parallel, roles.model_parallel)
+        self._keeps_model = model_parallel == roles.model_parallel and not roles.conflict
+        self._matrix, self._data_axis, self._model_axes = self._arranged()
+
+    @property
+    def notes(self) -> Iterable[str]:
+        """What was assumed."""
+        if self._roles.model_parallel == 1 < self._model:
+            yield "the source cuts nothing by model parallel: what the rules do not name stays whole"
+
+    def check(self, origin: str) -> None:
+        """Makes sure that the source tells which axes model parallel of that size cuts.
+
+        Raises:
+            StrategyError: it does not.
+        """
+        if self._model == 1 or self._keeps_model or self._keeps_all:
+            return
+        had, data = self._roles.model_parallel, self._roles.data_parallel
+        if had == 1 and not self._has_rules:
+            raise StrategyError(
+                f"{origin}: cuts no parameter by model parallel, so it cannot tell which tensor axes "
+                f"--model-parallel {self._model} should cut. Say it with --cut PATTERN=AXIS for each kind of "
+                "parameter, --cut '*.wq.weight=0' --cut '*.wo.weight=1' say, or name a strategy of the network that "
+                "was compiled with model parallel"
+            )
+        if self._roles.several_kinds:
+            raise StrategyError(
+                f"{origin}: its layouts say data parallel {data} and model parallel {had}, which cannot become "
+                f"{self._model}: {self._roles.several_kinds}. Say how the fewer of them are to be cut, with "
+                "--cut PATTERN=AXIS (by model parallel), --cut PATTERN=AXIS:data,AXIS:model (by both) or "
+                f"--cut PATTERN=whole; or keep --model-parallel {had}, or take 1"
+            )
+
+    def rescaled(
+        self, name: str, layout: ParameterLayout, shape: Shape | None, rule: CutRule | None
+    ) -> ParameterLayout:
+        """The layout of a parameter, which has no optimizer shard.
+
+        Raises:
+            LayoutError: it does not fit the tensor's shape, or cannot be cut otherwise than it is.
+        """
+        if rule is None and self._keeps_all:
+            return layout
+        axis_count = len(layout.tensor_map) if shape is None else len(shape)
+        tensor_map = self._by_rule(rule, axis_count) if rule else self._like(layout, axis_count)
+        uneven, offset = layout.param_split_shape, layout.indices_offset
+        cut = len(tensor_map[0]) if tensor_map else 0
+        if uneven and cut == 0:
+            uneven = offset = ()
+        if uneven and (rule or not self._keeps_model):
+            raise LayoutError(
+                f"axis 0 is cut unevenly, into {list(uneven)}: how it would be with other devices cannot be told. "
+                "Keep the size of model parallel, take 1, or say --cut PATTERN=whole"
+            )
+        return replace(
+            layout,
+            device_matrix=self._matrix,
+            tensor_map=tensor_map,
+            nested=any(len(axes) > 1 for axes in tensor_map),
+            param_split_shape=uneven,
+            indices_offset=offset,
+        )
+
+    def _by_rule(self, rule: CutRule, axis_count: int) -> tuple[Shape, ...]:
+        tensor_map: list[list[int]] = [[] for _ in range(axis_count)]
+        for axis, role in rule.axes:
+            if axis >= axis_count:
+                raise LayoutError(f"has no axis {axis}, which --cut {rule.pattern} names: it has {axis_count}")
+            tensor_map[axis] += [self._data_axis] if role == _DATA else dict.fromkeys(self._model_axes)
+        return tuple(map(tuple, tensor_map))
+
+    def _like(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, ...]:
+        return tuple(
+            tuple(dict.fromkeys(self._model_axes[number] for number in numbers)) if self._model > 1 else ()
+            for numbers in model_axes_of(layout, axis_count, self._roles)
+        )
+
+    def _arranged(self) -> tuple[Shape, int, Sequence[int]]:
+        """The device matrix, the data axis in it, and where in it the source's model axes are, as tensor maps count."""
+        axes = self._roles.axes
+        model_count = len(self._roles.model_axes)
+        order: list[int] = []  # numbers of model axes, -1 for data, slowest first
+        for axis in axes:
+            if axis.cuts:
+                order.append(self._roles.model_axes.index(axis))
+            elif -1 not in order:
+                order.append(-1)
+        if -1 not in order:
+            order.insert(0, -1)
+        if self._keeps_model and model_count:
+            sizes = [self._data if number < 0 else self._roles.model_axes[number].size for number in order]
+            places = {number: len(order) - 1 - place for place, number in enumerate(order)}
+            return tuple(sizes), places[-1], [places[number] for number in range(model_count)]
+        # the slower one first; where they alternate, data parallel
+        data_first = order[0] == -1 or -1 in order[1:-1]
+        matrix = (self._data, self._model) if data_first else (self._model, self._data)
+        return matrix, int(data_first), [1 - int(data_first)] * max(model_count, 1)

@@ -1,0 +1,158 @@
+"""What the devices of a stage are for: which of them share a parameter, which hold copies of it.
+
+Layouts of one stage may spell its devices differently: [2, 4], [8] and [2, 1, 4] are the same eight. So a device axis
+is told by the ranks that it steps over, its *stride* and size. The borders of all the axes that any layout cuts by
+divide the devices into *role axes*:
+
+=================================  ===================================================================================
+no parameter is cut by it          data parallel: its ranks hold copies, which an optimizer shard may cut; context
+                                   parallel is one, too
+parameters are cut by it           model parallel, whatever the network calls it: tensor or expert parallel
+=================================  ===================================================================================
+
+Axes that cut the same parameters along the same tensor axes are of one *kind*; where all are, model parallel has one
+size, which can be changed. What several kinds cut, expert parallel beside tensor parallel say, has no such size.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from core.layout import ParameterLayout
+from core.slices import Shape
+from core.wording import counted
+
+_MOST_NAMED = 2
+
+NamedLayouts = Sequence[tuple[str, ParameterLayout]]
+"""Parameters and their layouts; one that several stages hold is in it for each."""
+
+
+@dataclass(frozen=True)
+class RoleAxis:
+    """A device axis.
+
+    Attributes:
+        stride: the distance between neighbouring ranks on it.
+        size: devices on it.
+        cuts: (parameter, tensor axis) that it cuts; empty if it is data parallel.
+    """
+
+    stride: int
+    size: int
+    cuts: frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The role axes of a stage, slowest first; `conflict` says why there are none but one, if so."""
+
+    axes: tuple[RoleAxis, ...]
+    conflict: str = ""
+
+    @cached_property
+    def model_axes(self) -> tuple[RoleAxis, ...]:
+        """The axes that cut parameters, slowest first."""
+        return tuple(axis for axis in self.axes if axis.cuts)
+
+    @property
+    def data_parallel(self) -> int:
+        """Copies of each parameter."""
+        return math.prod(axis.size for axis in self.axes if not axis.cuts)
+
+    @property
+    def model_parallel(self) -> int:
+        """Devices that share the parameters of one copy."""
+        return math.prod(axis.size for axis in self.model_axes)
+
+    @property
+    def several_kinds(self) -> str:
+        """Why model parallel has no one size, in words; empty if it has."""
+        if self.conflict:
+            return self.conflict
+        sizes: dict[frozenset[tuple[str, int]], int] = {}
+        for axis in self.model_axes:
+            sizes[axis.cuts] = sizes.get(axis.cuts, 1) * axis.size
+        if len(sizes) < 2:
+            return ""
+        told = []
+        for cuts, size in sizes.items():
+            # what tells a kind from the others is what it alone cuts
+            others = frozenset[tuple[str, int]]().union(*(other for other in sizes if other != cuts))
+            named = sorted(cuts - others) or sorted(cuts)
+            names = ", ".join(f"{name!r} along axis {axis}" for name, axis in named[:_MOST_NAMED])
+            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+            told.append(f"{counted(size, 'device')} {'cuts' if size == 1 else 'cut'} {names}{more}")
+        return f"different devices cut different parameters: {'; '.join(told)}"
+
+
+def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
+    """The roles of the devices of each of a strategy's stages; optimizer shards do not matter.
+
+    Raises:
+        LayoutError: a tensor map names device axes that do not exist.
+    """
+    spans = [(name, _spans(layout)) for name, layout in layouts]
+    borders = sorted({1, device_count} | {border for _, cut in spans for _, low, high in cut for border in (low, high)})
+    unlike = [(low, high) for low, high in pairwise(borders) if high % low]
+    if unlike:
+        cuts = frozenset((name, axis) for name, cut in spans for axis, _, _ in cut)
+        return Roles((RoleAxis(1, device_count, cuts),), _conflict(spans, *unlike[0]))
+    cutting: dict[tuple[int, int], set[tuple[str, int]]] = {(low, high): set() for low, high in pairwise(borders)}
+    for name, cut in spans:
+        for axis, low, high in cut:
+            for border, found in cutting.items():
+                if low <= border[0] and border[1] <= high:
+                    found.add((name, axis))
+    axes = [RoleAxis(low, high // low, frozenset(found)) for (low, high), found in reversed(cutting.items())]
+    return Roles(tuple(axes) or (RoleAxis(1, 1, frozenset()),))
+
+
+def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> list[list[int]]:
+    """Per tensor axis the numbers of the roles' model axes that cut it, slowest first as in its tensor map.
+
+    Raises:
+        LayoutError: the layout does not fit a tensor of that many axes.
+    """
+    found: list[list[int]] = []
+    for device_axes in layout.map_for(axis_count):
+        numbers: list[int] = []
+        for device_axis in device_axes:
+            low, high = _span(layout.device_matrix, device_axis)
+            numbers += [
+                number
+                for number, axis in enumerate(roles.model_axes)
+                if low <= axis.stride and axis.stride * axis.size <= high and axis.size > 1
+            ]
+        found.append(numbers)
+    return found
+
+
+def _spans(layout: ParameterLayout) -> list[tuple[int, int, int]]:
+    """(tensor axis, stride, stride of what is beyond) of each device axis that cuts."""
+    return [
+        (tensor_axis, low, high)
+        for tensor_axis, device_axes in enumerate(layout.map_for(len(layout.tensor_map)))
+        for device_axis in device_axes
+        for low, high in [_span(layout.device_matrix, device_axis)]
+        if high > low
+    ]
+
+
+def _span(matrix: Shape, device_axis: int) -> tuple[int, int]:
+    low = math.prod(matrix[len(matrix) - device_axis :])
+    return low, low * matrix[-1 - device_axis]
+
+
+def _conflict(spans: Iterable[tuple[str, Sequence[tuple[int, int, int]]]], first: int, second: int) -> str:
+    named: dict[int, str] = {}
+    for name, cut in spans:
+        for _, low, high in cut:
+            named.setdefault(low, name)
+            named.setdefault(high, name)
+    return (
+        f"devices are arranged in ways that do not go together: in groups of {first} for {named.get(first)!r}, "
+        f"of {second} for {named.get(second)!r}"
+    )

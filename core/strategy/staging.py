@@ -1,0 +1,294 @@
+"""Which pipeline stage holds which parameters when there are other stages than before.
+
+Layers are told by the first number in a parameter's name (`model.layers.12.attention.wq.weight`), and go to stages in
+their order. What is of no layer stays where it was: in the first stage, in the last, in both (tied embeddings), or in
+all. What was in a stage between, or in a strategy of one stage only, is told by common words in names or by a rule;
+nothing is guessed beyond that.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from core.errors import StrategyError
+from core.strategy.model import Strategy
+from core.wording import counted, ranks_text
+
+_NUMBER = re.compile(r"(?:^|(?<=[._]))(?:(?:layers?|blocks?|h)_?)?([0-9]{1,6})(?=\.)")
+_STATE_WORDS = frozenset(
+    ("adam_m", "adam_v", "accu_grads", "accum", "moments", "moment1", "moment2", "momentum", "stat", "vhat", "ema")
+)
+_FIRST = re.compile(r"embed|wte\b|wpe\b|\btok_")
+_LAST = re.compile(r"head|norm|ln_f|logits|output")
+_PLACES = ("first", "last", "all")
+_MOST_TOLD = 8
+
+
+@dataclass(frozen=True)
+class PlaceRule:
+    """Parameters of no layer whose names fit `pattern` are held by these stages: `first`, `last`, `all` or numbers."""
+
+    pattern: str
+    places: tuple[str, ...]
+
+    def stages(self, stage_count: int) -> tuple[int, ...]:
+        """The stages that it names, of so many.
+
+        Raises:
+            StrategyError: there is no such stage.
+        """
+        found: set[int] = set()
+        for place in self.places:
+            if place == "all":
+                found.update(range(stage_count))
+            elif place in _PLACES:
+                found.add(0 if place == "first" else stage_count - 1)
+            elif place.isdecimal() and int(place) < stage_count:
+                found.add(int(place))
+            else:
+                raise StrategyError(
+                    f"--place {self.pattern}={','.join(self.places)}: {place!r} is no stage: first, last, all, or "
+                    f"a number from 0 to {stage_count - 1}"
+                )
+        return tuple(sorted(found))
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Who holds what.
+
+    Attributes:
+        held: per stage its parameters, each with the source's stage whose layout it is to be like.
+        layers: per stage its layers, in words: `0-11`.
+        notes: sentences on what was assumed.
+    """
+
+    held: tuple[Mapping[str, int], ...]
+    layers: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def owner_of(name: str, names: frozenset[str]) -> str:
+    """The parameter that an optimizer's state is of (`adam_m.p` is p's); any other's own name."""
+    rest = name
+    while "." in rest:
+        head, _, rest = rest.partition(".")
+        if rest in names or head in _STATE_WORDS:
+            return owner_of(rest, names)
+    return name
+
+
+def parse_place(text: str) -> PlaceRule:
+    """A rule from `PATTERN=first,last`.
+
+    Raises:
+        StrategyError: it is none.
+    """
+    pattern, equals, places = text.rpartition("=")
+    if not pattern or not equals or not places:
+        raise StrategyError(f"--place {text!r}: it has to be PATTERN=first, =last, =all or numbers of stages: 0,3")
+    return PlaceRule(pattern, tuple(place.strip() for place in places.split(",")))
+
+
+def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequence[PlaceRule]) -> Staging:
+    """The stages of every parameter of a strategy, of `stage_count` stages.
+
+    `layers` gives each stage its layers, `0-11,12-23`; several ranges of one stage are joined by a plus sign. If it is
+    empty, stages stay what they are if there are as many as before, and else get the layers evenly.
+
+    Raises:
+        StrategyError: it cannot be told, or rules and ranges do not fit the strategy.
+    """
+    names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
+    known = frozenset(names)
+    sources = {name: [stage.stage for stage in source.stages_holding(name)] for name in names}
+    layer_of = {name: _layer(owner_of(name, known)) for name in names}
+    ordered = _ordered_layers(names, layer_of, sources)
+    placed = _placed(names, known, rules, stage_count)
+    notes: list[str] = []
+    if len(source.stages) == stage_count and not layers:
+        stages = {name: tuple(of_name) for name, of_name in sources.items()} | placed
+    else:
+        stage_of = _stage_of_layers(ordered, stage_count, layers, notes)
+        stages = placed | {
+            name: (stage_of[layer],)
+            for name in names
+            if name not in placed and (layer := layer_of[name]) is not None and len(sources[name]) == 1
+        }
+        stages |= _beside_layers(
+            [name for name in names if name not in stages], known, sources, len(source.stages), stage_count, notes
+        )
+    held = tuple(
+        {name: _like(sources[name], stage, stages[name]) for name in names if stage in stages[name]}
+        for stage in range(stage_count)
+    )
+    empty = [stage for stage, of_stage in enumerate(held) if not of_stage]
+    if empty:
+        raise StrategyError(f"{source.origin}: stages {_listed(list(map(str, empty)))} would hold no parameter")
+    texts = tuple(_layers_text({layer for name in of_stage if (layer := layer_of[name])}, ordered) for of_stage in held)
+    return Staging(held, texts, tuple(notes))
+
+
+_Layer = tuple[str, int]
+"""What stands before the number, and the number."""
+
+
+def _layer(name: str) -> _Layer | None:
+    found = _NUMBER.search(name)
+    return (name[: found.start(1)], int(found[1])) if found else None
+
+
+def _ordered_layers(
+    names: Sequence[str], layer_of: Mapping[str, _Layer | None], sources: Mapping[str, Sequence[int]]
+) -> list[_Layer]:
+    """All layers in their order: stacks of layers (an encoder's, a decoder's) by the stage where they begin."""
+    first_stage: dict[str, int] = {}
+    for name in names:
+        layer = layer_of[name]
+        if layer is not None:
+            first_stage[layer[0]] = min(sources[name][0], first_stage.get(layer[0], sources[name][0]))
+    stacks = sorted(first_stage, key=first_stage.__getitem__)  # stable: else in the order of the file
+    return sorted({layer for layer in layer_of.values() if layer}, key=lambda layer: (stacks.index(layer[0]), layer[1]))
+
+
+def _stage_of_layers(
+    ordered: Sequence[_Layer], stage_count: int, layers: str, notes: list[str]
+) -> Mapping[_Layer, int]:
+    if layers:
+        return _as_given(ordered, stage_count, layers)
+    if stage_count == 1:
+        return dict.fromkeys(ordered, 0)
+    if len(ordered) < stage_count:
+        raise StrategyError(
+            f"there are {counted(len(ordered), 'layer')} for {stage_count} stages: layers are told by the numbers in "
+            "parameters' names, as in model.layers.0.weight"
+        )
+    least, more = divmod(len(ordered), stage_count)
+    counts = [least + (stage < more) for stage in range(stage_count)]
+    if more:
+        notes.append(
+            f"{len(ordered)} layers do not divide evenly over {stage_count} stages: they have "
+            f"{', '.join(map(str, counts))}. Give them with --layers as the network does"
+        )
+    numbers = [stage for stage, count in enumerate(counts) for _ in range(count)]
+    return dict(zip(ordered, numbers, strict=True))
+
+
+def _as_given(ordered: Sequence[_Layer], stage_count: int, layers: str) -> Mapping[_Layer, int]:
+    several = len({stack for stack, _ in ordered}) > 1
+    numbered = {position if several else layer[1]: layer for position, layer in enumerate(ordered)}
+    stages = [_numbers(part, layers) for part in layers.split(",")]
+    if len(stages) != stage_count:
+        raise StrategyError(
+            f"--layers {layers}: gives layers to {counted(len(stages), 'stage')}, but --pipeline says {stage_count}; "
+            "ranges of one stage are joined by a plus sign: 0-3+8-11"
+        )
+    stage_of: dict[_Layer, int] = {}
+    for stage, numbers in enumerate(stages):
+        for number in numbers:
+            layer = numbered.get(number)
+            if layer is None or layer in stage_of:
+                why = "is given twice" if layer else f"there are layers {ranks_text(sorted(numbered)) or 'none'}"
+                raise StrategyError(f"--layers {layers}: layer {number}: {why}")
+            stage_of[layer] = stage
+    left = sorted(number for number, layer in numbered.items() if layer not in stage_of)
+    if left:
+        raise StrategyError(f"--layers {layers}: gives no stage to layers {ranks_text(left)}")
+    return stage_of
+
+
+def _numbers(part: str, layers: str) -> list[int]:
+    numbers: list[int] = []
+    for span in part.split("+"):
+        found = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", span)
+        if not found:
+            raise StrategyError(f"--layers {layers}: {span!r} is no range of layers: 0-11,12-23 say")
+        numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return numbers
+
+
+def _placed(
+    names: Sequence[str], known: frozenset[str], rules: Sequence[PlaceRule], stage_count: int
+) -> dict[str, tuple[int, ...]]:
+    """What rules say; an optimizer's state goes where its parameter goes."""
+    placed: dict[str, tuple[int, ...]] = {}
+    for rule in rules:
+        fitting = [name for name in names if fits(rule.pattern, name, known)]
+        if not fitting:
+            raise StrategyError(f"--place {rule.pattern}: no parameter's name fits {rule.pattern!r}")
+        placed |= dict.fromkeys(fitting, rule.stages(stage_count))
+    return placed
+
+
+def fits(pattern: str, name: str, names: frozenset[str]) -> bool:
+    """Whether a shell-style pattern fits a name, or the name of the parameter that it is a state of."""
+    return fnmatchcase(name, pattern) or fnmatchcase(owner_of(name, names), pattern)
+
+
+def _beside_layers(
+    names: Sequence[str],
+    known: frozenset[str],
+    sources: Mapping[str, Sequence[int]],
+    source_count: int,
+    stage_count: int,
+    notes: list[str],
+) -> dict[str, tuple[int, ...]]:
+    """The stages of what is of no layer, or is shared by stages."""
+    last = stage_count - 1
+    placed: dict[str, tuple[int, ...]] = {}
+    by_name: list[str] = []
+    untold: list[str] = []
+    for name in names:
+        where = sources[name]
+        if stage_count == 1:
+            placed[name] = (0,)
+        elif source_count > 1 and set(where) <= {0, source_count - 1}:
+            placed[name] = tuple(sorted({0 if stage == 0 else last for stage in where}))
+        elif source_count > 1 and len(where) == source_count:
+            placed[name] = tuple(range(stage_count))
+        elif source_count == 1 and (told := _told_by_name(owner_of(name, known))):
+            placed[name] = (0,) if told == "first" else (last,)
+            if owner_of(name, known) == name:
+                by_name.append(f"{name} in the {told} stage")
+        else:
+            untold.append(name)
+    if untold:
+        raise StrategyError(
+            f"which stages hold {_listed(list(map(repr, untold)))} cannot be told: they are of no layer, and in no "
+            "stage that says it. Say it with --place PATTERN=first, =last, =first,last or =all"
+        )
+    if by_name:
+        notes.append(
+            f"told by their names, since the source has one stage: {_listed(by_name)}. If embeddings are tied, or one "
+            "of these is elsewhere, say so: --place PATTERN=first,last"
+        )
+    return placed
+
+
+def _told_by_name(name: str) -> str:
+    if _FIRST.search(name):
+        return "first"
+    return "last" if _LAST.search(name) else ""
+
+
+def _like(sources: Sequence[int], stage: int, stages: Sequence[int]) -> int:
+    """Which of the source's stages a parameter's layout is taken from."""
+    if stage in sources and len(sources) == len(stages):
+        return stage
+    return sources[-1] if stage == stages[-1] and stage > 0 else sources[0]
+
+
+def _layers_text(layers: set[_Layer], ordered: Sequence[_Layer]) -> str:
+    stacks = list(dict.fromkeys(stack for stack, _ in ordered))
+    texts = []
+    for stack in stacks:
+        numbers = sorted(number for of_stack, number in layers if of_stack == stack)
+        if numbers:
+            texts.append(ranks_text(numbers) if len(stacks) == 1 else f"{stack}{ranks_text(numbers)}")
+    return ", ".join(texts)
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f" and {len(items) - _MOST_TOLD} more" if len(items) > _MOST_TOLD else ""
+    return f"{', '.join(items[:_MOST_TOLD])}{more}"
