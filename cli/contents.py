@@ -8,21 +8,24 @@ from typing import Any
 import click
 
 from cli.output import print_facts, print_table, printable, wants_table
+from core.checkpoint.catalog import build_catalog
 from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import RANK_FIELD, parse_name
 from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.scalars import json_value, read_scalars
-from core.checkpoint.survey import refused_as_input, survey
+from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
 from core.errors import InputError
 from core.keys import Key, source_key
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.manifest import unsealed_manifest
+from core.request import TargetLayout
 from core.storage.files import SourceFile, file_info, list_folder, read_bytes
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.target import read_manifest
+from core.unified_names import is_index_name
 from core.wording import counted, ranks_text, size_text
 
 Document = dict[str, Any]
@@ -47,6 +50,8 @@ def describe(url: str) -> Document:
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
         raise InputError(f"{location}: is neither a file nor a directory")
+    if kind == "file" and is_index_name(location.name):
+        return _describe_checkpoint(url)
     if kind == "file":
         return _describe_strategy(url) if _is_strategy(location) else _describe_file(location)
     if read_manifest(location) is not None:
@@ -156,6 +161,8 @@ def _shape_or_text(parameter: Document) -> str:
 
 def _describe_checkpoint(url: str) -> Document:
     found = survey(url)
+    if found.shape is CheckpointShape.UNIFIED:
+        return _describe_unified(found)
     return {
         "kind": "checkpoint",
         "url": found.url,
@@ -211,6 +218,55 @@ def _print_checkpoint(document: Document) -> None:
     )
 
 
+def _describe_unified(found: CheckpointSurvey) -> Document:
+    """A unified checkpoint, whose files are opened: its index is compared with what they hold."""
+    catalog = build_catalog(found.url, None, digest=lambda *_: False, check_crc=False, found=found)
+    outside = set(catalog.outside)
+    return {
+        "kind": "unified checkpoint",
+        "url": found.url,
+        "index": None if found.index is None else found.index.location.name,
+        "files": [
+            {
+                "file": record.location.rpartition("/")[2],
+                "size_bytes": record.size_bytes,
+                "parameters": [
+                    {"name": entry.name, "dtype": entry.dtype.name, "shape": list(entry.shape)}
+                    for entry in record.index.entries.values()
+                ],
+            }
+            for record in catalog.records.values()
+        ],
+        "in_no_strategy": sorted(outside),
+        "notes": list(catalog.notes),
+        "ignored": list(found.ignored),
+    }
+
+
+def _print_unified(document: Document) -> None:
+    files = document["files"]
+    parameters = [each for file in files for each in file["parameters"]]
+    dtypes = sorted({each["dtype"] for each in parameters})
+    facts = [
+        ("unified checkpoint", document["url"]),
+        ("index", document["index"] or "none, and none is needed"),
+        ("parameters", f"{len(parameters)}, whole: {', '.join(dtypes)}"),
+        ("size", size_text(sum(file["size_bytes"] for file in files))),
+    ]
+    if document["in_no_strategy"]:
+        facts.append(("in no strategy", printable(", ".join(document["in_no_strategy"]))))
+    facts += [("note", printable(note)) for note in document["notes"]]
+    if document["ignored"]:
+        facts.append(("ignored", printable(", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8))))
+    print_facts(facts)
+    click.echo()
+    print_table(
+        ("file", "parameters", "bytes"),
+        [(file["file"], len(file["parameters"]), file["size_bytes"]) for file in files],
+        right=("parameters", "bytes"),
+    )
+
+
 def _more(count: int, told: int) -> str:
     return f" and {count - told} more" if count > told else ""
 
@@ -230,7 +286,7 @@ def _print_converted(document: Document) -> None:
         [
             ("converted checkpoint", document["url"]),
             ("from", f"{manifest['source']}{step}"),
-            ("ranks", f"{manifest['source_world_size']} -> {manifest['target_world_size']}"),
+            ("ranks", f"{manifest['source_world_size']} -> {_target_world(manifest)}"),
             ("format", f".{manifest['format']}, {size_text(sum(each['size_bytes'] for each in manifest['ranks']))}"),
             ("written by", f"{manifest['writer']}, {manifest['created']}"),
             ("verified", manifest["verified"]),
@@ -241,10 +297,15 @@ def _print_converted(document: Document) -> None:
     if wants_table(len(manifest["ranks"])):
         click.echo()
         print_table(
-            ("rank", "file", "bytes"),
+            ("rank" if manifest["layout"] == TargetLayout.RANKS else "number", "file", "bytes"),
             [(each["rank"], each["file"], each["size_bytes"]) for each in manifest["ranks"]],
-            right=("rank", "bytes"),
+            right=("rank", "number", "bytes"),
         )
+
+
+def _target_world(manifest: Document) -> str:
+    size: int = manifest["target_world_size"]
+    return str(size) if manifest["layout"] == TargetLayout.RANKS else f"{counted(size, 'file')} of whole tensors"
 
 
 def _encryption_text(manifest: Document) -> str:
@@ -336,5 +397,6 @@ _PRINTERS: dict[str, Callable[[Document], None]] = {
     "checkpoint file": _print_file,
     "checkpoint": _print_checkpoint,
     "converted checkpoint": _print_converted,
+    "unified checkpoint": _print_unified,
     "strategy": _print_strategy,
 }

@@ -106,10 +106,10 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport") -> None:
     """Prints what a conversion did."""
-    from core.report import stand_ins_text
+    from core.report import stand_ins_text, worlds_text
 
     step = f", step {report.step}" if report.step else ""
-    worlds = f"{report.source_world_size} -> {report.target_world_size}"
+    worlds = worlds_text(report)
     if len(report.ranks) < report.target_world_size:
         worlds += f"; this run: {ranks_text(rank.rank for rank in report.ranks)}"
     facts = [
@@ -129,7 +129,7 @@ def print_report(report: "ConversionReport") -> None:
     if not report.committed:
         click.echo()
         click.echo(
-            f"NOT COMPLETE: {counted(len(report.missing_ranks), 'rank')} of {report.target_world_size} "
+            f"NOT COMPLETE: {counted(len(report.missing_ranks), report.target_kind)} of {report.target_world_size} "
             f"not yet written and verified: {ranks_text(report.missing_ranks)}\n"
             f"The target appears when they are: give the same command with --ranks {ranks_text(report.missing_ranks)}, "
             "here or on another machine."
@@ -149,12 +149,19 @@ def _verified_text(report: "ConversionReport") -> str:
     if report.verified is VerifyLevel.NONE:
         return "not at all"
     read_back = f"; {size_text(report.verified_bytes)} read back" if report.verified_bytes else ""
-    return f"{report.verified}{read_back}"
+    if report.verified is not VerifyLevel.CONTENT:
+        return f"{report.verified}{read_back}"
+    if not report.committed:
+        return f"{VerifyLevel.CHECKSUM}{read_back}; values are compared when all ranks are there"
+    values = f"the values of {counted(report.compared, 'parameter')} are the source's"
+    return f"{report.verified}: {values}{read_back}, {size_text(report.compared_bytes)} of the source's"
 
 
 def _print_ranks(report: "ConversionReport") -> None:
+    from core.report import RANK
+
     print_table(
-        ("rank", "file", "size", "how", "read", "source ranks", "seconds"),
+        ("rank" if report.target_kind == RANK else "number", "file", "size", "how", "read", "source ranks", "seconds"),
         [
             (
                 rank.rank,
@@ -167,5 +174,5 @@ def _print_ranks(report: "ConversionReport") -> None:
             )
             for rank in report.ranks
         ],
-        right=("rank", "size", "read", "seconds"),
+        right=("rank", "number", "size", "read", "seconds"),
     )

@@ -87,9 +87,10 @@ def _can_show(characters: str, encoding: str) -> bool:
 
 def _heading(feeds: Feeds) -> Text:
     per_row, per_column = feeds.ranks_per_bin
-    heading = Text("Bytes from source rank (across) to target rank (down)")
+    target, source = feeds.kinds
+    heading = Text(f"Bytes from source {source} (across) to target {target} (down)")
     if max(per_row, per_column) > 1:
-        heading.append(f", {per_column} x {per_row} ranks to a cell")
+        heading.append(f", {per_column} x {per_row} to a cell")
     return heading
 
 
@@ -102,7 +103,10 @@ def _ticks(feeds: Feeds, drawing: _Drawing, label_width: int) -> Text:
     line = " " * (label_width + 2)
     for column in range(0, columns, step):
         label = str(feeds.ranks_of_column(column)[0])
-        line += label.rjust(drawing.cell_width) if drawing.numbered else label.ljust(step * drawing.cell_width)
+        if drawing.numbered:
+            line += label.rjust(drawing.cell_width)
+        elif len(label) <= (columns - column) * drawing.cell_width:
+            line += label.ljust(step * drawing.cell_width)
     return Text(line.rstrip())
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.request import ConversionOptions, ConversionRequest
+from core.request import ConversionRequest
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 GROUPS = {
@@ -84,6 +85,14 @@ _METAVARS = {
     "patience_seconds": "SECONDS",
     "keep_checkpoint_max": "N",
     "keep_checkpoint_per_n_minutes": "MINUTES",
+    "strategy_a": "URL",
+    "strategy_b": "URL",
+    "step_a": "E_S",
+    "step_b": "E_S",
+    "storage_a": "NAME",
+    "storage_b": "NAME",
+    "decrypt_key_a": "NAME",
+    "decrypt_key_b": "NAME",
     "dask_scheduler": "ADDRESS",
     "concurrency_limit": "NAME",
 }
@@ -92,7 +101,7 @@ Command = Callable[..., Any]
 
 
 def conversion_options(
-    names: Collection[str], model: type[ConversionOptions] = ConversionRequest
+    names: Collection[str], model: type["BaseModel"] = ConversionRequest
 ) -> Callable[[Command], Command]:
     """Gives a command the options of these fields of a request; it is called with a keyword argument for each."""
 

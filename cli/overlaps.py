@@ -69,7 +69,7 @@ def print_overlaps(overlaps: ParameterOverlaps) -> None:
     boxes = ("box",) if parameter.is_whole else ("source box", "target box")
     headers = ("ranks", "cell", "from rank", *(("of",) if several else ()), *boxes, "size")
     for stage, target_cells in overlaps.target_cells.items():
-        click.echo(f"\ntarget: stage {stage}, {counted(len(target_cells), 'cell')}")
+        click.echo(f"\ntarget: {overlaps.place(stage)}, {counted(len(target_cells), 'cell')}")
         rows = [row for cell in target_cells for row in _rows(overlaps, cell, several)]
         print_table(headers, rows, right=("from rank", "size"))
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from core.plan import ConversionPlan, ParameterPlan, ReadItem
     from core.report import PlanSummary
 
+_MOST_EFFECTS = 16
+"""Of changed parameters, and of those that are left out, that are shown."""
+_MOST_SOURCES = 4
 _NOWHERE = "memory://reshard-plan"
 """Stands for a target that nobody named: it is on no disk, so no source lies inside it."""
 
@@ -90,22 +93,24 @@ def command(
         print_json(summary)
     else:
         print_plan(summary, request.chosen_ranks(plan.target_ranks))
-        if picture or (picture is None and sys.stdout.isatty()):
+        if picture or (picture is None and _is_terminal()):
             _draw(plan)
 
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """A plan's summary, and a table of those ranks."""
-    from core.report import stand_ins_text
+    from core.report import FILE, stand_ins_text, worlds_text
 
+    unified = summary.target_kind == FILE
     step = f", step {summary.step}" if summary.step else ""
     classes = f"{summary.layout_classes} different pair{'' if summary.layout_classes == 1 else 's'} of cuts"
+    cut_anew = f"cut anew, by {classes}; {len(summary.carried)} copied as they are"
     print_facts(
         [
             ("source", f"{summary.source}{step}"),
-            ("ranks", f"{summary.source_world_size} -> {summary.target_world_size}"),
+            ("ranks", worlds_text(summary)),
             ("format", summary.format),
-            ("parameters", f"{summary.parameters} cut anew, by {classes}; {len(summary.carried)} copied as they are"),
+            ("parameters", f"{summary.parameters} {'made whole' if unified else cut_anew}"),
             ("needed", f"{size_text(summary.read_bytes)} of the source; small gaps are read as well"),
             ("to write", size_text(summary.written_bytes)),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
@@ -113,9 +118,10 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             *(("note", printable(note)) for note in summary.notes),
         ]
     )
+    _print_effects(summary)
     click.echo()
     print_table(
-        ("rank", "file", "shards", "source ranks", "copy of"),
+        ("number" if unified else "rank", "file", "shards", "source ranks", "copy of"),
         [
             (
                 rank.rank,
@@ -127,8 +133,12 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             for rank in summary.ranks
             if rank.rank in ranks
         ],
-        right=("rank", "shards", "copy of"),
+        right=("number", "rank", "shards", "copy of"),
     )
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _draw(plan: "ConversionPlan") -> None:
@@ -172,6 +182,44 @@ def _write_page(
 
     write_page(path, plan_page(plan, summary, overlaps))
     click.echo(f"reshard: the plan is shown in {path}", err=True)
+
+
+def _print_effects(summary: "PlanSummary") -> None:
+    """Tables of what changes do, and of what they leave out; the rest is counted."""
+    if summary.effects:
+        click.echo()
+        print_table(
+            ("parameter", "made from", "how", "dtype", "shape"),
+            [
+                (
+                    effect.parameter,
+                    _first_few(effect.sources),
+                    ", ".join(effect.how),
+                    _from_to(_first_few(effect.source_dtypes), effect.dtype),
+                    _from_to(_first_few([str(list(shape)) for shape in effect.source_shapes]), str(list(effect.shape))),
+                )
+                for effect in summary.effects[:_MOST_EFFECTS]
+            ],
+        )
+        _print_rest(len(summary.effects), "changed")
+    if summary.excluded:
+        click.echo()
+        print_table(("left out", "by"), [(each.parameter, each.by) for each in summary.excluded[:_MOST_EFFECTS]])
+        _print_rest(len(summary.excluded), "left out")
+
+
+def _print_rest(count: int, what: str) -> None:
+    if count > _MOST_EFFECTS:
+        click.echo(f"and {count - _MOST_EFFECTS} more {what}; --json has all")
+
+
+def _first_few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_SOURCES
+    return " + ".join([*names[:_MOST_SOURCES], *([f"{more} more"] if more > 0 else [])])
+
+
+def _from_to(before: str, after: str) -> str:
+    return after if before == after else f"{before} -> {after}"
 
 
 def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, Any]:

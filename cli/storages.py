@@ -41,7 +41,7 @@ def storage_named(name: str, *urls: str) -> Iterator[None]:
     """Opens these URLs, and what is below them, with the storage options of a name."""
     from core.storage.named_options import named_storages
 
-    with named_storages([(url, name) for url in urls], _resolvers(name)):
+    with named_storages([(url, name) for url in urls], resolvers_for(name)):
         yield
 
 
@@ -59,7 +59,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
         mode_with_key(chosen, key_name(name), "--decrypt-key")
     except ValueError as error:
         raise InputError(f"{'--decrypt-key' if name else '--decrypt-mode'}: {error}") from None
-    with named_keys(KeyNames(name, chosen, name, chosen), _resolvers(name)):
+    with named_keys(KeyNames(name, chosen, name, chosen), resolvers_for(name)):
         yield
 
 
@@ -69,11 +69,12 @@ def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
     from core.resources import resources_of
 
     names = (request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key)
-    with resources_of(request, _resolvers(*names)):
+    with resources_of(request, resolvers_for(*names)):
         yield
 
 
-def _resolvers(*names: str) -> "Mapping[str, Resolver]":
+def resolvers_for(*names: str) -> "Mapping[str, Resolver]":
+    """What looks up names of blocks, if one of these is."""
     return {"block": _options_of_block} if any(name.startswith("block:") for name in names) else {}
 
 

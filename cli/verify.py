@@ -6,8 +6,8 @@ import click
 
 from cli.output import print_json, printable
 from cli.progress import shown_progress
-from cli.storages import key_named, key_options, storage_named, storage_option
-from core.request import VerifyLevel
+from cli.storages import key_options, resolvers_for, storage_option
+from core.request import EncryptionMode, VerifyLevel
 from core.wording import counted, seconds_text, size_text
 
 if TYPE_CHECKING:
@@ -24,27 +24,43 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     default=str(VerifyLevel.CHECKSUM),
     show_default=True,
     help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing, "
-    "and the CRC of files that have one.",
+    "and the CRC of files that have one. content: also every value, of every copy, against the source's, which has to "
+    "be where it was.",
 )
 @key_options
 @storage_option
+@click.option(
+    "--source-storage", metavar="NAME", default="", help="As --storage, for the source, which --level content reads."
+)
+@click.option("--source-decrypt-key", metavar="NAME", default="", help="As --decrypt-key, for an encrypted source.")
+@click.option(
+    "--source-decrypt-mode",
+    type=click.Choice([str(mode) for mode in EncryptionMode]),
+    default=str(EncryptionMode.AES_GCM),
+    show_default=True,
+    help="How an encrypted source is encrypted.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(target: str, level: str, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> int:
+def command(as_json: bool, **options: str) -> int:
     """Checks the converted checkpoint TARGET against its manifest, which was written with it.
 
     Every file is compared with its record: that it is there and holds what it was written with. Ends with 0 if all is
-    right and with 1 if anything is not. Needs nothing but TARGET, and its key if it is encrypted.
+    right and with 1 if anything is not. Needs nothing but TARGET, and its key if it is encrypted; --level content needs
+    its source as well.
 
     \b
     Examples:
       reshard verify out
       reshard verify out --level structure      reads headers only
+      reshard verify out --level content        reads the source again, all of it
       reshard verify s3://bucket/out --json
     """
-    from core.verify import verify_target
+    from core.verify import build_verification, resources_to_verify, verify_target
 
-    with storage_named(storage, target), key_named(decrypt_key, decrypt_mode), shown_progress("verifying") as progress:
-        report = verify_target(target, VerifyLevel(level), progress)
+    request = build_verification(**options)
+    names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)
+    with resources_to_verify(request, resolvers_for(*names)), shown_progress("verifying") as progress:
+        report = verify_target(request.target, request.level, progress)
     if as_json:
         print_json(report)
     else:
@@ -56,7 +72,13 @@ def _print_report(report: "VerificationReport") -> None:
     for problem in report.problems:
         click.echo(printable(problem))
     checked = (
-        f"{report.target}: {counted(report.ranks, 'rank')} checked ({report.level}), "
+        f"{report.target}: {counted(report.ranks, report.kind)} checked ({report.level}), "
         f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
     )
-    click.echo(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else 'all is as written'}")
+    if report.compared:
+        checked += (
+            f"; the values of {counted(report.compared, 'parameter')} compared, {size_text(report.compared_bytes)} of "
+            "the source's read"
+        )
+    right = "all is as written, and as in the source" if report.compared else "all is as written"
+    click.echo(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else right}")

@@ -58,7 +58,7 @@ def convert_batch(
         ConversionError: all is to stop.
     """
     ranks = [rank for group in groups for rank in group]
-    done = {record.rank for record in read_records(workspace, ranks) if not record.verified.is_below(level)}
+    done = {record.rank for record in read_records(workspace, ranks) if record.is_checked(level)}
     failures: dict[int, ReshardError] = {}
     losses = Losses()
 

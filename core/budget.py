@@ -67,8 +67,8 @@ class Shares:
         sources_open: how many local source files a lane holds open.
         upload: buffers of each file that is sent to an object store; None on local disks.
         total_bytes: all buffers together.
-        wide_block_bytes: size of a rank's block if it has the memory of all lanes, as blocks of turned parameters do.
-        wide_total_bytes: all buffers together if there are such blocks.
+        wide_block_bytes: size of a rank's block that has the memory of all lanes; 0 if there are no such blocks.
+        wide_asked_bytes: what is asked for at a time while such a block is filled, likewise.
     """
 
     block_bytes: int
@@ -77,8 +77,8 @@ class Shares:
     sources_open: int
     upload: UploadBuffers | None
     total_bytes: int
-    wide_block_bytes: int
-    wide_total_bytes: int
+    wide_block_bytes: int = 0
+    wide_asked_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,19 @@ class Budget:
         each = _SMALLEST_BUFFER_BYTES + _fewest_parts(self.keeps_first) * self.part_bytes + self.cipher_bytes
         return max(1, min(MOST_BLOCKS_TOGETHER, room // each, self.worker_files // 2))
 
-    def shares(self, count: int, lanes: int = 1) -> Shares:
-        """What a group of `count` ranks has for which as many workers as `lanes` gather."""
+    def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
+        """What a group of `count` ranks has for which as many workers as `lanes` gather.
+
+        `wide`: some blocks are to be as large as memory allows, for each may take as much reading as all of a parameter.
+        """
         upload = None
         upload_bytes = 0
         if self.part_bytes:
             # beside those under way: the one being filled, and the one held back
             others = _fewest_parts(self.keeps_first) - 1
             ahead = self.worker_bytes * lanes // 2 // (count * self.part_bytes) - others
-            upload = UploadBuffers(self.part_bytes, max(1, min(_MOST_PARTS_AHEAD, ahead)), self.keeps_first)
+            ahead = 1 if wide else max(1, min(_MOST_PARTS_AHEAD, ahead))
+            upload = UploadBuffers(self.part_bytes, ahead, self.keeps_first)
             upload_bytes = count * (others + upload.ahead) * upload.part_bytes
         files_bytes = upload_bytes + count * self.cipher_bytes
         lane_bytes = max(0, self.worker_bytes - files_bytes // lanes)
@@ -158,18 +162,25 @@ class Budget:
             room = min(lane_bytes - scratch_bytes, LARGEST_BLOCKS_TOGETHER_BYTES)
             block_bytes = _buffer_bytes(room // count, LARGEST_BUFFER_BYTES)
             held_bytes = scratch_bytes + count * block_bytes
-        beside_bytes = lanes * (held_bytes - count * block_bytes)
-        wide_room = max(lanes * count * block_bytes, lanes * lane_bytes - beside_bytes)
-        wide_block_bytes = wide_room // count // 4096 * 4096
+        all_bytes = lanes * held_bytes
+        wide_block_bytes = wide_asked_bytes = 0
+        if wide:
+            beside_bytes = lanes * scratch_bytes
+            if self.remote_source:
+                wide_asked_bytes = _buffer_bytes(lanes * lane_bytes // 8, REMOTE_BLOCKS_TOGETHER_BYTES)
+                beside_bytes = _ANSWERS_OF_A_BLOCK * wide_asked_bytes
+            room = (lanes * lane_bytes - beside_bytes) // count // 4096 * 4096
+            wide_block_bytes = max(lanes * block_bytes, room)
+            all_bytes = max(all_bytes, beside_bytes + count * wide_block_bytes)
         return Shares(
             block_bytes=block_bytes,
             asked_bytes=count * block_bytes,
             scratch_bytes=scratch_bytes,
             sources_open=max(1, min(_MOST_SOURCES_OPEN, self.worker_files - count)),
             upload=upload,
-            total_bytes=files_bytes + lanes * held_bytes,
+            total_bytes=files_bytes + all_bytes,
             wide_block_bytes=wide_block_bytes,
-            wide_total_bytes=files_bytes + beside_bytes + count * wide_block_bytes,
+            wide_asked_bytes=wide_asked_bytes,
         )
 
 

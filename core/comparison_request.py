@@ -37,8 +37,8 @@ class ComparisonRequest(BaseModel):
         Field(
             title="A",
             min_length=1,
-            description="A checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, or one file; or "
-            "what 'reshard fingerprint --json' told of one. A path or any URL that fsspec knows, without a password.",
+            description="A checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, or one file; "
+            "or what 'reshard fingerprint --json' told of one. A path or any URL that fsspec knows, without a password.",
         ),
     ]
     b: Annotated[_Url, Field(title="B", min_length=1, description="The other one, likewise.")]
@@ -62,8 +62,8 @@ class ComparisonRequest(BaseModel):
         Selection,
         Field(
             title="Select",
-            description="weights-only: do not compare optimizer moments, gradient accumulators, loss scale and what else "
-            "only training needs.",
+            description="weights-only: do not compare optimizer moments, gradient accumulators, loss scale and what "
+            "else only training needs.",
         ),
     ] = Selection.ALL
     include: Annotated[
@@ -76,8 +76,8 @@ class ComparisonRequest(BaseModel):
         bool,
         Field(
             title="Ignore dtype",
-            description="Count floating-point parameters as the same if they are equal when those of the wider dtype are "
-            "cast to the other.",
+            description="Count floating-point parameters as the same if they are equal when those of the wider dtype "
+            "are cast to the other.",
         ),
     ] = False
     decrypt_key_a: Annotated[KeyName, Field(title="Decryption key of A")] = ""

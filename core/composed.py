@@ -4,15 +4,13 @@ As for those that are cut anew as a whole, it is worked out once for all that ar
 not in units, since pieces may begin anywhere.
 """
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from core.holders import HeldPart, SourceCopies, SourceCopy, grid_of
 from core.layout import Cut
-from core.pieces import Piece
+from core.pieces import Piece, SortedPieces
 from core.slices import Shape, TensorSlice
 
 
@@ -48,7 +46,7 @@ class ComposedPair:
         self.unit_counts = shape
         self._copies = [SourceCopies(copies, whole) for copies, whole in sources]
         self._target_grid = grid_of(target, shape)
-        self._pieces = _SortedPieces(pieces)
+        self._pieces = SortedPieces(pieces)
         self._parts_of: dict[Shape, tuple[PlacedPart, ...]] = {}
 
     def units_of(self, shape: Shape) -> Shape:
@@ -78,7 +76,7 @@ class ComposedPair:
         ]
 
     def _parts(self, box: TensorSlice) -> Iterator[PlacedPart]:
-        for piece in self._pieces.near(box):
+        for piece in self._pieces.near(box.start, box.stop):
             shared = piece.target_box.intersect(box)
             if shared is None:
                 continue
@@ -87,25 +85,3 @@ class ComposedPair:
                 if held.box.size:
                     place = piece.placed_box(held.box)
                     yield PlacedPart(held.rank, held.cell, held.box, piece.source, axes, place)
-
-
-class _SortedPieces:
-    """Pieces by where they begin along the axis that has most of them: there may be one for each row."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        filled = [piece for piece in pieces if math.prod(piece.shape)]
-        axes = range(len(filled[0].start)) if filled else range(0)
-        self._axis = max(axes, key=lambda axis: len({piece.start[axis] for piece in filled}), default=None)
-        if self._axis is not None:
-            axis = self._axis
-            filled.sort(key=lambda piece: piece.start[axis])
-            self._starts = [piece.start[axis] for piece in filled]
-            self._longest = max(piece.shape[axis] for piece in filled)
-        self._filled = filled
-
-    def near(self, box: TensorSlice) -> Sequence[Piece]:
-        """All pieces that share elements with a box, and others."""
-        if self._axis is None:
-            return self._filled
-        first = bisect_left(self._starts, box.start[self._axis] - self._longest)
-        return self._filled[first : bisect_left(self._starts, box.stop[self._axis])]

@@ -13,7 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 
+import numpy as np
+
 from core.blocks import expected_entries, planned_file
+from core.changes import Changes
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.crc_writing import stands_at_beginning
 from core.checkpoint.formats import read_index
@@ -23,6 +26,7 @@ from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
+from core.content import ContentCheck
 from core.damage import damage_policy, mixed_steps
 from core.declared import declared_changes
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
@@ -50,8 +54,10 @@ from core.storage.files import takes_rewriting
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
-from core.target import check_apart
+from core.target import check_apart, read_manifest
+from core.threads import in_threads
 from core.unified import UnifiedLayout
+from core.unified_source import strategy_of
 
 _SMALL_CONTENT_BYTES = 2**20
 
@@ -82,7 +88,8 @@ def convert(
         plan = with_retries(lambda: (plan_of or make_plan)(request), note)
         with open_session(request, plan) as session:
             failures = _run_ranks(session, stop)
-            return with_retries(lambda: session.finish(failures, time.monotonic() - started), note)
+            parts = _source_parts(session, stop) if not failures and session.compares() else None
+            return with_retries(lambda: session.finish(failures, time.monotonic() - started, parts), note)
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:
@@ -122,11 +129,13 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     """Which file is which source rank's, and what is in it.
 
     Raises:
+        InputError: the changes that are declared are not understood.
         CatalogError: the files do not make one checkpoint of the strategy's ranks, or copies of a slice differ.
         CheckpointError: a file cannot be used.
         TargetError: source and target are inside each other.
     """
     check_apart(_static_part(request.source), parse_url(request.target))
+    changes = declared_changes(request)
     own_stage = source is not None and not source.merged
     found = survey(request.source)
     catalog = build_catalog(
@@ -134,7 +143,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         source.ranks if source else None,
         step=request.step or None,
         source_prefix=request.source_prefix or None,
-        digest=wants_digest(source, target, unified=request.layout is TargetLayout.UNIFIED),
+        digest=wants_digest(source, target, everything=_is_all_compared(request, changes)),
         check_crc=request.check_crc,
         workers=request.worker_count,
         allow_extra_ranks=own_stage,
@@ -146,6 +155,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
             faulty=parse_ranks(request.fault_ranks) if request.recover else (),
             allow_missing=request.allow_missing,
             says_whole=contents_say_whole,
+            changes=changes,
         ),
     )
     if source is None:
@@ -153,6 +163,8 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         if target is None and catalog.parts:
             catalog = _of_parts_alone(catalog)
     _check_links(request, catalog)
+    if catalog.unified:
+        return _with_carried_outside(catalog)
     if own_stage and source is not None and catalog.records:
         catalog = _of_own_stage(source, catalog, found)
     if request.check_replicas and source is not None:
@@ -171,6 +183,7 @@ def plan_conversion(
         PlanError: source, target and options do not fit together.
     """
     _check_any_left(catalog)
+    source = strategy_of(catalog) or source
     fails_on_differing = request.shared_parameters == "fail"
     plan = build_plan(
         PlanInputs(
@@ -259,20 +272,43 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
     return failures
 
 
+def _is_all_compared(request: ConversionRequest, changes: Changes) -> bool:
+    """Whether all that the source's strategy does not know has to be alike on all ranks.
+
+    A unified target has it once; and if names or shapes change, what the target cuts is not known by its name.
+    """
+    others = changes.rename or changes.split or changes.join or changes.transpose
+    return bool(others) or request.layout is TargetLayout.UNIFIED
+
+
+def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarray]:
+    """What all source ranks add to fingerprints; read with threads."""
+    progress = current_progress()
+    progress.note("comparing the target's values with the source's: every copy of these is read")
+    content = ContentCheck(session.plan)
+    advance = advancing(progress, stop)
+
+    def read(rank: int) -> np.ndarray:
+        return with_retries(lambda: content.source_parts(rank, advance), progress.note)
+
+    ranks = content.source_ranks
+    return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
+
+
 def wants_digest(
-    source: Strategy | None, target: Strategy | None, *, unified: bool = False
+    source: Strategy | None, target: Strategy | None, *, everything: bool = False
 ) -> Callable[[int, TensorEntry], bool]:
     """Says whose contents have to be compared, because no source layout tells which ranks hold the same.
 
-    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole; all
-    if the target is `unified`, which has them once.
+    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole; or
+    `everything`.
     """
     wanted = target.parameters if target else frozenset()
 
     def wants(rank: int, entry: TensorEntry) -> bool:
         if source is None or entry.name in source.parameters or entry.text is not None:
             return False
-        return unified or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
+        return everything or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
 
     return wants
 
@@ -358,6 +394,14 @@ def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
         )
     note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
     return dataclasses.replace(catalog, notes=(note, *catalog.notes))
+
+
+def _with_carried_outside(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of a unified checkpoint; if a conversion made it, that knew what no strategy knows."""
+    manifest = read_manifest(parse_url(catalog.url))
+    if manifest is None:
+        return catalog
+    return dataclasses.replace(catalog, outside=tuple(dict.fromkeys([*catalog.outside, *manifest.carried])))
 
 
 def _check_one_step(plan: ConversionPlan) -> None:

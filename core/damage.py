@@ -176,12 +176,15 @@ def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: 
 
 def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[str]:
     """Sentences that say that ranks were saved at different steps, whatever the names of their files are."""
-    for carried in match.carried:
-        if carried.name not in TELLING_STEPS:
+    # what is left out tells all the same
+    unknown = {carried.source_name for carried in match.carried} | match.excluded.keys()
+    for name in TELLING_STEPS:
+        if name not in unknown:
             continue
         ranks_of: dict[str | None, list[int]] = {}
-        for rank in sorted(carried.holders):
-            ranks_of.setdefault(carried_content(catalog, rank, carried.name), []).append(rank)
+        for rank, record in catalog.records.items():
+            if name in record.index.entries:
+                ranks_of.setdefault(carried_content(catalog, rank, name), []).append(rank)
         if len(ranks_of) > 1:
             told = [rank_names(ranks, 4) for ranks in ranks_of.values()]
             where = ", another on ".join(told[:4])

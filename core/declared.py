@@ -1,35 +1,130 @@
-"""The changes that a request declares: by its options, and in the document that it names."""
+"""The changes that a request declares: by its options, and in the document that it names.
 
-from core.changes import CastRule, Changes, RenameRule, TransposeRule
+Options come before what the document says: a selection or overflow policy other than the default replaces it, patterns
+of what is included and excluded are added to, and rules of options count before the document's.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from core.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
+from core.errors import InputError
 from core.request import ConversionOptions
+from core.storage.files import read_small_file
+from core.storage.urls import parse_url
 
-_REGULAR = "re:"
+_LARGEST_DOCUMENT_BYTES = 2**20
+_MOST_PROBLEMS_TOLD = 20
+
+Member = TypeVar("Member")
 
 
 def declared_changes(request: ConversionOptions) -> Changes:
     """All changes that a request asks for; its options come before what its document says.
 
     Raises:
-        InputError: the document cannot be read, or is not understood.
+        InputError: the document is not understood.
+        StorageError: it cannot be read.
     """
-    return Changes(
-        select=request.select,
-        include=tuple(request.include),
-        exclude=tuple(request.exclude),
-        transpose=tuple(TransposeRule(parameters=pattern) for pattern in request.transpose),
-        rename=tuple(map(_rename_rule, request.rename)),
-        cast=tuple(map(_cast_rule, request.cast)),
-        cast_overflow=request.cast_overflow,
+    document = read_changes(request.changes) if request.changes else NO_CHANGES
+    transpose = tuple(TransposeRule(parameters=pattern) for pattern in request.transpose)
+    return document.model_copy(
+        update={
+            "select": _first_told(request.select, document.select, NO_CHANGES.select),
+            "include": (*request.include, *document.include),
+            "exclude": (*request.exclude, *document.exclude),
+            "transpose": transpose + document.transpose,
+            "rename": (*map(parse_rename, request.rename), *document.rename),
+            "cast": (*map(parse_cast, request.cast), *document.cast),
+            "cast_overflow": _first_told(request.cast_overflow, document.cast_overflow, NO_CHANGES.cast_overflow),
+        }
     )
 
 
-def _rename_rule(text: str) -> RenameRule:
-    old, _, new = text.partition("=")
-    if old.startswith(_REGULAR):
-        return RenameRule(pattern=old.removeprefix(_REGULAR), to=new)
-    return RenameRule(name=old, to=new)
+def read_changes(url: str) -> Changes:
+    """The changes that a document declares.
+
+    Raises:
+        InputError: it is neither YAML nor JSON, or says what changes do not have; names each field.
+        StorageError: it cannot be read.
+    """
+    return parse_changes(read_small_file(parse_url(url), _LARGEST_DOCUMENT_BYTES), url)
 
 
-def _cast_rule(text: str) -> CastRule:
-    pattern, _, dtype = text.rpartition("=")
-    return CastRule(parameters=pattern, dtype=dtype)
+def parse_changes(data: bytes, origin: str) -> Changes:
+    """The changes that the bytes of a document declare; `origin` is what messages call it.
+
+    Raises:
+        InputError: it is neither YAML nor JSON, or says what changes do not have; names each field.
+    """
+    try:
+        text = data.decode()
+        said = _from_json(text) if origin.endswith(".json") else _from_yaml(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        told = " ".join(str(error).split())
+        raise InputError(f"{origin}: not a readable document of changes: {told}") from error
+    if said is None:
+        return NO_CHANGES
+    if not isinstance(said, dict):
+        raise InputError(f"{origin}: not a document of changes: it must be a mapping, such as 'exclude: [adam_*]'")
+    try:
+        return Changes.model_validate(said)
+    except ValidationError as error:
+        problems = [_told(detail) for detail in error.errors(include_url=False, include_input=False)]
+        if len(problems) > _MOST_PROBLEMS_TOLD:
+            problems[_MOST_PROBLEMS_TOLD:] = [f"and {len(problems) - _MOST_PROBLEMS_TOLD} more"]
+        raise InputError("\n".join(f"{origin}: {problem}" for problem in problems)) from error
+
+
+def _first_told(option: Member, said: Member, default: Member) -> Member:
+    return said if option == default else option
+
+
+def _told(detail: Any) -> str:
+    """What is wrong with a field: `split[0].into: …`."""
+    place = ""
+    for part in detail["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    if detail["type"] == "extra_forbidden":
+        return f"{place}: there is no such field"
+    return f"{place}: {detail['msg'].removeprefix('Value error, ')}"
+
+
+def _from_json(text: str) -> Any:
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_once([name for name, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=mapping)
+
+
+def _from_yaml(text: str) -> Any:
+    left, seen = [yaml.compose(text, yaml.SafeLoader)], set[int]()
+    while left:
+        node = left.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            _check_once([str(name.value) for name, _ in node.value])
+            left.extend(value for _, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            left.extend(node.value)
+    return yaml.safe_load(text)
+
+
+def _check_once(names: Sequence[str]) -> None:
+    """Makes sure that no name is there twice: what the first one says would be lost without a word.
+
+    Raises:
+        ValueError: one is.
+    """
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is there twice")

@@ -8,7 +8,6 @@
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
     │   ├── CastError               values that the dtype which was asked for cannot hold
-    │   ├── CastError               values that the dtype which was asked for cannot hold
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           what was written is not what was to be written        exit code 1
@@ -68,10 +67,6 @@ class CatalogError(InputError):
 
 class PlanError(InputError):
     """Source, target and options do not fit together."""
-
-
-class CastError(InputError):
-    """The dtype that was asked for cannot hold a parameter's values."""
 
 
 class CastError(InputError):

@@ -30,8 +30,8 @@ from core.pieces import Piece
 from core.slices import Shape, TensorSlice
 from core.storage.urls import parse_url
 
-BLOCK_BYTES = 2**20
-"""Read and summed at a time: few enough for the processor's caches."""
+BLOCK_BYTES = 4 * 2**20
+"""Read and summed at a time: enough for what each block costs besides not to count."""
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class RemoteGatherer:
     """Fills blocks from files on a remote storage.
 
     `ranks` are as for local ones. No more than `asked_bytes` are asked for at a time, or one request, which takes twice
-    as much memory while answers are put together.
+    as much memory while answers are put together; `at_once` requests or more have room in that.
     """
 
     def __init__(
@@ -141,9 +141,10 @@ class RemoteGatherer:
         ranks: Sequence[Mapping[str, ParameterPlan]],
         sources: RemoteFiles,
         asked_bytes: int,
+        at_once: int = 1,
     ) -> None:
         self._records = plan.inputs.catalog.records
-        self._request_bytes = min(LARGEST_REQUEST_BYTES, asked_bytes)
+        self._request_bytes = min(LARGEST_REQUEST_BYTES, asked_bytes // at_once)
         self._asked_bytes = asked_bytes
         self._fetches = _Fetches(plan, ranks, ReadLimits(self._request_bytes, REMOTE_GAP_WORTH_READING_BYTES))
         self._sources = sources

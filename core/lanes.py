@@ -58,11 +58,14 @@ class _Lane(Generic[User]):
 
 
 class Lanes(Generic[User]):
-    """Lanes with a gatherer each, and their buffers; `wide` says that some blocks may be wide."""
+    """Lanes with a gatherer each, and their buffers; `wide` fills the blocks that are wide, if there may be such."""
 
-    def __init__(self, gatherers: Sequence[Gatherer], users: Sequence[User], shares: Shares, *, wide: bool) -> None:
+    def __init__(
+        self, gatherers: Sequence[Gatherer], users: Sequence[User], shares: Shares, wide: Gatherer | None = None
+    ) -> None:
+        self._gatherers = frozenset(gatherers) | ({wide} if wide else frozenset())
         self._block_bytes = size = shares.block_bytes
-        if not wide:
+        if wide is None:
             self._lanes = [
                 _Lane(gatherer, users, [np.empty(size, dtype=np.uint8) for _ in users]) for gatherer in gatherers
             ]
@@ -73,12 +76,18 @@ class Lanes(Generic[User]):
             _Lane(gatherer, users, [buffer[number * size : (number + 1) * size] for buffer in buffers])
             for number, gatherer in enumerate(gatherers)
         ]
-        self._wide_lane = _Lane(gatherers[0], users, buffers)
+        self._wide_lane = _Lane(wide, users, buffers)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that were read from the source."""
+        return sum(gatherer.read_bytes for gatherer in self._gatherers)
 
     def filled(self, steps: Iterable[Step]) -> Generator[FilledStep[User], None, None]:
         """The steps in order, their blocks filled; those of one are to be done with before the next is asked for."""
         if len(self._lanes) == 1:
-            yield from map(self._wide_lane.fill, steps)
+            for step in steps:
+                yield (self._wide_lane if self._is_wide(step) else self._lanes[0]).fill(step)
             return
         with ThreadPoolExecutor(len(self._lanes), thread_name_prefix="reshard-lane") as pool:
             under_way: deque[Future[FilledStep[User]]] = deque()

@@ -243,7 +243,7 @@ class _Sharder:
             name: layout for stage in reversed(source.stages) for name, layout in stage.layouts.items()
         }  # of several the lowest stage's
         self._layouts = layouts
-        self._told = any(map(has_optimizer_shard, layouts.values()))
+        self._told = any(has_optimizer_shard(layout) for stage in source.stages for layout in stage.layouts.values())
         self._whole: dict[str, None] = {}
         self._assumed = False
 
@@ -251,7 +251,7 @@ class _Sharder:
         """The layout with its optimizer shard, if it gets one."""
         if not self._wish.optimizer_parallel:
             return base
-        if without_optimizer_shard(like) == base and has_optimizer_shard(like):
+        if self._told and without_optimizer_shard(like) == base:
             return replace(like, tensor_shape=base.tensor_shape)
         wish = self._wished(name, like)
         if wish is None:

@@ -9,10 +9,11 @@ parameter, its digests mean nothing without the key, and what is sealed in it te
 """
 
 import base64
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
 
+from core.changes import NO_CHANGES, Changes
 from core.errors import InputError, TargetError
 from core.keys import Key
 from core.request import TargetLayout, VerifyLevel
@@ -65,6 +66,8 @@ class ShardRecord(_Record):
         heads: digest of what stands around the contents; one for each file, if it is made of several.
         parameters: what is in it, in the file's order.
         overflows: of parameters that were cast, what became infinite; as a rule nothing.
+        parts: what each parameter adds to the fingerprint of its whole tensor, 16 hexadecimal digits, if the target is
+            to be compared with its source; else nothing.
     """
 
     schema_version: Literal[1] = 1
@@ -80,10 +83,17 @@ class ShardRecord(_Record):
     heads: tuple[str, ...]
     parameters: Several[ParameterRecord]
     overflows: Several[OverflowRecord] = ()
+    parts: Several[str] = ()
+
+    def is_checked(self, level: VerifyLevel) -> bool:
+        """Whether the file was checked as closely as that; for `content`, whether it is ready to be compared."""
+        if level is VerifyLevel.CONTENT:
+            return not self.verified.is_below(VerifyLevel.CHECKSUM) and len(self.parts) == len(self.parameters)
+        return not self.verified.is_below(level)
 
 
 class RankSummary(_Record):
-    """One target rank in the manifest; `record_digest` is over its record with `verified` set to none."""
+    """One target rank in the manifest; `record_digest` is over its record without what it was verified by."""
 
     rank: int
     file: str
@@ -121,6 +131,8 @@ class Manifest(_Record):
         sealed: of an encrypted target, what of the above names parameters, which is empty there; base64.
         layout: `ranks`, or `unified`: then the target's ranks are files of whole tensors, counted from 0.
         index: of a unified target, what tells which tensor is in which file; None if it is one file.
+        changes: which parameters were taken, and how they were changed, as declared.
+        excluded: source parameters that were left out so.
     """
 
     schema_version: Literal[1] = 1
@@ -143,6 +155,8 @@ class Manifest(_Record):
     sealed: str = ""
     layout: TargetLayout = TargetLayout.RANKS
     index: IndexSummary | None = None
+    changes: Changes = NO_CHANGES
+    excluded: Several[str] = ()
 
     @property
     def files(self) -> list[str]:
@@ -157,12 +171,19 @@ class _Details(_Record):
     excused: Several[str] = ()
     carried: Several[str] = ()
     notes: Several[str] = ()
+    changes: Changes = NO_CHANGES
+    excluded: Several[str] = ()
+
+    @property
+    def each(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {name: getattr(self, name) for name in _Details.model_fields}
 
 
 def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
     """The manifest of an encrypted target: what names parameters is sealed."""
     details = _Details(**{name: getattr(manifest, name) for name in _Details.model_fields})
-    public = manifest.model_copy(update=_Details().model_dump() | {"encryption": str(key.mode)})
+    public = manifest.model_copy(update=_Details().each | {"encryption": str(key.mode)})
     sealed = base64.b64encode(seal(details.model_dump_json().encode(), key, _purpose(public))).decode()
     return public.model_copy(update={"sealed": sealed})
 
@@ -192,7 +213,7 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
         details = _Details.model_validate_json(unseal(sealed, key, _purpose(manifest), origin))
     except ValueError as error:
         raise TargetError(f"{origin}: not a readable manifest: what is sealed in it is damaged") from error
-    return manifest.model_copy(update=details.model_dump() | {"sealed": ""})
+    return manifest.model_copy(update=details.each | {"sealed": ""})
 
 
 def _purpose(manifest: Manifest) -> str:
@@ -203,7 +224,10 @@ def _purpose(manifest: Manifest) -> str:
 
 def dump_record(record: ShardRecord | Manifest) -> bytes:
     """A record as the bytes of its file."""
-    return record.model_dump_json(indent=1 if isinstance(record, Manifest) else None).encode() + b"\n"
+    if isinstance(record, Manifest):
+        return record.model_dump_json(indent=1).encode() + b"\n"
+    # left out where there are none, or records of earlier versions would have other digests
+    return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
 
 
 def parse_shard_record(data: bytes, origin: str) -> ShardRecord:

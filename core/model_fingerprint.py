@@ -1,16 +1,20 @@
 """The fingerprints of a model's parameters as a document: told by one machine, compared on another."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from core.errors import CheckpointError, InputError, StorageError
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
+from core.unified_names import is_index_name
 
 _LARGEST_BYTES = 256 << 20
+
+
+Digits = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 
 
 class _Document(BaseModel):
@@ -31,8 +35,8 @@ class ParameterFingerprint(_Document):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    fingerprint: str
-    others: tuple[str, ...] = ()
+    fingerprint: Digits
+    others: tuple[Digits, ...] = ()
 
 
 class ModelFingerprint(_Document):
@@ -42,7 +46,8 @@ class ModelFingerprint(_Document):
         kind: what this document is.
         checkpoint: URL of the checkpoint.
         step: the step looked at, if the names of its files carry one.
-        ranks: how many it has.
+        ranks: how many it has; of a unified one, how many files.
+        unified: whether it is unified.
         size_bytes: of all whole tensors.
         fingerprint: of all parameters together: names, dtypes, shapes and contents, in the order of the names; 32
             hexadecimal digits.
@@ -55,6 +60,7 @@ class ModelFingerprint(_Document):
     checkpoint: str
     step: str | None
     ranks: int
+    unified: bool = False
     size_bytes: int
     fingerprint: str
     parameters: tuple[ParameterFingerprint, ...]
@@ -73,8 +79,8 @@ def fingerprint_of_all(parameters: Iterable[ParameterFingerprint]) -> str:
 
 
 def names_fingerprints(url: str) -> bool:
-    """Whether a URL may be that of such a document, by its name."""
-    return url.endswith(".json") and "{" not in url
+    """Whether a URL may be that of such a document, by its name, which is not that of an index."""
+    return url.endswith(".json") and not is_index_name(url.rpartition("/")[2]) and "{" not in url
 
 
 def read_model_fingerprint(url: str) -> ModelFingerprint:

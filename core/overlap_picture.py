@@ -15,7 +15,7 @@ from core.wording import ranks_text, size_text
 _LONGEST_PIXELS = 400
 _SHORTEST_PIXELS, _BAR_PIXELS = 160, 64
 """Of a tensor's shorter axis, and of the height of one that has only one axis."""
-_LEFT, _TOP, _BETWEEN = 24, 56, 48
+_LEFT, _TOP, _BETWEEN = 24, 64, 72
 _SMALLEST_LABELLED = (26, 14)
 _MOST_RANKS_TOLD = 40
 _HUE_STEP = 137.508
@@ -65,16 +65,20 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
     bottom, widest = float(_TOP), 0.0
     for number, source in enumerate(parameter.sources):
         cells = [cell for cell in overlaps.source_cells if cell.source == number]
-        view = _view(source.shape, [cell.box for cell in cells])
-        left += _titles(f"Source: {source.name}, {source.dtype} {list(source.shape)}", view, _LEFT, bottom)
+        # several are drawn smaller, to stand beside what they make
+        longest = max(_LONGEST_PIXELS / len(parameter.sources), _SHORTEST_PIXELS)
+        view = _view(source.shape, [cell.box for cell in cells], longest)
+        left += _titles("Source", f"{source.name}, {source.dtype} {list(source.shape)}", view, _LEFT, bottom)
         left += _group(_source_parts(cells, view), _LEFT, bottom)
         bottom, widest = bottom + view.size[0] + _BETWEEN, max(widest, view.size[1])
     x = _LEFT + max(widest, 300) + _BETWEEN
     down, width = float(_TOP), x
     for stage, target_cells in overlaps.target_cells.items():
-        view = _view(parameter.shape, [cell.box for cell in target_cells])
-        where = f" in stage {stage}" if len(overlaps.target_cells) > 1 else ""
-        right += _titles(f"Target{where}: {parameter.name}, {parameter.dtype} {list(parameter.shape)}", view, x, down)
+        # what a cell is made of may be cut along other axes than the cells are
+        view = _view(parameter.shape, [overlap.target_box for cell in target_cells for overlap in cell.overlaps])
+        where = f" in {overlaps.place(stage)}" if len(overlaps.target_cells) > 1 or overlaps.files else ""
+        what = f"{parameter.name}, {parameter.dtype} {list(parameter.shape)}"
+        right += _titles(f"Target{where}", what, view, x, down)
         right += _group(_target_parts(overlaps, target_cells, view), x, down)
         down, width = down + view.size[0] + _BETWEEN, max(width, x + max(view.size[1], 300) + _LEFT)
     height = max(bottom, down)
@@ -93,7 +97,7 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
     )
 
 
-def _view(shape: Shape, boxes: Sequence[TensorSlice]) -> _View:
+def _view(shape: Shape, boxes: Sequence[TensorSlice], longest_pixels: float = _LONGEST_PIXELS) -> _View:
     cuts = [len({box.start[axis] for box in boxes}) for axis in range(len(shape))]
     by_cuts = sorted(range(len(shape)), key=lambda axis: (-cuts[axis], axis))
     shown = sorted(by_cuts[:2])
@@ -102,19 +106,20 @@ def _view(shape: Shape, boxes: Sequence[TensorSlice]) -> _View:
     lengths = [1 if axis is None else max(shape[axis], 1) for axis in axes]
     longest = max(lengths)
     pixels = [
-        _BAR_PIXELS if axis is None else max(_LONGEST_PIXELS * length / longest, _SHORTEST_PIXELS)
+        _BAR_PIXELS if axis is None else max(longest_pixels * length / longest, _SHORTEST_PIXELS)
         for axis, length in zip(axes, lengths, strict=True)
     ]
     return _View(axes, (pixels[0] / lengths[0], pixels[1] / lengths[1]), (pixels[0], pixels[1]), hidden)
 
 
-def _titles(title: str, view: _View, x: float, y: float) -> list[str]:
+def _titles(title: str, what: str, view: _View, x: float, y: float) -> list[str]:
     down, across = view.axes
     said = [f"axis {axis} {way}" for axis, way in ((down, "down"), (across, "across")) if axis is not None]
     said += [f"at the beginning of axis {axis}, cut as well" for axis in view.hidden]
-    short = title if len(title) <= 60 else f"{title[:30]}…{title[-29:]}"
+    short = what if len(what) <= 48 else f"{what[:18]}…{what[-29:]}"
     return [
-        f'<text class="head" x="{x:.0f}" y="{y - 24:.0f}">{escape(short)}</text>',
+        f'<text class="head" x="{x:.0f}" y="{y - 42:.0f}">{escape(title)}</text>',
+        f'<text x="{x:.0f}" y="{y - 25:.0f}">{escape(short)}</text>',
         f'<text x="{x:.0f}" y="{y - 8:.0f}">{", ".join(said) or "one element"}</text>',
     ]
 

@@ -62,11 +62,17 @@ class ParameterOverlaps:
         parameter: the parameter, with its sources.
         source_cells: cells of its sources.
         target_cells: target stage -> its cells there, in the order of their lowest ranks.
+        files: of a unified target, the names of its files, each of which counts as a stage and a rank.
     """
 
     parameter: MovedParameter
     source_cells: tuple[SourceCell, ...]
     target_cells: dict[int, tuple[TargetCell, ...]]
+    files: tuple[str, ...] = ()
+
+    def place(self, stage: int) -> str:
+        """What a target stage is called."""
+        return self.files[stage] if self.files else f"stage {stage}"
 
     @property
     def dtype(self) -> DType:
@@ -97,7 +103,7 @@ def overlaps_of(plan: ConversionPlan, parameter: MovedParameter) -> ParameterOve
                 ranks.append(rank)
         stages[stage.number] = tuple(_target_cell(planned, tuple(ranks)) for planned, ranks in found.values())
     cells = tuple(cell for number, source in enumerate(parameter.sources) for cell in _source_cells(number, source))
-    return ParameterOverlaps(parameter, cells, stages)
+    return ParameterOverlaps(parameter, cells, stages, plan.match.files)
 
 
 def _not_keeping(plan: ConversionPlan, name: str, number: int) -> frozenset[int]:

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from html import escape
 
+from core.effects import ExcludedParameter, ParameterEffect
 from core.errors import InputError
 from core.overlap_picture import draw_overlaps
 from core.overlaps import ParameterOverlaps
-from core.picture import draw_feeds, feeds_of
+from core.picture import draw_feeds, feeds_of, feeds_title
 from core.plan import ConversionPlan
-from core.report import PlannedRank, PlanSummary, stand_ins_text
+from core.report import FILE, RANK, PlanSummary, stand_ins_text, worlds_text
 from core.storage.files import kind_of, open_source, read_bytes, write_bytes
 from core.storage.urls import parse_url
 from core.wording import counted, ranks_text, size_text
@@ -46,16 +47,17 @@ svg .level4{fill:#93c5fd}svg .level5{fill:#eff6ff}svg text.small{fill:#f9fafb}sv
 def plan_page(plan: ConversionPlan, summary: PlanSummary, overlaps: ParameterOverlaps | None = None) -> str:
     """The page; `overlaps` are of a parameter that is to be shown as well."""
     feeds = feeds_of(plan)
-    title = f"{summary.source_world_size} → {counted(summary.target_world_size, 'rank')}"
+    kinds = "" if FILE in (summary.source_kind, summary.target_kind) else " ranks"
+    title = worlds_text(summary).replace("->", "→") + kinds
     parts = [
         _heading(title, summary),
         _facts(_totals(summary)),
         _section("Notes", _list(summary.notes)),
-        _section("Which ranks feed which", _picture(draw_feeds(feeds, tooltips=True)))
-        if feeds.counts_bytes.any()
-        else "",
+        _section(feeds_title(feeds), _picture(draw_feeds(feeds, tooltips=True))) if feeds.counts_bytes.any() else "",
         _parameter(overlaps) if overlaps else "",
-        _section("Target ranks", _ranks(summary.ranks)),
+        _section("Changed parameters", _effects(summary.effects)),
+        _section("Left out", _excluded(summary.excluded)),
+        _section(f"Target {summary.target_kind}s", _ranks(summary)),
     ]
     head = f'<meta charset="utf-8">{_GENERATOR}<meta name="viewport" content="width=device-width,initial-scale=1">'
     return (
@@ -98,9 +100,10 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     if summary.step:
         yield "Step", summary.step
     copies = sum(rank.copy_of is not None for rank in summary.ranks)
-    ranks = f"{summary.source_world_size} → {summary.target_world_size}"
+    ranks = worlds_text(summary).replace("->", "→")
     yield "Ranks", ranks + (f", {copies} of them copies of another" if copies else "")
     cut = f"{summary.parameters} cut anew, in {counted(summary.layout_classes, 'way')}"
+    cut = cut if summary.target_kind == RANK else f"{summary.parameters} made whole"
     carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     yield "Parameters", cut + carried
     yield "Format", summary.format
@@ -132,17 +135,53 @@ def _parameter(overlaps: ParameterOverlaps) -> str:
     return _section(f"Parameter {overlaps.parameter.name}", explained + _picture(draw_overlaps(overlaps)))
 
 
-def _ranks(ranks: Sequence[PlannedRank]) -> str:
-    rows = "".join(
-        f'<tr><td class="number">{rank.rank}</td><td><code>{escape(rank.file)}</code></td>'
-        f'<td class="number">{size_text(rank.shard_bytes)}</td><td>{ranks_text(rank.source_ranks)}</td>'
-        f'<td class="number">{"" if rank.copy_of is None else rank.copy_of}</td></tr>'
-        for rank in ranks
+def _effects(effects: Sequence[ParameterEffect]) -> str:
+    columns = ("Parameter", "Made from", "How", "Dtype", "Shape")
+    rows = [
+        (
+            effect.parameter,
+            " + ".join(effect.sources),
+            ", ".join(effect.how),
+            _from_to(effect.source_dtypes, effect.dtype),
+            _from_to([str(list(shape)) for shape in effect.source_shapes], str(list(effect.shape))),
+        )
+        for effect in effects
+    ]
+    return _table(columns, rows, counted(len(rows), "parameter")) if rows else ""
+
+
+def _from_to(before: Sequence[str], after: str) -> str:
+    return after if tuple(before) == (after,) else f"{' + '.join(before)} → {after}"
+
+
+def _excluded(excluded: Sequence[ExcludedParameter]) -> str:
+    rows = [(each.parameter, each.by) for each in excluded]
+    return _table(("Parameter", "By"), rows, counted(len(rows), "parameter")) if rows else ""
+
+
+def _ranks(summary: PlanSummary) -> str:
+    columns = ("Rank" if summary.target_kind == RANK else "Number", "File", "Shards", "Source ranks", "Copy of")
+    rows = [
+        (
+            str(rank.rank),
+            rank.file,
+            size_text(rank.shard_bytes),
+            ranks_text(rank.source_ranks),
+            "" if rank.copy_of is None else str(rank.copy_of),
+        )
+        for rank in summary.ranks
+    ]
+    return _table(columns, rows, counted(len(rows), summary.target_kind), numbers=(0, 2, 4))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, *, numbers: Sequence[int] = ()) -> str:
+    """A table that can be folded, and is at first if it is long; the columns `numbers` are aligned to the right."""
+    kinds = [' class="number"' if place in numbers else "" for place in range(len(columns))]
+    heads = "".join(f'<th scope="col"{kind}>{name}</th>' for kind, name in zip(kinds, columns, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+        for row in rows
     )
-    heads = (
-        '<th scope="col" class="number">Rank</th><th scope="col">File</th><th scope="col" class="number">Shards</th>'
-        '<th scope="col">Source ranks</th><th scope="col" class="number">Copy of</th>'
-    )
-    opened = " open" if len(ranks) <= _MOST_OPEN_ROWS else ""
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-    return f"<details{opened}><summary>{counted(len(ranks), 'rank')}</summary>{table}</details>"
+    opened = " open" if len(rows) <= _MOST_OPEN_ROWS else ""
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<details{opened}><summary>{title}</summary>{table}</details>"

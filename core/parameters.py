@@ -44,8 +44,8 @@ from core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
 from core.info_texts import InfoValue
 from core.layout import ParameterLayout, whole_layout
 from core.matched_names import MatchedNames
-from core.pieces import Piece, Pieces, are_whole, fill_once, whole_piece
-from core.recipes import Recipe, build_recipes, compose
+from core.pieces import Piece, Pieces, are_whole, whole_piece
+from core.recipes import Composer, Recipe, build_recipes
 from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
@@ -214,7 +214,8 @@ def match_parameters(
         frozenset(name for name, _ in append_info),
         moves_all=source is None and target is None and changes != NO_CHANGES,
     )
-    problems.extend(misplaced(catalog, name) for name in order if name in known - held.keys() and name in names.taken)
+    lost_sight_of = (known & names.taken) - held.keys()
+    problems.extend(misplaced(catalog, name) for name in order if name in lost_sight_of)
     integrated = saved_whole or is_integrated(held, target, names.called)
     sources = _Sources(catalog, held, target, names.called, integrated)
     moved = _build_all(names.to_move, sources, target, problems)
@@ -238,7 +239,7 @@ def match_parameters(
     absent = _in_absent_parts(catalog, names.needed & known - set(order), allow_missing, problems)
     missing = [name for name in missing if not names.sources_of(name) & {*unheld, *absent}]
     elsewhere: tuple[str, ...] = ()
-    part = part_of_target(source, target, names.of_strategy, recipes.excused, allow_missing)
+    part = part_of_target(source, target, allow_missing, names=names.of_strategy, excused=recipes.excused)
     if part is not None:
         elsewhere = tuple(name for name in missing if name not in names.of_strategy and name not in excused)
         missing = [name for name in missing if name not in elsewhere]
@@ -292,6 +293,7 @@ class _Sources:
         self._called = called
         self._integrated = integrated
         self._known: dict[str, SourceTensor] = {}
+        self.composer = Composer()
 
     def of(self, name: str) -> SourceTensor:
         """A parameter of the source.
@@ -346,9 +348,7 @@ def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> MovedP
     pieces: Pieces = (whole_piece(shape),)
     if recipe.is_reshaped:
         _check_has_elements(recipe, made_of)
-        pieces, shape = compose(recipe, {source.name: source.shape for source in made_of})
-        if not fill_once(pieces, shape):
-            raise LayoutError(f"its {len(pieces)} pieces do not fill its shape {list(shape)}. This is a bug in reshard")
+        pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
     dtype = _dtype(recipe, made_of)
     layouts = _target_layouts(recipe.name, dtype, shape, target)
     return MovedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, recipe.steps)
@@ -433,7 +433,7 @@ def _cast_problems(
     changes: Changes, moved: Sequence[MovedParameter], carried: Sequence[CarriedParameter]
 ) -> Iterator[str]:
     """Casts that are about nothing that can be cast."""
-    dtypes = {each.name: each.dtype for each in (*moved, *carried)}
+    dtypes = {each.name: each.dtype for each in moved} | {each.name: each.dtype for each in carried}
     for rule in changes.cast:
         fitting = [name for name in dtypes if fnmatchcase(name, rule.parameters)]
         if fitting and not any(dtypes[name].is_float for name in fitting):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.plan import ConversionPlan
+from core.report import RANK, source_kind, target_kind
 from core.wording import ranks_text, size_text
 
 MOST_BINS = 64
@@ -43,12 +44,14 @@ class Feeds:
         target_ranks: all ranks of the target.
         source_ranks: all ranks of the source.
         ranks_per_bin: how many ranks each row and each column stands for; the last may have fewer.
+        kinds: what the target's and the source's ranks are: `rank`, or `file` of a unified checkpoint.
     """
 
     counts_bytes: np.ndarray
     target_ranks: range
     source_ranks: range
     ranks_per_bin: tuple[int, int]
+    kinds: tuple[str, str] = (RANK, RANK)
 
     def ranks_of_row(self, row: int) -> range:
         """The target ranks that a row stands for."""
@@ -79,7 +82,7 @@ def feeds_of(plan: ConversionPlan, most_rows: int = MOST_BINS, most_columns: int
                 for part in layout_class.pair.parts(cell):
                     column = (part.rank - sources.start) // per_column
                     np.add.at(counts[:, column], rows, part.box.size * bytes_per_unit)
-    return Feeds(counts, targets, sources, (per_row, per_column))
+    return Feeds(counts, targets, sources, (per_row, per_column), (target_kind(plan), source_kind(plan)))
 
 
 def _ranks_per_bin(count: int, most_bins: int) -> int:
@@ -111,6 +114,12 @@ def axis_title(title: str, ranks_per_bin: int) -> str:
     return title if ranks_per_bin == 1 else f"{title}, {ranks_per_bin} to a cell"
 
 
+def feeds_title(feeds: Feeds) -> str:
+    """What the picture shows."""
+    target, source = feeds.kinds
+    return f"Which source {source}s feed which target {target}s"
+
+
 def draw_feeds(feeds: Feeds, *, tooltips: bool = False) -> str:
     """The picture: a row for each target rank, a column for each source rank, the darker the more bytes.
 
@@ -123,7 +132,7 @@ def draw_feeds(feeds: Feeds, *, tooltips: bool = False) -> str:
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="feeds-title feeds-text">',
-        '<title id="feeds-title">Which source ranks feed which target ranks</title>',
+        f'<title id="feeds-title">{feeds_title(feeds)}</title>',
         f'<desc id="feeds-text">{_description(feeds)}</desc>',
         f"<style>{_STYLE}</style>",
         # a ground of its own: it is shown on light and on dark pages
@@ -138,10 +147,11 @@ def draw_feeds(feeds: Feeds, *, tooltips: bool = False) -> str:
 
 
 def _description(feeds: Feeds) -> str:
-    count, pairs = np.count_nonzero(feeds.counts_bytes), feeds.counts_bytes.size
+    target, source = feeds.kinds
+    count, largest = np.count_nonzero(feeds.counts_bytes), size_text(int(feeds.counts_bytes.max()))
     return (
-        f"A grid: {len(feeds.target_ranks)} target ranks from top to bottom, {len(feeds.source_ranks)} source ranks "
-        f"from left to right. {count} of {pairs} cells have bytes, the most {size_text(int(feeds.counts_bytes.max()))}."
+        f"A grid: {len(feeds.target_ranks)} target {target}s from top to bottom, {len(feeds.source_ranks)} source "
+        f"{source}s from left to right. {count} of {feeds.counts_bytes.size} cells have bytes, the most {largest}."
     )
 
 
@@ -179,24 +189,26 @@ def _tooltips(feeds: Feeds, side: int) -> list[str]:
     parts = ['<g fill="transparent">']
     for row, column in np.argwhere(feeds.counts_bytes > 0).tolist():
         x, y, size = _LEFT + column * side, _TOP + row * side, size_text(int(feeds.counts_bytes[row, column]))
-        source, target = _ranks(feeds.ranks_of_column(column)), _ranks(feeds.ranks_of_row(row))
+        target = _ranks(feeds.ranks_of_row(row), feeds.kinds[0])
+        source = _ranks(feeds.ranks_of_column(column), feeds.kinds[1])
         said = f"source {source} to target {target}: {size}"
         parts.append(f'<rect x="{x}" y="{y}" width="{side}" height="{side}"><title>{said}</title></rect>')
     return [*parts, "</g>"]
 
 
-def _ranks(ranks: range) -> str:
-    return f"rank{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
+def _ranks(ranks: range, kind: str) -> str:
+    return f"{kind}{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
 
 
 def _axes(feeds: Feeds, side: int) -> list[str]:
     rows, columns = feeds.counts_bytes.shape
     per_row, per_column = feeds.ranks_per_bin
+    target, source = feeds.kinds
     middle = _TOP + rows * side // 2
     upright = f'class="head middle" transform="translate(18 {middle}) rotate(-90)"'
     parts = [
-        f'<text class="head" x="{_LEFT}" y="20">{axis_title("Source rank", per_column)}</text>',
-        f"<text {upright}>{axis_title('Target rank', per_row)}</text>",
+        f'<text class="head" x="{_LEFT}" y="20">{axis_title(f"Source {source}", per_column)}</text>',
+        f"<text {upright}>{axis_title(f'Target {target}', per_row)}</text>",
     ]
     for column in _ticks(columns):
         x = _LEFT + column * side + side // 2
@@ -214,7 +226,7 @@ def _ticks(count: int) -> range:
 
 
 def _legend(feeds: Feeds, x: int) -> list[str]:
-    of_what = "of each cell" if max(feeds.ranks_per_bin) > 1 else "from rank to rank"
+    of_what = "of each cell" if max(feeds.ranks_per_bin) > 1 else f"from {feeds.kinds[1]} to {feeds.kinds[0]}"
     parts = [f'<text class="head" x="{x}" y="20">Bytes</text>', f'<text x="{x}" y="38">{of_what}</text>']
     for place, (level, said) in enumerate(legend_of(feeds)):
         y = _TOP + place * 24

@@ -10,6 +10,7 @@ shares and 3 groups is `qqkvqqkvqqkv`.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -70,6 +71,31 @@ class Piece:
 Pieces = tuple[Piece, ...]
 
 
+class SortedPieces:
+    """Pieces that have elements, by where they begin along an axis: there may be one for each row of a tensor.
+
+    `axis` is that along which most of them begin at different places, unless it is given.
+    """
+
+    def __init__(self, pieces: Iterable[Piece], axis: int | None = None) -> None:
+        self._filled = [piece for piece in pieces if math.prod(piece.shape)]
+        axes = range(len(self._filled[0].start)) if self._filled else range(0)
+        places = [len({piece.start[axis] for piece in self._filled}) for axis in axes]
+        self._axis = axis if axis is not None or not places else places.index(max(places))
+        if self._filled and self._axis is not None:
+            along = self._axis
+            self._filled.sort(key=lambda piece: piece.start[along])
+            self._starts = [piece.start[along] for piece in self._filled]
+            self._longest = max(piece.shape[along] for piece in self._filled)
+
+    def near(self, start: Shape, stop: Shape) -> Sequence[Piece]:
+        """All pieces that share elements with a box of the target, and others."""
+        if self._axis is None or not self._filled:
+            return self._filled
+        first = bisect_left(self._starts, start[self._axis] - self._longest)
+        return self._filled[first : bisect_left(self._starts, stop[self._axis])]
+
+
 def whole_piece(shape: Shape) -> Piece:
     """All of a source parameter of `shape`, as it is."""
     return Piece(0, TensorSlice.whole(shape), tuple(range(len(shape))), (0,) * len(shape))
@@ -117,6 +143,7 @@ def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
 
 def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int) -> Iterator[Pieces]:
     """The pieces of each part of a fused parameter of `shape`, whose `axis` divides by all shares of all groups."""
+    at = SortedPieces(pieces, axis)
     share = shape[axis] // (groups * sum(shares))
     run = share * sum(shares)
     for first, count in zip(accumulate(shares, initial=0), shares, strict=False):
@@ -124,7 +151,7 @@ def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int
         taken: list[Piece] = []
         for group in range(groups):
             start = group * run + first * share
-            taken.extend(_moved(_between(pieces, axis, start, start + length), axis, group * length - start))
+            taken.extend(_moved(_between(at, axis, shape, start, length), axis, group * length - start))
         yield merged(taken)
 
 
@@ -135,11 +162,12 @@ def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: in
     """
     taken: list[Piece] = []
     position = 0
+    sorted_parts = [(SortedPieces(pieces, axis), shape) for pieces, shape in parts]
     for group in range(groups):
-        for pieces, shape in parts:
+        for at, shape in sorted_parts:
             length = shape[axis] // groups
             start = group * length
-            taken.extend(_moved(_between(pieces, axis, start, start + length), axis, position - start))
+            taken.extend(_moved(_between(at, axis, shape, start, length), axis, position - start))
             position += length
     return merged(taken)
 
@@ -189,18 +217,15 @@ def _one_piece(first: Piece, second: Piece, axis: int) -> Piece | None:
     return replace(first, box=TensorSlice(first.box.start, tuple(stop))) if is_next else None
 
 
-def _between(pieces: Iterable[Piece], axis: int, start: int, stop: int) -> Iterator[Piece]:
-    """What of pieces is at positions `start` to `stop` of a target axis."""
-    for piece in pieces:
-        box = piece.target_box
-        low, high = max(start, box.start[axis]), min(stop, box.stop[axis])
-        if (low, high) == (box.start[axis], box.stop[axis]) and low <= high:
-            yield piece
-        elif low < high:
-            begin, end = list(box.start), list(box.stop)
-            begin[axis], end[axis] = low, high
-            inside = TensorSlice(tuple(begin), tuple(end))
-            yield replace(piece, box=piece.source_box(inside), start=inside.start)
+def _between(pieces: SortedPieces, axis: int, shape: Shape, start: int, length: int) -> Iterator[Piece]:
+    """What of the pieces of a parameter of `shape` is at `length` positions of an axis from `start` on."""
+    low = (*(0,) * axis, start, *(0,) * (len(shape) - axis - 1))
+    high = (*shape[:axis], start + length, *shape[axis + 1 :])
+    wanted = TensorSlice(low, high)
+    for piece in pieces.near(low, high):
+        shared = piece.target_box.intersect(wanted)
+        if shared is not None:
+            yield replace(piece, box=piece.source_box(shared), start=shared.start)
 
 
 def _moved(pieces: Iterable[Piece], axis: int, distance: int) -> Iterator[Piece]:

@@ -21,7 +21,7 @@ def place_values(
     Returns what overflowed if they are cast, with its index in the whole parameter.
     """
     dtype = _UINT_OF_SIZE[parameter.dtype.itemsize]
-    target = np.ndarray(part.box.shape, dtype, buffer, part.position)[span.index]
+    target = np.ndarray(part.box.shape, dtype, buffer, part.position)[(..., *span.index)]  # of a scalar a view, too
     if span.dtype is not None:
         return _cast(run, span, span.dtype, part, parameter, target)
     values = np.ndarray(target.shape, dtype, run, strides=span.strides)

@@ -198,7 +198,7 @@ class LayoutClass:
     @cached_property
     def bytes_per_unit(self) -> np.ndarray:
         """Int64 array of shape (stage ranks,): bytes of one unit of every parameter of the class that a rank keeps."""
-        return self._sum_of_kept(self._bytes_per_unit_of_each)
+        return self._sum_of_kept(self._bytes_per_unit(lambda parameter: parameter.dtype))
 
     @cached_property
     def needed_bytes(self) -> np.ndarray:
@@ -207,9 +207,11 @@ class LayoutClass:
         if isinstance(self.pair, ComposedPair):
             itemsizes = [source.dtype.itemsize for source in self.parameters[0].sources]
             per_cell = np.array(self.pair.needed_bytes(itemsizes), dtype=np.int64)
-            return per_cell[cells] * self._sum_of_kept(np.ones(len(self.parameters), dtype=np.int64))
+            counts = self._sum_of_kept(np.ones(len(self.parameters), dtype=np.int64))
+            return np.asarray(per_cell[cells] * counts)
         sizes = np.array(list(self.pair.target_sizes.values()), dtype=np.int64)
-        return sizes[cells] * self._sum_of_kept(self._bytes_per_unit(lambda parameter: parameter.sources[0].dtype))
+        unit_bytes = self._sum_of_kept(self._bytes_per_unit(lambda parameter: parameter.sources[0].dtype))
+        return np.asarray(sizes[cells] * unit_bytes)
 
     def _sum_of_kept(self, each: np.ndarray) -> np.ndarray:
         """Int64 array of shape (stage ranks,): the sum over the parameters that a rank keeps, of one number of each."""
@@ -354,6 +356,11 @@ class ConversionPlan:
         return self.inputs.catalog.records[rank].index.entries[name]
 
     @cached_property
+    def turns(self) -> bool:
+        """Whether parameters are read with their axes in another order."""
+        return any(piece.is_turned for parameter in self.match.moved for piece in parameter.pieces)
+
+    @cached_property
     def copies(self) -> dict[int, int]:
         """Target ranks with the same content as a lower one -> the lowest such rank."""
         copies = {}
@@ -415,6 +422,10 @@ class ConversionPlan:
             if rank in stage.ranks:
                 return stage
         raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
+
+    def carried_source(self, carried: CarriedParameter, rank: int) -> int:
+        """The source rank from which a target rank gets a parameter that no strategy knows."""
+        return self._carried_source(self._stage_of(rank), carried, rank)
 
     def _appended(self, rank: int) -> tuple[AppendedParameter, ...]:
         """What a target rank's file gets besides: each rank's, but only one file of a unified target."""
@@ -562,7 +573,8 @@ def _composed_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[L
     grouped: dict[object, list[MovedParameter]] = {}
     for parameter in moved:
         sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
-        key = (sources, parameter.pieces, parameter.dtype, parameter.target_layouts[stage])
+        # there may be a piece for each row, and those that are made alike have the very same
+        key = (sources, id(parameter.pieces), parameter.dtype, parameter.target_layouts[stage])
         grouped.setdefault(key, []).append(parameter)
     for alike in grouped.values():
         first = alike[0]

@@ -174,7 +174,8 @@ def _strategy_to_json(strategy: Strategy | None) -> dict[str, Any] | None:
             name: numbers.setdefault((layout, layout.tensor_shape), len(numbers))
             for name, layout in stage.layouts.items()
         }
-        stages.append({"stage": stage.stage, "parameters": names})
+        devices = {} if stage.devices is None else {"devices": stage.devices}
+        stages.append({"stage": stage.stage, "parameters": names} | devices)
     layouts = [_layout_to_json(layout) for layout, _ in numbers]
     return {"merged": strategy.merged, "layouts": layouts, "stages": stages}
 
@@ -184,7 +185,11 @@ def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
         return None
     layouts = [_layout_from_json(layout) for layout in data["layouts"]]
     stages = tuple(
-        StageStrategy(stage["stage"], {name: layouts[number] for name, number in stage["parameters"].items()})
+        StageStrategy(
+            stage["stage"],
+            {name: layouts[number] for name, number in stage["parameters"].items()},
+            devices=stage.get("devices"),
+        )
         for stage in data["stages"]
     )
     return Strategy(stages, "plan", data["merged"])

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from core.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
 from core.errors import LayoutError
-from core.pieces import Pieces, joined, split, transposed, whole_piece
+from core.pieces import Pieces, fill_once, joined, split, transposed, whole_piece
 from core.presets import is_training_state
 from core.slices import Shape
 
@@ -100,7 +100,7 @@ class Recipes:
 def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -> Recipes:
     """How target parameters are made from source parameters; what is wrong with the rules is added to `problems`."""
     fitting: set[object] = set()
-    excluded = _excluded(names, changes, fitting)
+    excluded = excluded_names(names, changes, fitting)
     made = _Steps(changes, fitting, problems).carried_out([name for name in names if name not in excluded])
     # nothing is demanded of what is left out: its new names tell what the target may lack
     others = _Steps(changes, fitting, []).carried_out(list(excluded))
@@ -113,13 +113,33 @@ def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -
     return Recipes(made, excluded, frozenset(others) - frozenset(made))
 
 
-def compose(recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
-    """The pieces of a target parameter, and its shape; `shapes` are its sources'.
+class Composer:
+    """Composes target parameters; those that are made alike, of sources of one shape, share their pieces."""
 
-    Raises:
-        LayoutError: shapes do not go with a rule; says which, and why.
-    """
-    return _composed(recipe.making, {name: number for number, name in enumerate(recipe.sources)}, shapes)
+    def __init__(self) -> None:
+        self._known: dict[object, tuple[Pieces, Shape]] = {}
+
+    def compose(self, recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
+        """The pieces of a target parameter, and its shape; `shapes` are its sources'.
+
+        Raises:
+            LayoutError: shapes do not go with a rule; says which, and why.
+        """
+        numbers = {name: number for number, name in enumerate(recipe.sources)}
+        key = _structure(recipe.making, numbers, shapes)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _composed(recipe.making, numbers, shapes)
+            if not fill_once(*known):
+                raise LayoutError(f"its {len(known[0])} pieces do not fill its shape. This is a bug in reshard")
+        return known
+
+
+def _structure(making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]) -> object:
+    """What decides on the pieces: all but names."""
+    if making.rule is None:
+        return numbers[making.name], shapes[making.name]
+    return making.rule, making.number, tuple(_structure(each, numbers, shapes) for each in making.of)
 
 
 class _Steps:
@@ -228,7 +248,7 @@ class _Steps:
         return first
 
 
-def _excluded(names: Sequence[str], changes: Changes, fitting: set[object]) -> dict[str, str]:
+def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object]) -> dict[str, str]:
     """The names that are left out, each with what says so."""
     excluded: dict[str, str] = {}
     known = frozenset(names)

@@ -9,6 +9,14 @@ from core.append_info import AppendedParameter
 from core.budget import Budget
 from core.checkpoint.selection import rank_names
 from core.damage import carried_content, not_carried_everywhere, scattered, substitutions, unsaved
+from core.effects import (
+    ExcludedParameter,
+    ParameterEffect,
+    effects_of,
+    effects_text,
+    excluded_of,
+    excluded_text,
+)
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
@@ -21,6 +29,10 @@ class Summary(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
+RANK, FILE = "rank", "file"
+"""What is counted as a rank: a device's file, or one of a unified checkpoint."""
+
+
 class Outcome(StrEnum):
     """How a target rank's file came to be."""
 
@@ -30,7 +42,10 @@ class Outcome(StrEnum):
 
 
 class RankReport(Summary):
-    """One target rank: what was done for it in this run; `record_digest` is the manifest's, of the rank's record."""
+    """One target rank: what was done for it in this run; `record_digest` is the manifest's, of the rank's record.
+
+    `overflowed`: of parameters that were cast, how many finite values became infinite, by name.
+    """
 
     rank: int
     outcome: Outcome
@@ -41,6 +56,7 @@ class RankReport(Summary):
     source_ranks: tuple[int, ...]
     verified: VerifyLevel
     record_digest: str
+    overflowed: dict[str, int] = {}
 
 
 class StandIn(Summary):
@@ -69,6 +85,8 @@ class ConversionReport(Summary):
         target: URL of the target.
         source_world_size: ranks of the source.
         target_world_size: ranks of the target.
+        source_kind: what the source's ranks are: `rank`, or `file` of a unified checkpoint.
+        target_kind: what the target's are.
         committed: whether the target is complete; False if ranks that others are to do are missing.
         missing_ranks: target ranks without a verified file yet.
         seconds: wall time of this run.
@@ -76,12 +94,16 @@ class ConversionReport(Summary):
         read_bytes: bytes read from the source in this run, to be written.
         crc_bytes: bytes of source files that were read whole, in addition, to check their CRCs.
         verified_bytes: bytes of target files that were read back, in addition, to be compared.
+        compared: parameters whose values were compared with the source's; none unless all of the target is there.
+        compared_bytes: bytes of source contents that were read for that, in addition.
         retried_requests: requests to remote storages that failed for the moment, and were made again.
         verified: how closely all was checked.
         dropped: parameters of the source's strategy that the target's lacks.
         excused: parameters of the target's strategy that were allowed to be missing.
         carried: parameters that no strategy knows, copied to every rank.
         stand_ins: which source ranks stood in for which that were lost.
+        overflowed: of parameters that were cast, how many finite values became infinite, by name; what several ranks
+            hold counts once.
         notes: what was chosen, in sentences.
         ranks: the target ranks of this run.
     """
@@ -99,25 +121,36 @@ class ConversionReport(Summary):
     read_bytes: int
     crc_bytes: int
     verified_bytes: int
+    compared: int = 0
+    compared_bytes: int = 0
     retried_requests: int
     verified: VerifyLevel
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
     carried: tuple[str, ...]
     stand_ins: tuple[StandIn, ...]
+    overflowed: dict[str, int] = {}
     notes: tuple[str, ...]
     ranks: tuple[RankReport, ...]
+    source_kind: str = RANK
+    target_kind: str = RANK
 
 
 class VerificationReport(Summary):
-    """The result of checking a converted checkpoint: `problems` is empty if all is right."""
+    """The result of checking a converted checkpoint: `problems` is empty if all is right; `kind` is what ranks are.
+
+    `compared` counts the parameters whose values were compared with the source's, of which `compared_bytes` were read.
+    """
 
     target: str
     level: VerifyLevel
     ranks: int
     read_bytes: int
+    compared: int = 0
+    compared_bytes: int = 0
     seconds: float
     problems: tuple[str, ...]
+    kind: str = RANK
 
 
 class PlannedRank(Summary):
@@ -138,6 +171,8 @@ class PlanSummary(Summary):
         step: the source's epoch and step, if its names carry one.
         source_world_size: ranks of the source.
         target_world_size: ranks of the target.
+        source_kind: what the source's ranks are: `rank`, or `file` of a unified checkpoint.
+        target_kind: what the target's are.
         format: kind of the target's files.
         parameters: parameters that are cut anew.
         layout_classes: distinct pairs of cuts among them.
@@ -152,6 +187,8 @@ class PlanSummary(Summary):
         stand_ins: which source ranks stand in for which that are lost.
         notes: what was chosen, in sentences.
         ranks: the target ranks.
+        effects: what the changes that are declared do to which target parameters.
+        excluded: source parameters that they leave out.
     """
 
     source: str
@@ -172,6 +209,10 @@ class PlanSummary(Summary):
     stand_ins: tuple[StandIn, ...]
     notes: tuple[str, ...]
     ranks: tuple[PlannedRank, ...]
+    effects: tuple[ParameterEffect, ...] = ()
+    excluded: tuple[ExcludedParameter, ...] = ()
+    source_kind: str = RANK
+    target_kind: str = RANK
 
 
 def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], lanes: int) -> PlanSummary:
@@ -188,7 +229,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         layout_classes=plan.layout_class_count,
         read_bytes=plan.read_bytes,
         written_bytes=plan.written_bytes,
-        buffer_bytes=max(1, budget.workers // lanes) * budget.shares(largest, lanes).total_bytes,
+        buffer_bytes=max(1, budget.workers // lanes) * budget.shares(largest, lanes, wide=plan.turns).total_bytes,
         workers=budget.workers,
         dropped=plan.match.dropped,
         excused=plan.match.excused,
@@ -206,7 +247,30 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
             )
             for totals in plan.totals
         ),
+        source_kind=source_kind(plan),
+        target_kind=target_kind(plan),
+        effects=effects_of(plan),
+        excluded=excluded_of(plan),
     )
+
+
+def source_kind(plan: ConversionPlan) -> str:
+    """What the ranks of a plan's source are."""
+    return FILE if plan.inputs.catalog.unified else RANK
+
+
+def target_kind(plan: ConversionPlan) -> str:
+    """What the ranks of a plan's target are."""
+    return FILE if plan.inputs.unified else RANK
+
+
+def worlds_text(report: ConversionReport | PlanSummary) -> str:
+    """From how many ranks to how many: `8 -> 3`, `8 ranks -> 3 files`."""
+    sizes = (report.source_world_size, report.target_world_size)
+    kinds = (report.source_kind, report.target_kind)
+    if kinds == (RANK, RANK):
+        return " -> ".join(map(str, sizes))
+    return " -> ".join(counted(size, kind) for size, kind in zip(sizes, kinds, strict=True))
 
 
 def stand_ins_of(plan: ConversionPlan) -> tuple[StandIn, ...]:
@@ -237,6 +301,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             "every source rank was saved whole (integrated_save), its shapes or contents show: "
             "the source strategy's cuts are ignored"
         )
+    notes += filter(None, [effects_text(effects_of(plan)), excluded_text(excluded_of(plan))])
     if match.dropped:
         notes.append(f"dropped, not in the target's strategy: {_listed(match.dropped)}")
     if plan.part is not None:
@@ -250,8 +315,11 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if match.carried:
         names = [carried.name for carried in match.carried]
         notes.append(f"in no strategy, copied unchanged to every target rank: {_listed(names)}")
+    if match.outside:
+        notes.append(f"in no strategy, the same on all source ranks, and once in the target: {_listed(match.outside)}")
     if match.appended:
-        notes.append(f"appended to every target file: {_listed([_told_info(each) for each in match.appended])}")
+        where = match.files[-1] if match.files else "every target file"
+        notes.append(f"appended to {where}: {_listed([_told_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))
     differing = [carried.name for carried in match.carried if _differs(plan, carried)]
@@ -323,7 +391,7 @@ def _redundancy_note(replicas: int) -> str:
 
 
 def _differs(plan: ConversionPlan, carried: CarriedParameter) -> bool:
-    return len({carried_content(plan.inputs.catalog, rank, carried.name) for rank in carried.holders}) > 1
+    return len({carried_content(plan.inputs.catalog, rank, carried.source_name) for rank in carried.holders}) > 1
 
 
 def _told_info(appended: AppendedParameter) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 
-from core.changes import OverflowPolicy, Selection
+from core.changes import OverflowPolicy, Selection, parse_cast, parse_rename
 from core.errors import InputError
 from core.info_texts import InfoValue, parse_info
 from core.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
@@ -175,8 +175,9 @@ class ConversionOptions(BaseModel):
         Field(
             title="Source",
             min_length=1,
-            description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, "
-            "or one file. A path or any URL that fsspec knows, without a password.",
+            description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, or "
+            "a directory of whole tensors with an index, as Hugging Face's. A path or any URL that fsspec knows, "
+            "without a password.",
             json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ]
@@ -539,6 +540,25 @@ class ConversionOptions(BaseModel):
             raise ValueError("says how many copies stay when redundancy is removed: ask for that, too")
         return value
 
+    @field_validator("include", "exclude", "transpose")
+    @classmethod
+    def _check_patterns(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError("a pattern is empty")
+        return value
+
+    @field_validator("rename")
+    @classmethod
+    def _check_rename(cls, value: list[str]) -> list[str]:
+        _ = [parse_rename(text) for text in value]
+        return value
+
+    @field_validator("cast")
+    @classmethod
+    def _check_cast(cls, value: list[str]) -> list[str]:
+        _ = [parse_cast(text) for text in value]
+        return value
+
     @field_validator("append_info")
     @classmethod
     def _check_append_info(cls, value: list[str]) -> list[str]:
@@ -591,7 +611,8 @@ class ConversionRequest(ConversionOptions):
         str,
         Field(
             title="Ranks",
-            description="Convert just these target ranks (0-3,7); other machines do the others. Empty: all.",
+            description="Convert just these target ranks (0-3,7), or files of a unified target, counted from 0; other "
+            "machines do the others. Empty: all.",
             json_schema_extra=_pattern(r"^[0-9, -]*$"),
         ),
     ] = ""

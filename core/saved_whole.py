@@ -44,10 +44,10 @@ def contents_say_whole(catalog: CheckpointCatalog, source: Strategy) -> bool:
             if len(ranks) < 2:
                 continue  # the others' slices are on no rank: nothing to compare with
             for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
-                contents = set(_beginnings(catalog, ranks, entry.name, length))
+                contents = set(beginnings(catalog, ranks, entry.name, length))
                 if len(contents) > 1:
                     return False
-            telling = telling or not _is_one_value(contents.pop(), entry.dtype.itemsize)
+            telling = telling or not is_one_value(contents.pop(), entry.dtype.itemsize)
     return telling
 
 
@@ -87,8 +87,13 @@ def _sampled(catalog: CheckpointCatalog, stage: StageStrategy, ranks: range) -> 
     return iter(found[:_SAMPLED_OF_EACH] + small[:_SAMPLED_OF_EACH])
 
 
-def _beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
-    """The first bytes of a parameter on each rank; of remote files all are asked for at once."""
+def beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
+    """The first `length` bytes of a parameter on each rank; of remote files all are asked for at once.
+
+    Raises:
+        CatalogError: a file is not laid out as it was assumed to be.
+        StorageError: one cannot be read.
+    """
     records = [catalog.records[rank] for rank in ranks]
     read = partial(_beginning, name=name, length=length)
     # threads are worth more than they cost where each waits for a server; to open an encrypted file they may have to
@@ -113,5 +118,6 @@ def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
     return found[len(head) :]
 
 
-def _is_one_value(content: bytes, itemsize: int) -> bool:
+def is_one_value(content: bytes, itemsize: int) -> bool:
+    """Whether all elements are the same, so that contents tell nothing."""
     return content == content[:itemsize] * (len(content) // itemsize)

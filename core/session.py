@@ -13,18 +13,30 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
+import numpy as np
+
 from core import __version__
 from core.blocks import expected_entries
 from core.budget import CIPHER_BLOCK_BYTES, MOST_LANES, Budget, Crew, open_files_limit, share_out, upload_part_bytes
 from core.checkpoint.crc_writing import stands_at_beginning
 from core.checkpoint.encryption import encrypted_bytes
 from core.checkpoint.selection import rank_names
+from core.content import ContentCheck, content_problems_text, target_starts
 from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError, VerificationError
 from core.keys import needed_target_key
 from core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
+from core.overflows import overflow_notes, total_overflows
 from core.plan import ConversionPlan
 from core.progress import SilentProgress, advancing, current_progress
-from core.report import ConversionReport, Outcome, RankReport, plan_notes, stand_ins_of
+from core.report import (
+    ConversionReport,
+    Outcome,
+    RankReport,
+    plan_notes,
+    source_kind,
+    stand_ins_of,
+    target_kind,
+)
 from core.request import ConversionRequest, TargetLayout, VerifyLevel
 from core.retry import retries_counted, with_retries
 from core.sharing import group_ranks
@@ -45,6 +57,8 @@ _HEADER_BYTES = 4096
 
 _REMOTE_WORKERS = 8
 """They wait for answers most of the time, whatever the number of cores."""
+
+_REMOTE_FILES_AT_ONCE = 4
 
 
 def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: int, crew: Crew | None = None) -> Budget:
@@ -145,6 +159,11 @@ class Session:
         """How many groups are written at once in a process."""
         return max(1, self.budget.workers // self.lanes)
 
+    @property
+    def readers(self) -> int:
+        """How many source files are read at once in a process to be compared; of a remote one much is under way."""
+        return min(self.budget.workers, _REMOTE_FILES_AT_ONCE) if self.budget.remote_source else self.budget.workers
+
     def copy_of_failed(self, rank: int, failures: Container[int]) -> ConversionError | None:
         """Why a rank cannot be made as a copy; None if the rank that it is a copy of is not among `failures`."""
         primary = self.plan.copies[rank]
@@ -152,11 +171,25 @@ class Session:
             return None
         return ConversionError(f"not written, because it is a copy of rank_{primary}, which failed")
 
-    def finish(self, failures: Mapping[int, ReshardError], seconds: float) -> ConversionReport:
+    def compares(self) -> bool:
+        """Whether contents are to be compared: that is asked for, and all of the target's ranks are there."""
+        if self.request.verify is not VerifyLevel.CONTENT:
+            return False
+        return self.committed or self.workspace.recorded_ranks() >= set(self.plan.target_ranks)
+
+    def finish(
+        self,
+        failures: Mapping[int, ReshardError],
+        seconds: float,
+        source_parts: Mapping[int, np.ndarray] | None = None,
+    ) -> ConversionReport:
         """Commits the target if all of its ranks are there, and says what was done.
 
+        If contents are to be compared, `source_parts` are what `ContentCheck.source_parts` gave of source ranks; what
+        is missing of them is read here.
+
         Raises:
-            InputError, VerificationError, ConversionError: ranks failed; the message lists them.
+            InputError, VerificationError, ConversionError: ranks failed, or contents differ; the message lists them.
         """
         raise_failures(failures, self)
         plan = self.plan
@@ -166,15 +199,18 @@ class Session:
             self.target.check_not_taken()
         where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
         # a record has a line for every parameter: thousands of them never stand in memory together
-        results = {
-            record.rank: _rank_result(record, resumed=record.rank in self.done)
-            for record in read_records(where, plan.target_ranks)
-        }
         level = self.request.verify
+        results: dict[int, _RankResult] = {}
+        content = ContentCheck(plan) if level is VerifyLevel.CONTENT else None
+        unchecked = set(plan.target_ranks)
+        for record in read_records(where, plan.target_ranks):
+            results[record.rank] = _rank_result(record, resumed=record.rank in self.done)
+            if record.is_checked(level):
+                unchecked.discard(record.rank)
+                if content:
+                    content.add_target(record)
         missing = tuple(
-            rank
-            for rank in plan.target_ranks
-            if rank not in results or (not committed and results[rank].report.verified.is_below(level))
+            rank for rank in plan.target_ranks if rank not in results or (not committed and rank in unchecked)
         )
         undone = [rank for rank in missing if rank in set(self.ranks)]
         if undone and not committed:
@@ -185,8 +221,14 @@ class Session:
                 f"only these again ({self.workspace.directory} holds what is done)",
                 transient=True,
             )
+        compared = content if content and not unchecked else None
+        if compared:
+            self._check_content(compared, source_parts or {}, where)
         if not committed and not missing:
-            self.target.commit(_manifest(self, results))
+            self.target.commit(_manifest(self, results, compared=compared is not None))
+        elif committed and compared:
+            self.target.confirm(level)
+        overflowed = _overflowed(plan, results)
         mine = [results[rank].report for rank in self.ranks if rank in results]
         written = [report for report in mine if report.outcome is not Outcome.RESUMED]
         return ConversionReport(
@@ -202,16 +244,38 @@ class Session:
             written_bytes=sum(report.size_bytes for report in written),
             read_bytes=sum(report.read_bytes for report in written),
             crc_bytes=_crc_bytes(plan) if self.request.check_crc else 0,
-            verified_bytes=sum(r.size_bytes for r in written) if level is VerifyLevel.CHECKSUM else 0,
+            verified_bytes=0 if level.is_below(VerifyLevel.CHECKSUM) else sum(r.size_bytes for r in written),
+            compared=compared.parameter_count if compared else 0,
+            compared_bytes=compared.source_bytes() if compared else 0,
             retried_requests=retries_counted(),
             verified=level,
             dropped=plan.match.dropped,
             excused=plan.match.excused,
             carried=plan.match.beyond_strategies,
             stand_ins=stand_ins_of(plan),
-            notes=plan_notes(plan),
+            overflowed=overflowed,
+            notes=(*plan_notes(plan), *overflow_notes(overflowed)),
             ranks=tuple(mine),
+            source_kind=source_kind(plan),
+            target_kind=target_kind(plan),
         )
+
+    def _check_content(self, content: ContentCheck, source_parts: Mapping[int, np.ndarray], where: Workspace) -> None:
+        """Compares contents; ranks of the target that may be to blame lose their records, so a rerun does them anew.
+
+        Raises:
+            VerificationError: contents differ.
+            CatalogError, CheckpointError, StorageError: a source file could not be read.
+        """
+        for rank in content.source_ranks:
+            parts = source_parts.get(rank)
+            content.add_source(rank, content.source_parts(rank) if parts is None else parts)
+        problems = content.problems()
+        if not problems:
+            return
+        for rank in sorted({rank for problem in problems for rank in problem.ranks}):
+            where.remove_record(rank)
+        raise VerificationError(content_problems_text(str(self.target.final), problems))
 
 
 @contextmanager
@@ -234,7 +298,9 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
             current_progress().note(f"{problem}: it is written again")
         elif len(sound) == len(plan.target_ranks):
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
-            target.confirm(request.verify)
+            target.confirm(min(request.verify, VerifyLevel.CHECKSUM, key=list(VerifyLevel).index))
+            if request.verify is VerifyLevel.CONTENT:
+                current_progress().begin(ContentCheck(plan).source_bytes())
             yield Session(request, target, finished, ranks, frozenset(sound), budget, committed=True)
             return
         else:
@@ -253,8 +319,11 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         pending = [plan.totals[rank - plan.target_ranks.start] for rank in session.pending]
         sizes = [encrypted_bytes(totals.shard_bytes + _HEADER_BYTES, plan.inputs.encryption) for totals in pending]
         check_room(workspace.directory, sum(sizes))
-        passes = 2 if request.verify is VerifyLevel.CHECKSUM else 1
-        current_progress().begin(passes * sum(totals.shard_bytes for totals in pending))
+        passes = 1 if request.verify.is_below(VerifyLevel.CHECKSUM) else 2
+        to_compare = 0
+        if request.verify is VerifyLevel.CONTENT and set(ranks) >= set(plan.target_ranks):
+            to_compare = ContentCheck(plan).source_bytes()
+        current_progress().begin(passes * sum(totals.shard_bytes for totals in pending) + to_compare)
         yield session
 
 
@@ -328,13 +397,21 @@ def check_rank(
     """
     record = workspace.read_record(rank)
     expected = expected_entries(plan, plan.rank_plan(rank))
-    found = verify_rank(workspace.directory, record, level, expected=expected, advance=advance)
+    starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None
+    found = verify_rank(workspace.directory, record, level, expected=expected, advance=advance, starts=starts)
     if found.problems:
         workspace.remove_record(rank)
         raise VerificationError("\n".join(found.problems))
-    if record.verified is not level:
-        workspace.write_record(record.model_copy(update={"verified": level}))
+    _note_checked(workspace, record, found)
     return found
+
+
+def _note_checked(workspace: Workspace, record: ShardRecord, found: RankVerification) -> None:
+    """Records how closely a file was checked; its contents are not compared by that, only ready to be."""
+    level = VerifyLevel.CHECKSUM if found.level is VerifyLevel.CONTENT else found.level
+    checked = record.model_copy(update={"verified": level, "parts": found.parts or record.parts})
+    if checked != record:
+        workspace.write_record(checked)
 
 
 def give_up_abandoned_uploads(directory: Location, paths: Sequence[str]) -> None:
@@ -388,6 +465,7 @@ def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: C
             "read_bytes": 0,
             "seconds": round(time.monotonic() - started, 3),
             "verified": VerifyLevel.NONE,
+            "parts": (),
         }
     )
 
@@ -420,13 +498,14 @@ def _is_sound(
         return False
     at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level
     expected = expected_entries(plan, plan.rank_plan(rank))
-    found = verify_rank(workspace.directory, record, at_least, expected=expected, advance=advance)
+    starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None
+    found = verify_rank(workspace.directory, record, at_least, expected=expected, advance=advance, starts=starts)
     if found.problems:
         current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
         workspace.remove_record(rank)
         return False
-    if record.verified.is_below(level):
-        workspace.write_record(record.model_copy(update={"verified": level}))
+    if not record.is_checked(level) or level is VerifyLevel.CONTENT:
+        _note_checked(workspace, record, found)
     return True
 
 
@@ -438,7 +517,7 @@ class _RankResult:
     summary: RankSummary
 
 
-def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
+def _manifest(session: Session, results: Mapping[int, _RankResult], *, compared: bool) -> Manifest:
     plan = session.plan
     manifest = Manifest(
         identity=session.workspace.identity,
@@ -449,16 +528,24 @@ def _manifest(session: Session, results: Mapping[int, _RankResult]) -> Manifest:
         source_world_size=plan.inputs.catalog.world_size,
         target_world_size=len(plan.target_ranks),
         format=str(plan.inputs.format),
-        verified=min((result.report.verified for result in results.values()), key=list(VerifyLevel).index),
+        verified=VerifyLevel.CONTENT
+        if compared
+        else min((result.report.verified for result in results.values()), key=list(VerifyLevel).index),
         dropped=plan.match.dropped,
         excused=plan.match.excused,
         carried=plan.match.beyond_strategies,
-        notes=plan_notes(plan),
+        notes=(*plan_notes(plan), *overflow_notes(_overflowed(plan, results))),
         ranks=tuple(results[rank].summary for rank in plan.target_ranks),
         layout=TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS,
         index=index.summary if (index := index_of(plan)) else None,
+        changes=plan.inputs.changes,
+        excluded=tuple(plan.match.excluded),
     )
     return sealed_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
+
+
+def _overflowed(plan: ConversionPlan, results: Mapping[int, _RankResult]) -> dict[str, int]:
+    return total_overflows(plan, [(rank, result.report.overflowed) for rank, result in results.items()])
 
 
 def _crc_bytes(plan: ConversionPlan) -> int:
@@ -479,6 +566,7 @@ def _rank_result(record: ShardRecord, resumed: bool) -> _RankResult:
         source_ranks=record.source_ranks,
         verified=record.verified,
         record_digest=digest,
+        overflowed={overflow.name: overflow.count for overflow in record.overflows},
     )
     summary = RankSummary(rank=record.rank, file=record.file, size_bytes=record.size_bytes, record_digest=digest)
     return _RankResult(report, summary)

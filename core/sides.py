@@ -1,8 +1,8 @@
 """A checkpoint as one side of a comparison: its whole tensors, and what its files say is in them.
 
 A side is planned as the source of a conversion to whole tensors, which nobody carries out: so everything that can be
-converted can be compared, and what is no whole checkpoint is refused. Then its files are read, every copy of every slice,
-and fingerprinted where they lie.
+converted can be compared, and what is no whole checkpoint is refused. Then its files are read, every copy of every
+slice, and fingerprinted where they lie.
 """
 
 import math
@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -22,17 +22,19 @@ from core.checkpoint.contents import Stretch
 from core.checkpoint.records import CatalogRecord
 from core.convert import catalog_source, load_strategy
 from core.damage import TELLING_STEPS
-from core.dtypes import DType
+from core.declared import declared_changes
+from core.dtypes import DType, dtype_from_name
+from core.errors import InputError
 from core.fingerprint import box_fingerprint, combined, fingerprint_text
 from core.fingerprints import BLOCK_BYTES, CopyTally, Share, shard_sums
 from core.holders import SourceCopy
-from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
+from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all, read_model_fingerprint
 from core.named_values import Resolver
 from core.numpy_types import cast_bits
 from core.parameters import MovedParameter
 from core.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
-from core.presets import is_training_state
-from core.progress import current_progress
+from core.progress import advancing, current_progress
+from core.recipes import excluded_names
 from core.replicas import differing_copies_text
 from core.request import ConversionRequest
 from core.resources import resources_of
@@ -42,6 +44,7 @@ from core.shared import WholeReader
 from core.slices import Shape, TensorSlice, contiguous_boxes
 from core.storage.urls import parse_url
 from core.threads import in_threads
+from core.unified_source import strategy_of
 
 WORKER_BYTES = 32 * 2**20
 """What the buffers of one worker take at most: of a remote file, half of it is under way."""
@@ -72,6 +75,53 @@ class Contents:
     differing: tuple[str, ...]
 
 
+class Side(Protocol):
+    """One side of a comparison: a checkpoint, or what was told of one."""
+
+    is_readable: bool
+    """Whether there are files to read."""
+
+    @property
+    def url(self) -> str:
+        """The checkpoint, or the document, as it was named."""
+
+    @property
+    def step(self) -> str | None:
+        """The step chosen; None if the names of the checkpoint's files carry none."""
+
+    @property
+    def ranks(self) -> int:
+        """How many the checkpoint has."""
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether these are files of whole tensors."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen, in sentences."""
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Patterns of the selection that no parameter's name fits."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The parameters that were asked for, by name."""
+
+    def stored_bytes(self, names: Collection[str]) -> int:
+        """How much there is to read of parameters, all copies of them."""
+
+    def contents(self, names: Collection[str], casts: Mapping[str, DType] | None = None) -> Contents:
+        """Reads every copy of parameters; those in `casts` are cast to other floating-point types first.
+
+        Raises:
+            CatalogError: a file is not the one that was catalogued.
+            CheckpointError: one ends too early.
+            StorageError: one cannot be read.
+        """
+
+
 def open_side(request: ConversionRequest, resolvers: Mapping[str, Resolver] | None = None) -> "CheckpointSide":
     """The checkpoint that is the source of a request; only headers and samples are read.
 
@@ -84,9 +134,27 @@ def open_side(request: ConversionRequest, resolvers: Mapping[str, Resolver] | No
         return CheckpointSide(request, plan, copy_context())
 
 
+def open_document(request: ConversionRequest, resolvers: Mapping[str, Resolver] | None = None) -> "DocumentSide":
+    """The document of fingerprints that is the source of a request.
+
+    Raises:
+        InputError: it is none, or a strategy is named for it.
+        StorageError: it cannot be read.
+    """
+    if request.source_strategy or request.step or request.decrypt_key:
+        raise InputError(
+            f"{request.source}: fingerprints have no strategy, no other steps and no key: name none for them"
+        )
+    with resources_of(request, resolvers):
+        return DocumentSide(request, read_model_fingerprint(request.source))
+
+
 def _plan(request: ConversionRequest) -> ConversionPlan:
-    strategy = load_strategy(request.source_strategy)
-    catalog = catalog_source(request, strategy, None)
+    # what is chosen of it does not matter to what is in it
+    request = request.model_copy(update={"select": Selection.ALL, "include": [], "exclude": []})
+    given = load_strategy(request.source_strategy)
+    catalog = catalog_source(request, given, None)
+    strategy = strategy_of(catalog) or given
     return build_plan(
         PlanInputs(
             catalog=catalog,
@@ -100,6 +168,8 @@ def _plan(request: ConversionRequest) -> ConversionPlan:
 
 class CheckpointSide:
     """A checkpoint whose files can be read, with the keys and storages that were in force when it was opened."""
+
+    is_readable = True
 
     def __init__(self, request: ConversionRequest, plan: ConversionPlan, context: Context) -> None:
         self._request = request
@@ -122,6 +192,11 @@ class CheckpointSide:
         return self._plan.inputs.catalog.world_size
 
     @property
+    def is_unified(self) -> bool:
+        """Whether these are files of whole tensors."""
+        return self._plan.inputs.catalog.unified
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen, in sentences."""
         return self._plan.inputs.catalog.notes
@@ -132,8 +207,13 @@ class CheckpointSide:
         plans = self._whole_plans
         return {
             name: Tensor(plans[name].dtype, plans[name].box.shape, plans[name].size_bytes)
-            for name in chosen_names(self._request, plans)
+            for name in _chosen(self._request, plans)[0]
         }
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Patterns of the selection that no parameter's name fits."""
+        return _chosen(self._request, self._whole_plans)[1]
 
     @cached_property
     def _whole_plans(self) -> dict[str, ParameterPlan]:
@@ -152,9 +232,7 @@ class CheckpointSide:
             total += size
         return total
 
-    def contents(
-        self, names: Collection[str], advance: Callable[[int], None], casts: Mapping[str, DType] | None = None
-    ) -> Contents:
+    def contents(self, names: Collection[str], casts: Mapping[str, DType] | None = None) -> Contents:
         """Reads every copy of parameters; those in `casts` are cast to other floating-point types first.
 
         Raises:
@@ -162,19 +240,19 @@ class CheckpointSide:
             CheckpointError: one ends too early.
             StorageError: one cannot be read.
         """
+        progress, stop = current_progress(), threading.Event()
+        advance = advancing(progress, stop)
         tallies = _Tallies(self._plan, frozenset(names), casts or {})
 
-        note = current_progress().note
-
         def read(work: _Work) -> None:
-            parts = with_retries(lambda: shard_sums(work.record, work.shares, advance, work.stretches), note)
+            parts = with_retries(lambda: shard_sums(work.record, work.shares, advance, work.stretches), progress.note)
             tallies.add(work.record.rank, parts)
 
         records = self._plan.inputs.catalog.records.values()
         are_local = all(parse_url(record.location).is_local for record in records)
         work = (each for record in records for each in _divided(record, tallies.shares(record), are_local))
         workers = self.workers if are_local else min(self.workers, _REMOTE_FILES_AT_ONCE)
-        self._context.copy().run(in_threads, read, work, workers, threading.Event())
+        self._context.copy().run(in_threads, read, work, workers, stop)
         contents = tallies.contents()
         put_together = {
             name: (self._assembled(name, tallies.casts.get(name)),)
@@ -201,7 +279,9 @@ class CheckpointSide:
         return self._plan.source_entry(read.source_rank, name).text
 
     @contextmanager
-    def reading(self, name: str) -> Iterator[Callable[[TensorSlice], np.ndarray]]:
+    def reading(
+        self, name: str, advance: Callable[[int], None] = lambda _: None
+    ) -> Iterator[Callable[[TensorSlice], np.ndarray]]:
         """Reads boxes of a whole parameter that are contiguous in it: their elements, as unsigned integers.
 
         What was read is good until the next box is; a box has at most as many bytes as `BLOCK_BYTES`.
@@ -211,7 +291,9 @@ class CheckpointSide:
         reader = context.run(WholeReader, self._plan, plan)
 
         def read(box: TensorSlice) -> np.ndarray:
-            return context.run(reader.read, box).view(f"<u{plan.dtype.itemsize}").reshape(box.shape)
+            block = context.run(reader.read, box)
+            advance(block.nbytes)
+            return block.view(f"<u{plan.dtype.itemsize}").reshape(box.shape)
 
         try:
             yield read
@@ -234,6 +316,7 @@ class CheckpointSide:
             checkpoint=self.url,
             step=self.step,
             ranks=self.ranks,
+            unified=self.is_unified,
             size_bytes=sum(tensor.size_bytes for tensor in self.tensors.values()),
             fingerprint=fingerprint_of_all(parameters),
             parameters=parameters,
@@ -242,15 +325,50 @@ class CheckpointSide:
         )
 
 
-def chosen_names(request: ConversionRequest, names: Collection[str]) -> list[str]:
-    """The names of parameters that a request's selection takes, in their order."""
-    return [
-        name
-        for name in names
-        if (not request.include or any(fnmatchcase(name, pattern) for pattern in request.include))
-        and not any(fnmatchcase(name, pattern) for pattern in request.exclude)
-        and not (request.select is Selection.WEIGHTS_ONLY and is_training_state(name, names))
-    ]
+class DocumentSide:
+    """What was told of a checkpoint that is not here."""
+
+    is_readable = False
+
+    def __init__(self, request: ConversionRequest, document: ModelFingerprint) -> None:
+        self._document = document
+        self.url = request.source
+        self.step = document.step
+        self.ranks = document.ranks
+        self.notes = document.notes
+        self.is_unified = document.unified
+        parameters = {each.name: each for each in document.parameters}
+        chosen, self.unused = _chosen(request, parameters)
+        self._parameters = {name: parameters[name] for name in chosen}
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:  # noqa: D102
+        tensors = {}
+        for name, each in self._parameters.items():
+            dtype = dtype_from_name(each.dtype)
+            tensors[name] = Tensor(dtype, each.shape, math.prod(each.shape) * dtype.itemsize)
+        return tensors
+
+    def stored_bytes(self, _: Collection[str]) -> int:  # noqa: D102
+        return 0
+
+    def contents(self, names: Collection[str], casts: Mapping[str, DType] | None = None) -> Contents:  # noqa: D102
+        if casts:
+            raise ValueError("fingerprints cannot be cast")
+        told = {name: self._parameters[name] for name in names}
+        fingerprints = {
+            name: tuple(int(each, 16) for each in (known.fingerprint, *known.others)) for name, known in told.items()
+        }
+        return Contents(fingerprints, self._document.differing)
+
+
+def _chosen(request: ConversionRequest, names: Collection[str]) -> tuple[list[str], frozenset[str]]:
+    """The names that a request's selection takes, in their order, and those of its patterns that none fits."""
+    fitting: set[object] = set()
+    excluded = excluded_names(list(names), declared_changes(request), fitting)
+    patterns = {("include", pattern) for pattern in request.include} | {("exclude", each) for each in request.exclude}
+    unused = frozenset(f"--{option} {pattern}" for option, pattern in patterns if (option, pattern) not in fitting)
+    return [name for name in names if name not in excluded], unused
 
 
 @dataclass(frozen=True)

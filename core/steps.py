@@ -131,6 +131,8 @@ class StepWatch:
         found = survey(self._request.source)
         if found.shape is CheckpointShape.FILE:
             raise CatalogError(f"{found.url}: is one file. Name the directory that training saves into")
+        if found.shape is CheckpointShape.UNIFIED:
+            raise CatalogError(f"{found.url}: is a unified checkpoint. Name the directory that training saves into")
         needed = self._ranks or range(max(found.files) + 1)
         steps = _files_by_step(found, self._request.source_prefix or None)
         seen: list[SeenStep] = []

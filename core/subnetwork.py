@@ -17,14 +17,15 @@ _ASIDE = ("accu_grads", "adam_m", "adam_v")
 def part_of_target(
     source: Strategy | None,
     target: Strategy | None,
+    allow_missing: Sequence[str] = (),
+    *,
     names: Collection[str] | None = None,
     excused: Collection[str] = (),
-    allow_missing: Sequence[str] = (),
 ) -> int | None:
     """The stage that a conversion is the part of; None if it makes all of the target, or is to.
 
-    `names` are what the source strategy's parameters are called in the target, their own if that is not given;
-    `excused` are names that the target can do without, `allow_missing` patterns of them.
+    `allow_missing` are patterns of parameters that the target can do without, `excused` are names of them; `names` are
+    what the source strategy's parameters are called in the target: as in the source, unless they are given.
     """
     if source is None or source.merged or target is None or len(target.stages) > 1:
         return None

@@ -359,8 +359,8 @@ def read_manifest(directory: Location) -> Manifest | None:
 
 
 def record_digest(record: ShardRecord) -> str:
-    """The digest by which a manifest knows a rank's record, whatever it says about how closely it was verified."""
-    data, key = dump_record(record.model_copy(update={"verified": VerifyLevel.NONE})), target_key()
+    """The digest by which a manifest knows a rank's record, whatever it says about how it was verified."""
+    data, key = dump_record(record.model_copy(update={"verified": VerifyLevel.NONE, "parts": ()})), target_key()
     return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
 
 

@@ -30,6 +30,8 @@ from core.storage.urls import Location
 
 Advance = Callable[[int], None]
 """Told of every block written, how many bytes of shards were in it; may raise to stop the work."""
+_WIDE_REQUESTS_AT_ONCE = 2
+"""While a wide block is filled: one under way while another is taken apart; more would each be too small."""
 
 
 def transform_ranks(
@@ -54,13 +56,17 @@ def transform_ranks(
     """
     started = time.monotonic()
     with ExitStack() as files:
-        shares = budget.shares(len(ranks), lanes)
+        shares = budget.shares(len(ranks), lanes, wide=plan.turns)
         writers = [_RankWriter(plan, rank, directory, files, shares.upload) for rank in ranks]
         sources = _open_sources(plan, writers, shares, lanes)
         for opened in sources:
             files.callback(opened.close)
         gatherers = [_gatherer(plan, writers, opened, shares) for opened in sources]
-        all_lanes = Lanes(gatherers, writers, shares, wide=any(writer.turned for writer in writers))
+        if shares.wide_block_bytes:
+            wide = _wide_gatherer(plan, writers, sources[0], shares) or gatherers[0]
+            all_lanes = Lanes(gatherers, writers, shares, wide)
+        else:
+            all_lanes = Lanes(gatherers, writers, shares)
         steps = zip_longest(*(writer.blocks(shares) for writer in writers))
         with closing(all_lanes.filled(steps)) as filled_steps:
             for filled in filled_steps:
@@ -72,7 +78,7 @@ def transform_ranks(
         for opened in set(sources):
             opened.check_unchanged()
     seconds = (time.monotonic() - started) / len(ranks)
-    read_bytes = _even_shares(sum(gatherer.read_bytes for gatherer in gatherers), len(ranks))
+    read_bytes = _even_shares(all_lanes.read_bytes, len(ranks))
     return tuple(writer.record(identity, read, seconds) for writer, read in zip(writers, read_bytes, strict=True))
 
 
@@ -93,6 +99,16 @@ def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: S
     if isinstance(sources, RemoteFiles):
         return RemoteGatherer(plan, ranks, sources, shares.asked_bytes)
     return LocalGatherer(plan, ranks, sources, shares.scratch_bytes)
+
+
+def _wide_gatherer(
+    plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares
+) -> Gatherer | None:
+    """Who fills wide blocks alone, and asks for as much as all lanes; None on this machine: any lane's does."""
+    if isinstance(sources, LocalFiles):
+        return None
+    ranks = [writer.parameters for writer in writers]
+    return RemoteGatherer(plan, ranks, sources, shares.wide_asked_bytes, _WIDE_REQUESTS_AT_ONCE)
 
 
 class _RankWriter:

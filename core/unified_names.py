@@ -41,6 +41,11 @@ def index_name(naming: str, count: int) -> str:
     return INDEX_NAME if count > 1 else ""
 
 
+def is_index_name(name: str) -> bool:
+    """Whether a file has a name that indexes have."""
+    return name == MAP_NAME or name.endswith(INDEX_SUFFIX)
+
+
 def is_unified_name(name: str) -> bool:
     """Whether a file has a name that files and indexes of unified checkpoints have."""
     return name in _NAMES or _NUMBERED.fullmatch(name) is not None

@@ -7,34 +7,43 @@ one. Both look at the file only: neither can see a wrong plan.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from core.checkpoint.digests import file_digests
 from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import read_index, stored_crc
 from core.checkpoint.model import FileIndex, OutputEntry
 from core.checkpoint.opening import open_checkpoint
+from core.content import TargetParts
 from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
-from core.keys import target_key
-from core.manifest import RankSummary, ShardRecord, unsealed_manifest
+from core.fingerprint import fingerprint_text
+from core.keys import KeyNames, named_keys, target_key
+from core.manifest import Manifest, RankSummary, ShardRecord, unsealed_manifest
+from core.named_values import Resolver
 from core.progress import Progress, SilentProgress, advancing
-from core.report import VerificationReport
+from core.report import FILE, RANK, VerificationReport
 from core.request import (
     WITHOUT_CREDENTIALS,
     EncryptionMode,
     KeyName,
     StorageName,
+    TargetLayout,
     VerifyLevel,
+    describe_validation,
     mode_with_key,
     without_credentials,
 )
+from core.slices import Shape
+from core.source_comparison import SourceComparison
 from core.storage.files import SourceFile, is_missing
 from core.storage.joined import JoinedFile
+from core.storage.named_options import named_storages
 from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
@@ -61,11 +70,12 @@ class VerificationRequest(BaseModel):
         ),
     ]
     level: Annotated[
-        Literal[VerifyLevel.STRUCTURE, VerifyLevel.CHECKSUM],
+        Literal[VerifyLevel.STRUCTURE, VerifyLevel.CHECKSUM, VerifyLevel.CONTENT],
         Field(
             title="Verification",
             description="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken "
-            "while writing, and the CRC of files that have one.",
+            "while writing, and the CRC of files that have one. content: also every value, against the source's, which "
+            "has to be where it was.",
         ),
     ] = VerifyLevel.CHECKSUM
     decrypt_key: KeyName = ""
@@ -73,11 +83,56 @@ class VerificationRequest(BaseModel):
         EncryptionMode, Field(title="Decryption mode", description="How an encrypted checkpoint is encrypted.")
     ] = EncryptionMode.AES_GCM
     storage: StorageName = ""
+    source_storage: Annotated[StorageName, Field(title="Source storage")] = ""
+    source_decrypt_key: Annotated[KeyName, Field(title="Source decryption key")] = ""
+    source_decrypt_mode: Annotated[
+        EncryptionMode, Field(title="Source decryption mode", description="How an encrypted source is encrypted.")
+    ] = EncryptionMode.AES_GCM
 
     @field_validator("decrypt_mode")
     @classmethod
     def _check_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
         return mode_with_key(value, info.data.get("decrypt_key"), "--decrypt-key")
+
+    @field_validator("source_decrypt_mode")
+    @classmethod
+    def _check_source_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
+        return mode_with_key(value, info.data.get("source_decrypt_key"), "--source-decrypt-key")
+
+
+def build_verification(**options: object) -> VerificationRequest:
+    """The request for a verification, from loose options.
+
+    Raises:
+        InputError: options are wrong; the message names each.
+    """
+    try:
+        return VerificationRequest.model_validate(options)
+    except ValidationError as error:
+        raise InputError(describe_validation(error)) from error
+
+
+@contextmanager
+def resources_to_verify(
+    request: VerificationRequest, resolvers: Mapping[str, Resolver] | None = None
+) -> Iterator[None]:
+    """Inside the block the storages and the keys that a request names are known; where the source is, the target says.
+
+    Raises:
+        InputError: a name cannot be resolved, or there is no finished conversion.
+        StorageError: the target cannot be read.
+    """
+    names = KeyNames(
+        request.source_decrypt_key, request.source_decrypt_mode, request.decrypt_key, request.decrypt_mode
+    )
+    pairs = [(request.target, request.storage)]
+    with named_keys(names, resolvers):
+        if request.level is VerifyLevel.CONTENT:
+            with named_storages(pairs, resolvers):
+                source = _finished(parse_url(request.target)).source
+            pairs.append((source, request.source_storage))
+        with named_storages(pairs, resolvers):
+            yield
 
 
 @dataclass(frozen=True)
@@ -89,12 +144,14 @@ class RankVerification:
         level: how closely it was checked.
         read_bytes: contents that were read back.
         problems: what is wrong, in sentences; none if all is right.
+        parts: what each of its record's parameters adds to the fingerprint of its whole tensor, if that was asked for.
     """
 
     rank: int
     level: VerifyLevel
     read_bytes: int
     problems: tuple[str, ...]
+    parts: tuple[str, ...] = ()
 
 
 def verify_rank(
@@ -104,8 +161,11 @@ def verify_rank(
     *,
     expected: Sequence[OutputEntry] | None = None,
     advance: Callable[[int], None] = lambda _: None,
+    starts: Mapping[str, Shape] | None = None,
 ) -> RankVerification:
     """Checks one rank's file against its record, and against what the plan expects if that is given.
+
+    With `starts`, where its shards begin in their whole tensors, it also finds out what it adds to fingerprints.
 
     Raises:
         StorageError: it cannot be read; that it is not there is a problem in the result.
@@ -122,17 +182,21 @@ def verify_rank(
     except CheckpointError as error:
         return RankVerification(record.rank, level, 0, (str(error),))
     try:
-        problems, read_bytes = _check_file(file, record, level, expected, advance)
+        found = _check_file(file, record, level, expected, advance, starts)
     except CheckpointError as error:
-        problems, read_bytes = [str(error)], 0
+        found = _Found([str(error)])
     finally:
         file.close()
-    told = tuple(f"{location}: {problem}" if str(location) not in problem else problem for problem in problems)
-    return RankVerification(record.rank, level, read_bytes, told)
+    told = tuple(f"{location}: {problem}" if str(location) not in problem else problem for problem in found.problems)
+    return RankVerification(record.rank, level, found.read_bytes, told, found.parts)
 
 
 def _verify_published(
-    workspace: Workspace, summary: RankSummary, level: VerifyLevel, advance: Callable[[int], None]
+    workspace: Workspace,
+    summary: RankSummary,
+    level: VerifyLevel,
+    advance: Callable[[int], None],
+    comparison: SourceComparison | None,
 ) -> tuple[list[str], int]:
     """What is wrong with one rank of a finished conversion, and how many bytes of contents were read."""
     try:
@@ -141,11 +205,23 @@ def _verify_published(
         if is_transient(error):
             raise
         return [f"rank_{summary.rank}: {error}"], 0
-    found = verify_rank(workspace.directory, record, level, advance=advance)
+    starts = comparison.starts(summary.rank) if comparison else None
+    found = verify_rank(workspace.directory, record, level, advance=advance, starts=starts)
+    if comparison and not found.problems:
+        comparison.add(record.model_copy(update={"parts": found.parts}))
     if record_digest(record) == summary.record_digest:
         return list(found.problems), found.read_bytes
     stale = f"rank_{summary.rank}: its record is not the one that the manifest was written for"
     return [stale, *found.problems], found.read_bytes
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the check of one file found; see `RankVerification`."""
+
+    problems: list[str]
+    read_bytes: int = 0
+    parts: tuple[str, ...] = ()
 
 
 def _check_file(
@@ -154,7 +230,8 @@ def _check_file(
     level: VerifyLevel,
     expected: Sequence[OutputEntry] | None,
     advance: Callable[[int], None],
-) -> tuple[list[str], int]:
+    starts: Mapping[str, Shape] | None,
+) -> _Found:
     index = read_index(file)
     recorded = {parameter.name: (parameter.dtype, parameter.shape) for parameter in record.parameters}
     problems = _differences(index, recorded, "its record says")
@@ -165,24 +242,42 @@ def _check_file(
     size_bytes = file.stored_bytes if isinstance(file, DecryptedSource) else index.size_bytes
     if size_bytes != record.size_bytes:
         problems.append(f"has {size_bytes} bytes, its record says {record.size_bytes}")
-    if problems or level is not VerifyLevel.CHECKSUM:
-        return problems, 0
-    problems = _differing_bytes(file, index, record, advance, tell_digests=not is_encrypted)
-    return problems, sum(index.entries[parameter.name].size_bytes for parameter in record.parameters)
+    if problems or level.is_below(VerifyLevel.CHECKSUM):
+        return _Found(problems)
+    parts: dict[str, str] = {}
+    problems = _differing_bytes(file, index, record, advance, starts, parts, tell_digests=not is_encrypted)
+    read_bytes = sum(index.entries[parameter.name].size_bytes for parameter in record.parameters)
+    told = tuple(parts[parameter.name] for parameter in record.parameters) if parts and not problems else ()
+    return _Found(problems, read_bytes, told)
 
 
 def _differing_bytes(
-    file: SourceFile, index: FileIndex, record: ShardRecord, advance: Callable[[int], None], *, tell_digests: bool
+    file: SourceFile,
+    index: FileIndex,
+    record: ShardRecord,
+    advance: Callable[[int], None],
+    starts: Mapping[str, Shape] | None,
+    parts: dict[str, str],
+    *,
+    tell_digests: bool,
 ) -> list[str]:
-    """What of all bytes is not as it was written; files that are read as one are looked at one by one."""
+    """What of all bytes is not as it was written; files that are read as one are looked at one by one.
+
+    If there are `starts`, `parts` gets what each parameter adds to fingerprints.
+    """
     problems: list[str] = []
     heads = []
     written = {parameter.name: parameter.digest for parameter in record.parameters}
     buffer = np.empty(_READ_BYTES, np.uint8).data
-    parts = [(part, read_index(part)) for part in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
-    for part, held in parts:
-        digests = file_digests(part, held, buffer, advance)
-        if digests.crc is not None and digests.crc != (stored := stored_crc(part, held)):
+    files = [(part, read_index(part)) for part in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
+    for each, held in files:
+        if starts is None:
+            digests = file_digests(each, held, buffer, advance)
+        else:
+            summed = TargetParts(held, starts)
+            digests = file_digests(each, held, buffer, advance, summed.take)
+            parts.update({name: fingerprint_text(summed.part(name)) for name in held.entries})
+        if digests.crc is not None and digests.crc != (stored := stored_crc(each, held)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
         for name, found in digests.parameters.items():
             if found != written[name]:
@@ -206,29 +301,30 @@ def _differences(index: FileIndex, wanted: Mapping[str, tuple[str, tuple[int, ..
 
 
 def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None) -> VerificationReport:
-    """Checks a finished conversion against its manifest and records.
+    """Checks a finished conversion against its manifest and records; at `content` also against its source.
 
     Raises:
-        InputError: there is no finished conversion at the URL, or it is encrypted, and its key is not in force.
+        InputError: there is no finished conversion at the URL, or it is encrypted, and its key is not in force; or it
+            is to be compared with a source that is not there any more, or changed.
         StorageError: it cannot be read.
     """
     started = time.monotonic()
     progress = progress or SilentProgress()
     location = parse_url(url)
-    manifest = read_manifest(location)
-    if manifest is None:
-        raise InputError(
-            f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
-        )
-    progress.begin(sum(rank.size_bytes for rank in manifest.ranks))
+    manifest = _finished(location)
     unsealed_manifest(manifest, target_key(), str(location))
     workspace = Workspace(location, manifest.identity)
+    comparison = SourceComparison(workspace, manifest) if level is VerifyLevel.CONTENT else None
+    to_compare = comparison.source_bytes if comparison else 0
+    progress.begin(sum(rank.size_bytes for rank in manifest.ranks) + to_compare)
 
     stop = threading.Event()
     advance = advancing(progress, stop)
+    if comparison:
+        comparison.read_source(_WORKERS, advance, stop)
 
     def verify(summary: RankSummary) -> tuple[list[str], int]:
-        return _verify_published(workspace, summary, level, advance)
+        return _verify_published(workspace, summary, level, advance, comparison)
 
     found = in_threads(verify, manifest.ranks, _WORKERS, stop)
     problems = [problem for told, _ in found for problem in told]
@@ -244,13 +340,18 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         f"{other}: does not belong to this checkpoint, but {_mistaken(other, location)}"
         for other in other_files(location, manifest.files)
     ]
+    if comparison and not problems:  # or what is told would be told again, in other words
+        problems += comparison.problems()
     return VerificationReport(
         target=str(location),
         level=level,
         ranks=len(manifest.ranks),
         read_bytes=read_bytes,
+        compared=comparison.parameter_count if comparison else 0,
+        compared_bytes=comparison.source_bytes if comparison else 0,
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(problems),
+        kind=FILE if manifest.layout is TargetLayout.UNIFIED else RANK,
     )
 
 
@@ -258,3 +359,17 @@ def _mistaken(other: Location, directory: Location) -> str:
     if other.parent == directory:
         return "loaders may take it for a part of one"
     return "MindSpore may take it for a rank's newest file"
+
+
+def _finished(location: Location) -> Manifest:
+    """The manifest of a finished conversion.
+
+    Raises:
+        InputError: there is none.
+    """
+    manifest = read_manifest(location)
+    if manifest is None:
+        raise InputError(
+            f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
+        )
+    return manifest

@@ -10,7 +10,7 @@ from core.request import ConversionRequest
 from core.resources import resources_of
 from core.session import open_session, raise_failures
 from flows.outcome import carried_out, tail_of
-from flows.ranks import run_ranks
+from flows.ranks import read_sources, run_ranks
 from flows.runners import crew_of
 from flows.slots import slots_of
 from tasks.artifacts import publish_plan, publish_report
@@ -64,7 +64,8 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
             summary = summarize_plan(plan, session.budget, session.groups, session.lanes)
             publish_plan(plan, summary, str(session.target.final))
             raise_failures(run_ranks(session, progress, crew, slots), session)
-            report = commit_target(untouched(session), time.monotonic() - started)
+            parts = untouched(read_sources(session, progress, crew, slots))
+            report = commit_target(untouched(session), time.monotonic() - started, parts)
         publish_report(report)
         tell_completed(report)
         return report

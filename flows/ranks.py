@@ -12,15 +12,18 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
 from prefect import Task
 
 from core.batches import RanksFailedError, batch_groups
+from core.content import ContentCheck
 from core.errors import ConversionError, ReshardError
 from core.retry import count_retry
 from core.session import Session
 from flows.runners import CrewRunner, Future, Outcome, Runner, RunnerLostError, threads
 from flows.slots import Answer, Slot, Slots, not_had
 from tasks.assignment import Assignment, Deeds
+from tasks.content import fingerprint_source
 from tasks.conversion import transform_rank, transform_ranks
 from tasks.progress import RunProgress
 from tasks.verification import verify_rank
@@ -64,20 +67,51 @@ def _orphans(session: Session, failures: Failures) -> Failures:
     return {rank: reason for rank, reason in reasons.items() if reason is not None}
 
 
+def read_sources(
+    session: Session, progress: RunProgress, crew: CrewRunner | None = None, slots: Slots | None = None
+) -> dict[int, np.ndarray] | None:
+    """What all source ranks add to fingerprints, if contents are to be compared now; else None. As `run_ranks` runs.
+
+    Raises:
+        ReshardError: a source file changed, or cannot be read.
+        Exception: a task met a bug; the others are stopped.
+    """
+    if not session.compares():
+        return None
+    progress.note("comparing the target's values with the source's: every copy of these is read")
+    alone = [(rank,) for rank in ContentCheck(session.plan).source_ranks]
+    units = [
+        _Unit(groups, copies=True, batch=True, task=fingerprint_source) for groups in batch_groups(alone, MOST_BATCHES)
+    ]
+    with ExitStack() as held:
+        runner = crew or held.enter_context(threads(session.readers))
+        dispatch = _Dispatch(session, runner, slots, progress)
+        try:
+            failures = dispatch.run(units)
+        except BaseException:
+            progress.stop()
+            raise
+    if failures:
+        raise failures[min(failures)]
+    return dispatch.parts
+
+
 @dataclass
 class _Unit:
-    """What is begun together, and has a slot together: a group of ranks, a copy, or a batch of either.
+    """What is begun together, and has a slot together: a group of ranks, a copy, a batch of either, or source ranks.
 
     Attributes:
         groups: the ranks; what is no batch has one group.
-        copies: whether they are made as copies.
+        copies: whether nothing is written from the source: they are made as copies, or only read.
         batch: whether one task does all of it.
+        task: what it begins with.
         left: the ranks that are not done with.
     """
 
     groups: tuple[tuple[int, ...], ...]
     copies: bool
     batch: bool
+    task: Task[..., Any] = transform_rank
     left: set[int] = field(init=False)
     slot: Slot | None = None
 
@@ -117,14 +151,16 @@ class _Turn:
 def _written_units(session: Session) -> list[_Unit]:
     if len(session.pending) <= MOST_SINGLE_RANKS:
         return [_Unit((group,), copies=False, batch=False) for group in session.groups]
-    return [_Unit(groups, copies=False, batch=True) for groups in batch_groups(session.groups, MOST_BATCHES)]
+    batches = batch_groups(session.groups, MOST_BATCHES)
+    return [_Unit(groups, copies=False, batch=True, task=transform_ranks) for groups in batches]
 
 
 def _copied_units(session: Session, ranks: Sequence[int]) -> list[_Unit]:
     alone = [(rank,) for rank in ranks]
     if len(session.pending) <= MOST_SINGLE_RANKS:
         return [_Unit((rank,), copies=True, batch=False) for rank in alone]
-    return [_Unit(groups, copies=True, batch=True) for groups in batch_groups(alone, MOST_BATCHES)]
+    batches = batch_groups(alone, MOST_BATCHES)
+    return [_Unit(groups, copies=True, batch=True, task=transform_ranks) for groups in batches]
 
 
 class _Dispatch:
@@ -142,11 +178,13 @@ class _Dispatch:
         self._events: SimpleQueue[Future | Answer] = SimpleQueue()
         self._asked = False
         self._failures: Failures = {}
+        self.parts: dict[int, np.ndarray] = {}
+        """What source ranks were found to add to fingerprints."""
 
     def run(self, units: Iterable[_Unit]) -> Failures:
         """Does all of them; returns what failed, by rank."""
         self._units = tuple(units)
-        self._waiting.extend(_Turn(unit, unit.groups[0][0], _first_task(unit)) for unit in self._units)
+        self._waiting.extend(_Turn(unit, unit.groups[0][0], unit.task) for unit in self._units)
         try:
             self._start_waiting()
             while self._under_way or self._waiting:
@@ -218,6 +256,8 @@ class _Dispatch:
         parameters: dict[str, Any] = {"assignment": self._assignment}
         if turn.task is transform_ranks:
             parameters |= {"groups": turn.unit.groups, "copies": turn.unit.copies}
+        elif turn.task is fingerprint_source:
+            parameters |= {"ranks": [rank for group in turn.unit.groups for rank in group]}
         else:
             parameters |= {"rank": turn.rank}
         if turn.task is transform_rank:
@@ -228,6 +268,7 @@ class _Dispatch:
         """What was done in another process counts as done by the run."""
         deeds: Deeds = _result_of(outcome)
         self._progress.advance(deeds.advanced_bytes)
+        self.parts |= deeds.parts
         for _ in range(deeds.retried_requests):
             count_retry("")
 
@@ -237,10 +278,6 @@ class _Dispatch:
             self._failures |= dict.fromkeys(unit.left, ConversionError(f"its task was lost: {error}"))
         self._under_way.clear()
         self._waiting.clear()
-
-
-def _first_task(unit: _Unit) -> Task[..., Any]:
-    return transform_ranks if unit.batch else transform_rank
 
 
 def failures_of(outcome: Outcome, ranks: Iterable[int]) -> Failures:

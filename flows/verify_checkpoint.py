@@ -4,10 +4,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from core.errors import VerificationError
-from core.keys import KeyNames, named_keys
 from core.report import VerificationReport
-from core.storage.named_options import named_storages
-from core.verify import VerificationRequest
+from core.verify import VerificationRequest, resources_to_verify
 from flows.outcome import carried_out, tail_of
 from tasks.artifacts import publish_verification
 from tasks.progress import RunProgress
@@ -39,10 +37,7 @@ def verify_checkpoint(request: VerificationRequest) -> VerificationReport:
 
 
 def _verify(request: VerificationRequest, progress: RunProgress) -> VerificationReport:
-    with (
-        named_storages([(request.target, request.storage)], RESOLVERS),
-        named_keys(KeyNames(target=request.decrypt_key, target_mode=request.decrypt_mode), RESOLVERS),
-    ):
+    with resources_to_verify(request, RESOLVERS):
         report = verify_target(request)
     if report.problems:
         more = len(report.problems) - _MOST_TOLD

@@ -7,10 +7,12 @@ the run at the end what it did.
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+
+import numpy as np
 
 from core import __version__
 from core.budget import Budget
@@ -88,10 +90,17 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Deeds:
-    """What was done in another process, to be told where the run is; nothing if it was told there already."""
+    """What was done in another process, to be told where the run is; nothing if it was told there already.
+
+    Attributes:
+        advanced_bytes: how much was done.
+        retried_requests: requests that were made again.
+        parts: by source rank what its file adds to fingerprints, wherever that was found out.
+    """
 
     advanced_bytes: int = 0
     retried_requests: int = 0
+    parts: Mapping[int, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,11 @@ class Work:
     workspace: Workspace
     plan: ConversionPlan
     advance: Callable[[int], None]
-    deeds: Callable[[], Deeds]
+    advanced: Callable[[], tuple[int, int]]
+
+    def deeds(self, parts: Mapping[int, np.ndarray] | None = None) -> Deeds:
+        """What was done."""
+        return Deeds(*self.advanced(), parts or {})
 
 
 @contextmanager
@@ -116,7 +129,7 @@ def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
     """
     if assignment.lease == current_lease():
         workspace, plan = open_plan(assignment)
-        yield Work(assignment, workspace, plan, current_progress().advance, Deeds)
+        yield Work(assignment, workspace, plan, current_progress().advance, lambda: (0, 0))
         return
     assert assignment.lease is not None
     _check_version(assignment)
@@ -135,7 +148,7 @@ def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
             held.enter_context(_room(assignment, stop))
         _, plan = open_plan(assignment)
         advance = current_progress().advance
-        yield Work(assignment, workspace, plan, advance, lambda: Deeds(tally.advanced_bytes, retries.value))
+        yield Work(assignment, workspace, plan, advance, lambda: (tally.advanced_bytes, retries.value))
 
 
 def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:

@@ -6,8 +6,9 @@ stands in the message of its last state, and so in the run's log.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
@@ -75,13 +76,16 @@ def transform_ranks(assignment: Assignment, groups: Sequence[Sequence[int]], cop
 
 
 @task(name="commit", task_run_name="commit", **RETRIED)
-def commit_target(session: steps.Session, seconds: float) -> ConversionReport:
-    """Commits the target if all of its ranks are there, and says what was done.
+def commit_target(
+    session: steps.Session, seconds: float, source_parts: Mapping[int, np.ndarray] | None = None
+) -> ConversionReport:
+    """Commits the target if all of its ranks are there, and says what was done; see `Session.finish`.
 
     Raises:
+        VerificationError: contents are not the source's.
         StorageError: it could not be; the files are still where they were written.
     """
-    return session.finish({}, seconds)
+    return session.finish({}, seconds, source_parts)
 
 
 def _written(record: ShardRecord) -> str:

@@ -10,19 +10,31 @@ from typing import Any
 from core.errors import InputError, ReshardError, VerificationError
 from core.latest import LatestOutcome, LatestReport
 from core.merge import MergeReport
-from core.report import ConversionReport, Outcome, PlanSummary, RankReport, StandIn, VerificationReport, stand_ins_text
+from core.report import (
+    RANK,
+    ConversionReport,
+    Outcome,
+    PlanSummary,
+    RankReport,
+    StandIn,
+    VerificationReport,
+    stand_ins_text,
+    worlds_text,
+)
 from core.request import VerifyLevel
 from core.wording import counted, ranks_text, seconds_text, size_text
 
 LARGEST_TABLE_ROWS = 5000
 """The UI's tables stay quick up to here."""
 _LARGEST_MARKDOWN_ROWS = 100
+_LARGEST_LIST = 4
 _LARGEST_MESSAGE_CHARACTERS = 100_000
 
 _VERIFIED = {
     VerifyLevel.NONE: "Not verified.",
     VerifyLevel.STRUCTURE: "Verified: every file's parameters, dtypes and shapes.",
     VerifyLevel.CHECKSUM: "Verified: every byte was read back and is what was written.",
+    VerifyLevel.CONTENT: "Verified: every byte was read back, and every value of every copy is the source's.",
 }
 _HEADLINES = {
     LatestOutcome.CONVERTED: "Converted",
@@ -52,17 +64,17 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         "Source": _code(summary.source),
         "Target": _code(target),
         "Step": summary.step or "-",
-        "Ranks": f"{summary.source_world_size} → {summary.target_world_size}"
+        "Ranks": _worlds(summary)
         + (f", {copies} of them copies of another" if copies else ""),
-        "Parameters": f"{summary.parameters} cut anew, in {counted(summary.layout_classes, 'way')}"
-        + (f"; {len(summary.carried)} copied to every rank" if summary.carried else ""),
+        "Parameters": _what_becomes_of_parameters(summary),
         "Format": summary.format,
         "Needed of the source": size_text(summary.read_bytes),
         "To write": size_text(summary.written_bytes),
         "Workers": f"{summary.workers}, with {size_text(summary.buffer_bytes)} of buffers",
     }
+    number = "Rank" if summary.target_kind == RANK else "Number"
     head = (
-        f"# Plan: {summary.source_world_size} → {summary.target_world_size} ranks\n\n"
+        f"# Plan: {_worlds(summary, 'ranks')}\n\n"
         f"{size_text(summary.written_bytes)} will be written."
     )
     rows = (
@@ -74,11 +86,34 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         _recovered(summary.stand_ins),
         _facts(facts),
         _notes(summary.notes),
+        _effects(summary),
         _under("## Which ranks feed which", _image("Bytes from each source rank to each target rank", picture)),
-        "## Target ranks",
-        _table(("Rank", "File", "Shards", "Source ranks", "Copy of"), rows),
+        f"## Target {summary.target_kind}s",
+        _table((number, "File", "Shards", "Source ranks", "Copy of"), rows),
         _rest(len(summary.ranks)),
     )
+
+
+def _effects(summary: PlanSummary) -> str:
+    """What changes do to parameters, and what they leave out; nothing if none are declared."""
+    changed = [
+        (
+            _code(effect.parameter),
+            ", ".join(map(_code, effect.sources[:_LARGEST_LIST])),
+            ", ".join(effect.how),
+            f"{', '.join(effect.source_dtypes)} → {effect.dtype}",
+            f"{', '.join(str(list(shape)) for shape in effect.source_shapes[:_LARGEST_LIST])} → {list(effect.shape)}",
+        )
+        for effect in summary.effects[:_LARGEST_MARKDOWN_ROWS]
+    ]
+    left_out = [(_code(each.parameter), _code(each.by)) for each in summary.excluded[:_LARGEST_MARKDOWN_ROWS]]
+    tables = [
+        _page(_table(("Parameter", "Made from", "How", "Dtype", "Shape"), changed), _rest(len(summary.effects)))
+        if changed
+        else "",
+        _page(_table(("Left out", "By"), left_out), _rest(len(summary.excluded))) if left_out else "",
+    ]
+    return _under("## What is changed", _page(*tables).rstrip())
 
 
 def report_page(report: ConversionReport) -> str:
@@ -88,11 +123,11 @@ def report_page(report: ConversionReport) -> str:
         "Source": _code(report.source),
         "Target": _code(report.target),
         "Step": report.step or "-",
-        "Ranks": f"{report.source_world_size} → {report.target_world_size}: {_outcomes(report.ranks)}",
+        "Ranks": f"{_worlds(report)}: {_outcomes(report.ranks)}",
         "Size": size_text(sum(rank.size_bytes for rank in report.ranks)),
         **_traffic(report),
         "Took": seconds_text(report.seconds),
-        "Verification": str(report.verified),
+        "Verification": str(_verified_so_far(report)),
         "Plan": _code(report.identity),
     }
     return _page(
@@ -128,8 +163,9 @@ def verification_page(report: VerificationReport) -> str:
     how = {
         VerifyLevel.STRUCTURE: "Every file has the parameters, dtypes and shapes that it was written with.",
         VerifyLevel.CHECKSUM: "Every byte was read, and is what was written.",
+        VerifyLevel.CONTENT: "Every byte was read, and every value of every copy is the source's.",
     }
-    return _page(f"# All is as written: {counted(report.ranks, 'rank')}", how.get(report.level, ""), _facts(facts))
+    return _page(f"# All is as written: {counted(report.ranks, report.kind)}", how.get(report.level, ""), _facts(facts))
 
 
 def merge_page(report: MergeReport) -> str:
@@ -183,25 +219,32 @@ def _sentence(report: LatestReport) -> str:
 
 def _headline(report: ConversionReport) -> str:
     if not report.committed:
-        return f"# Converted in part: {len(report.ranks)} of {counted(report.target_world_size, 'rank')}"
+        return f"# Converted in part: {len(report.ranks)} of {counted(report.target_world_size, report.target_kind)}"
     already = all(rank.outcome is Outcome.RESUMED for rank in report.ranks)
-    worlds = f"{report.source_world_size} → {counted(report.target_world_size, 'rank')}"
+    worlds = _worlds(report, "rank" if report.target_world_size == 1 else "ranks")
     return f"# Converted{' already' if already else ''}: {worlds}"
 
 
 def _what_was_done(report: ConversionReport) -> str:
     """The sentences that a manager reads."""
     resumed = [rank for rank in report.ranks if rank.outcome is Outcome.RESUMED]
-    there = f"{counted(len(resumed), 'rank')} ({size_text(sum(rank.size_bytes for rank in resumed))})"
+    there = f"{counted(len(resumed), report.target_kind)} ({size_text(sum(rank.size_bytes for rank in resumed))})"
     if len(resumed) == len(report.ranks):
         return (
             f"Nothing was left to do: {there} had been converted by an earlier run, and were checked again in "
-            f"{seconds_text(report.seconds)}. {_VERIFIED[report.verified]}"
+            f"{seconds_text(report.seconds)}. {_VERIFIED[_verified_so_far(report)]}"
         )
     rate = size_text(report.written_bytes / report.seconds) if report.seconds else "-"
     done = f"**{size_text(report.written_bytes)}** written in **{seconds_text(report.seconds)}** ({rate}/s)."
     kept = f" {there} had been done by an earlier run, and were checked again." if resumed else ""
-    return f"{done}{kept} {_VERIFIED[report.verified]}"
+    return f"{done}{kept} {_VERIFIED[_verified_so_far(report)]}"
+
+
+def _verified_so_far(report: ConversionReport) -> VerifyLevel:
+    """How closely it was verified; values are compared when all ranks are there."""
+    if report.verified is VerifyLevel.CONTENT and not report.committed:
+        return VerifyLevel.CHECKSUM
+    return report.verified
 
 
 def _recovered(stand_ins: Sequence[StandIn]) -> str:
@@ -211,6 +254,19 @@ def _recovered(stand_ins: Sequence[StandIn]) -> str:
     rows = [(each.rank, each.why, each.stand_in, each.slices) for each in stand_ins[:_LARGEST_MARKDOWN_ROWS]]
     table = _table(("Lost rank", "Why", "Stand-in", "Slices"), rows)
     return _page(f"**Recovered: {stand_ins_text(stand_ins)}.**", table, _rest(len(stand_ins))).rstrip()
+
+
+def _worlds(report: ConversionReport | PlanSummary, noun: str = "") -> str:
+    """From how many ranks to how many; `noun` is said where nothing else says what they are."""
+    told = worlds_text(report).replace("->", "→")
+    return f"{told} {noun}" if noun and report.source_kind == report.target_kind == RANK else told
+
+
+def _what_becomes_of_parameters(summary: PlanSummary) -> str:
+    if summary.target_kind != RANK:
+        return f"{summary.parameters} made whole"
+    carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
+    return f"{summary.parameters} cut anew, in {counted(summary.layout_classes, 'way')}{carried}"
 
 
 def _outcomes(ranks: Sequence[RankReport]) -> str:
@@ -226,6 +282,7 @@ def _traffic(report: ConversionReport) -> dict[str, str]:
         "Read to check CRCs": report.crc_bytes,
         "Written": report.written_bytes,
         "Read back": report.verified_bytes,
+        "Read to compare values": report.compared_bytes,
     }
     counts = {
         "Repeated requests": report.retried_requests,

@@ -20,6 +20,7 @@ _TOLD = {
     VerifyLevel.NONE: "not verified",
     VerifyLevel.STRUCTURE: "its parameters, dtypes and shapes are right",
     VerifyLevel.CHECKSUM: "every byte is right, {read}",
+    VerifyLevel.CONTENT: "every byte is right, {read}; its values are compared at the end",
 }
 
 

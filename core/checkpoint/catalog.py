@@ -17,12 +17,13 @@ from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import format_of, read_index
 from core.checkpoint.indexing import Indexed, Workers, read_indexes, workers_on
-from core.checkpoint.model import FileIndex, TensorEntry
+from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from core.checkpoint.names import Step, parse_step
 from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.checkpoint.selection import rank_names, select_files
+from core.checkpoint.selection import listed, rank_names, select_files
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from core.checkpoint.unified import check_index, names_outside
 from core.errors import CatalogError, CheckpointError, InputError, StorageError
 from core.keys import source_key
 from core.request import EncryptionMode
@@ -88,6 +89,9 @@ def build_catalog(
             f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
             "or name another checkpoint"
         )
+    if found.shape is CheckpointShape.UNIFIED:
+        _check_nothing_to_choose(found, ranks, step or source_prefix, damage)
+        return _unified_catalog(found, digest, check_crc, workers)
     needed = range(1) if ranks is None else ranks
 
     def look_again() -> CheckpointCatalog:
@@ -137,6 +141,36 @@ def build_catalog(
         refusal = _joined(found.url, [errors[rank] for rank in sorted(errors)], len(locations))
         raise with_advice(refusal, damage.advice(catalog) if only_damage and records and not damage.recovers else "")
     return catalog
+
+
+def _check_nothing_to_choose(
+    found: CheckpointSurvey, ranks: range | None, choice: str | None, damage: DamagePolicy
+) -> None:
+    """Makes sure that nothing is asked for that unified checkpoints do not have."""
+    if ranks is not None:
+        raise CatalogError(
+            f"{found.url}: is unified, its tensors are whole: name no strategy for it (--source-strategy)"
+        )
+    if choice:
+        raise CatalogError(
+            f"{found.url}: is unified, it has no steps or prefixes: leave out --step and --source-prefix"
+        )
+    if damage.recovers:
+        raise CatalogError(f"{found.url}: is unified, it has everything once: nothing can be recovered, --recover")
+
+
+def _unified_catalog(found: CheckpointSurvey, digest: WantsDigest, check_crc: bool, workers: int) -> CheckpointCatalog:
+    """The catalog of a unified checkpoint, whose index is compared with its files."""
+    if not found.files:
+        check_index(found.url, found.index, {})
+        raise CatalogError(f"{found.url}: its index names no file")
+    files = {rank: file.location for rank, (file,) in found.files.items()}
+    catalog = catalog_files(found.url, files, digest=digest, check_crc=check_crc, workers=workers)
+    notes = check_index(found.url, found.index, catalog.records)
+    beside = [name for name in found.ignored if name.endswith(f".{CheckpointFormat.SAFETENSORS}")]
+    if beside:
+        notes += (f"beside the files of the checkpoint, and not in its index, so ignored: {listed(beside, 6)}",)
+    return replace(catalog, notes=notes, unified=True, outside=names_outside(catalog.records))
 
 
 def catalog_files(

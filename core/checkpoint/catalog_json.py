@@ -32,6 +32,8 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
         "records": [_record_to_json(record, numbers[id(record.index)]) for record in catalog.records.values()],
         "lost": list(catalog.lost.items()),
         "parts": list(catalog.parts),
+        "unified": catalog.unified,
+        "outside": list(catalog.outside),
         "assumed": [record.rank for record in catalog.records.values() if record.assumed],
     }
 
@@ -54,6 +56,9 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
             notes=tuple(data["notes"]),
             lost=dict(data["lost"]),
             parts=tuple(data["parts"]),
+            # earlier versions knew no unified ones
+            unified=data.get("unified", False),
+            outside=tuple(data.get("outside", ())),
         )
     except (AttributeError, CheckpointError, LookupError, TypeError, ValueError) as error:
         raise CatalogError(f"not a checkpoint catalog: {type(error).__name__}: {error}") from error

@@ -69,15 +69,21 @@ class FileDigests:
 
 
 def file_digests(
-    file: SourceFile, index: FileIndex, buffer: memoryview, advance: Callable[[int], None] = lambda _: None
+    file: SourceFile,
+    index: FileIndex,
+    buffer: memoryview,
+    advance: Callable[[int], None] = lambda _: None,
+    take: Callable[[str, memoryview], None] = lambda *_: None,
 ) -> FileDigests:
     """Reads a file once, front to back, all of it; of an encrypted one the tags are checked on the way.
+
+    `take` gets the bytes of each parameter's contents, in their order, with its name.
 
     Raises:
         CheckpointError: the file ends before its contents do, or a tag is wrong.
         StorageError: it cannot be read.
     """
-    reading = _Reading(index, advance)
+    reading = _Reading(index, advance, take)
     for block in _blocks(file, buffer):
         reading.add(block)
     return reading.digests()
@@ -86,7 +92,9 @@ def file_digests(
 class _Reading:
     """A file whose blocks come in their order; a parameter's extents follow one another, so one digest is under way."""
 
-    def __init__(self, index: FileIndex, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, index: FileIndex, advance: Callable[[int], None], take: Callable[[str, memoryview], None]
+    ) -> None:
         self._parameters = {
             name: xxhash.xxh3_128_hexdigest((entry.text or "").encode("utf-8", "surrogatepass"))
             for name, entry in index.entries.items()
@@ -94,6 +102,7 @@ class _Reading:
         self._crc = crc_of_index(index) if index.has_crc else None
         self._crc_stop = index.size_bytes - (CRC_TRAILER_BYTES if index.format is CheckpointFormat.CKPT else 0)
         self._advance = advance
+        self._take = take
         self._heads, self._digest = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._offset = 0
         self._left = deque(
@@ -114,6 +123,7 @@ class _Reading:
             start, stop = max(first - self._offset, 0), min(last, end) - self._offset
             self._heads.update(block[position:start])
             self._digest.update(block[start:stop])
+            self._take(name, block[start:stop])
             self._advance(stop - start)
             stretches.append((name, start, stop))
             position = stop

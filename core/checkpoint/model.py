@@ -17,7 +17,7 @@ MAX_TEXT_BYTES = 1 << 20
 
 
 MINDSPORE, PYTORCH = "ms", "pt"
-"""For whom a `.safetensors` file says that it is: Hugging Face's loaders refuse MindSpore's, and MindSpore reads any."""
+"""For whom a `.safetensors` file says that it is: Hugging Face's loaders refuse `ms`, MindSpore's take either."""
 
 
 class CheckpointFormat(StrEnum):

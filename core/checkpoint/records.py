@@ -42,6 +42,8 @@ class CheckpointCatalog:
         notes: sentences for the user: what was chosen, what was passed over and why.
         lost: rank -> why its file is not used: it is not there, damaged, or named as faulty. Such a rank has no record.
         parts: the pipeline stages whose parts each file is made of; none if it was written as one.
+        unified: its tensors are whole, each in one of the files, which count as ranks.
+        outside: of a unified one, parameters that no strategy knows.
     """
 
     url: str
@@ -51,6 +53,8 @@ class CheckpointCatalog:
     notes: tuple[str, ...] = ()
     lost: Mapping[int, str] = field(default_factory=dict)
     parts: tuple[int, ...] = ()
+    unified: bool = False
+    outside: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:

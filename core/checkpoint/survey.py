@@ -1,7 +1,8 @@
-"""Which ranks a checkpoint has and which files each of them, by listing alone; nothing is opened.
+"""Which ranks a checkpoint has and which files each of them, by listing; no checkpoint file is opened.
 
-A checkpoint is named in one of four ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
-files in it (one rank), one checkpoint file (one rank), or a pattern with `{rank}` in it for all else.
+A checkpoint is named in one of five ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
+files in it (one rank), one checkpoint file (one rank), or a pattern with `{rank}` in it for all else; or it is unified,
+a directory of whole tensors in files that an index tells of, or that index. Indexes alone are read.
 """
 
 import posixpath
@@ -15,11 +16,14 @@ from functools import cached_property
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
 from core.checkpoint.parts import grouped
+from core.checkpoint.unified import WeightIndex, file_order
+from core.checkpoint.weight_maps import check_file_names, read_weight_map
 from core.errors import CatalogError, StorageError
 from core.storage.files import file_info, list_folder
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
+from core.unified_names import MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name
 
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
@@ -32,6 +36,7 @@ class CheckpointShape(StrEnum):
     FOLDER = "folder"  # files without rank folders
     RANK_FOLDERS = "rank folders"
     PATTERN = "pattern"
+    UNIFIED = "unified"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class CheckpointSurvey:
         ignored: what else lies beside them, as paths below the checkpoint; folders end in a slash.
         names_files: `url` names the files themselves, not the folders that they are in.
         unfinished: it is the target of a conversion that has not been completed.
+        index: of a unified one, what tells of its files, which count as ranks; None if there is just one file.
     """
 
     url: str
@@ -61,6 +67,7 @@ class CheckpointSurvey:
     ignored: tuple[str, ...] = ()
     names_files: bool = False
     unfinished: bool = False
+    index: WeightIndex | None = None
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -106,7 +113,10 @@ def survey(url: str) -> CheckpointSurvey:
     with refused_as_input():
         if RANK_FIELD in location.path:
             return _survey_pattern(location)
-        if _kind(location) == "file":
+        is_file = _kind(location) == "file"
+        if is_file and is_index_name(location.name):
+            return _survey_unified(location.parent, location)
+        if is_file:
             return _survey_file(location)
         return _survey_directory(location)
 
@@ -150,6 +160,8 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
         rank_folders = {item.location.name for item in folders.values()}
         beside = [item for item in items if item.location.name not in rank_folders]
         shape = CheckpointShape.RANK_FOLDERS
+    elif (index := _only_index(root, items)) is not None or _is_unified_alone(items):
+        return _survey_unified(root, index)
     else:
         found, beside = _split(items)
         if not found:
@@ -157,6 +169,62 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
         files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
     ignored += [_relative(root, item) for item in beside if item.location.name != STATE_DIRECTORY]
     return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))
+
+
+def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
+    """The index of a directory; None if it has none.
+
+    Raises:
+        CatalogError: it has several.
+    """
+    indexes = [item.location for item in items if is_index_name(item.location.name) and item.kind == "file"]
+    if len(indexes) > 1:
+        names = ", ".join(index.name for index in indexes)
+        raise CatalogError(f"{root}: has several indexes, {names}: name the one that is meant ({indexes[0]})")
+    return indexes[0] if indexes else None
+
+
+def _is_unified_alone(items: Sequence[_Item]) -> bool:
+    """Whether the only checkpoint file has the name of a unified one that needs no index."""
+    return [file.location.name for file in _split(items)[0]] == [SINGLE_NAME]
+
+
+def _survey_unified(root: Location, index_location: Location | None) -> CheckpointSurvey:
+    """The files that an index names, and, beside MindSpore's, the one of what no strategy knows."""
+    items = _list_folder(root)
+    if index_location is None:
+        index, wanted = None, {SINGLE_NAME}
+    else:
+        index = WeightIndex(index_location, read_weight_map(index_location))
+        check_file_names(index.files, index_location)
+        wanted = {*index.files.values(), *([OTHERS_NAME] if index_location.name == MAP_NAME else [])}
+        if SINGLE_NAME not in wanted and any(item.location.name == SINGLE_NAME for item in items):
+            raise CatalogError(
+                f"{root}: has {SINGLE_NAME}, and beside it {index_location.name}, which is not of that: it cannot be "
+                "known which is the checkpoint. Remove what is not"
+            )
+    there = [item for item in items if item.location.name in wanted and item.kind == "file"]
+    there.sort(key=lambda item: file_order(item.location.name))
+    known = {
+        STATE_DIRECTORY,
+        *(item.location.name for item in there),
+        *([index_location.name] if index_location else []),
+    }
+    return CheckpointSurvey(
+        str(root),
+        CheckpointShape.UNIFIED,
+        {number: (_whole_file(item.location),) for number, item in enumerate(there)},
+        ignored=tuple(_relative(root, item) for item in items if item.location.name not in known),
+        names_files=True,
+        unfinished=_is_unfinished(items),
+        index=index,
+    )
+
+
+def _whole_file(location: Location) -> FoundFile:
+    extension = f".{CheckpointFormat.SAFETENSORS}"
+    stem = location.name.removesuffix(extension)
+    return FoundFile(CheckpointName(location.name, stem, None, CheckpointFormat.SAFETENSORS), location)
 
 
 def _survey_pattern(pattern: Location) -> CheckpointSurvey:

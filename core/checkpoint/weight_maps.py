@@ -20,7 +20,7 @@ _LARGEST_BYTES = 64 << 20
 def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
     """The index of tensors that have so many bytes together, as the bytes of its file."""
     told = {"metadata": {"total_size": total_bytes}, "weight_map": weights}
-    return json.dumps(told, indent=4, ensure_ascii=False).encode()
+    return json.dumps(told, indent=4).encode()
 
 
 def read_weight_map(location: Location) -> dict[str, str]:

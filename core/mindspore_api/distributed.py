@@ -48,11 +48,11 @@ from core.mindspore_api.loading import open_readable, read_values
 from core.mindspore_api.networks import Network, checked_network, fill_network
 from core.mindspore_api.paths import checked_directory, given_strategy
 from core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
-from core.mindspore_api.values import Value
 from core.storage.files import SourceFile, kind_of
 from core.storage.urls import Location, parse_url
 from core.strategy.model import Strategy
 from core.strategy.records import StrategyRecords, assemble_strategy
+from core.values import Value
 
 _MOST_NAMES_TOLD = 10
 _NEVER_UNIFIED = "accu_grads"

@@ -26,13 +26,13 @@ from core.layout import ParameterLayout, cell_box
 from core.mindspore_api.arguments import check_type, rank_in_environment
 from core.mindspore_api.failures import reading
 from core.mindspore_api.paths import given_strategy
-from core.mindspore_api.values import array_of, is_array_like
 from core.storage.files import kind_of
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
 from core.strategy.protobuf import build_layouts, parse_layouts
 from core.strategy.records import list_records
 from core.strategy.strategy_pb2 import ParallelLayouts
+from core.values import array_of, is_array_like
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 _NOT_WEIGHTS = ("accu_grads", "inputs")

@@ -29,12 +29,14 @@ from core.checkpoint.cipher_blocks import MAGICS
 from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import check_crc as check_file_crc
 from core.checkpoint.formats import read_index
+from core.checkpoint.memory_file import MemoryFile
 from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.reading import read_ahead
 from core.dtypes import MAP_TENSOR
 from core.errors import CheckpointError
 from core.keys import Key
+from core.map_parameters import parse_map_parameter
 from core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
@@ -48,12 +50,10 @@ from core.mindspore_api.arguments import (
     key_of,
 )
 from core.mindspore_api.failures import reading
-from core.mindspore_api.map_parameters import parse_map_parameter
-from core.mindspore_api.memory_file import MemoryFile
 from core.mindspore_api.networks import Network, fill_network
-from core.mindspore_api.values import Value, is_same, numpy_dtype
 from core.storage.files import SourceFile, kind_of, list_folder, read_bytes
 from core.storage.urls import Location, parse_url
+from core.values import Value, is_same, numpy_dtype
 
 _MAGIC_BYTES = 4
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, MutableMapping
 
 import numpy as np
 
-from core.mindspore_api.values import Value, dtype_of
+from core.values import Value, dtype_of
 
 Network = MutableMapping[str, np.ndarray]
 """Arrays by the names of the parameters that belong into them."""

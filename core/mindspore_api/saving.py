@@ -32,6 +32,7 @@ import numpy as np
 from core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
 from core.dtypes import MAP_TENSOR, TEXT
 from core.keys import Key
+from core.map_parameters import build_map_parameter
 from core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
@@ -43,10 +44,9 @@ from core.mindspore_api.arguments import (
 )
 from core.mindspore_api.block_writing import FileKind, write_checkpoint
 from core.mindspore_api.failures import writing
-from core.mindspore_api.map_parameters import build_map_parameter
-from core.mindspore_api.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 from core.storage.files import kind_of
 from core.storage.urls import Location, parse_url
+from core.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 
 _KEYWORDS = ("incremental", "global_step_num", "remove_redundancy")
 _EXCEPTION_MARK = "__exception_save__"

@@ -17,12 +17,12 @@ from core.checkpoint.formats import read_index
 from core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
 from core.checkpoint.weight_maps import read_weight_map
 from core.errors import CatalogError, LayoutError
-from core.mindspore_api.values import Value, numpy_dtype
 from core.slices import TensorSlice, byte_span, contiguous_boxes, row_major_strides
 from core.storage.files import SourceFile, kind_of, list_folder, open_source
 from core.storage.urls import Location
 from core.strategy.model import Strategy
 from core.unified_names import MAP_NAME, OTHERS_NAME
+from core.values import Value, numpy_dtype
 
 _BLOCK_BYTES = 4 << 20
 

@@ -104,8 +104,7 @@ def unified_safetensors(
     part_names = file_names(UnifiedNaming.MINDSPORE, len(parts))
     mine = _share_of(len(parts), share, shares)
     files = [
-        PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, part_names[number]))
-        for number in mine
+        PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, part_names[number])) for number in mine
     ]
     is_first = share == 1
     if is_first and plan.match.carried:

@@ -28,11 +28,13 @@ class StageStrategy:
         stage: the stage's number.
         layouts: parameter name (without any stage prefix) -> layout, in the file's order.
         operators: the operator strategies of the stage.
+        devices: how many devices it has, if it may have no parameters, from which that would follow.
     """
 
     stage: int
     layouts: Mapping[str, ParameterLayout]
     operators: tuple[OperatorStrategy, ...] = ()
+    devices: int | None = None
 
     @cached_property
     def device_count(self) -> int:
@@ -42,6 +44,8 @@ class StageStrategy:
             StrategyError: it has no parameters, or they do not agree.
         """
         by_count = {layout.device_count: name for name, layout in self.layouts.items()}
+        if not by_count and self.devices is not None:
+            return self.devices
         if not by_count:
             raise StrategyError(f"stage {self.stage} has no parameter layouts")
         if len(by_count) > 1:

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,3 +100,82 @@ def test_a_parameter_that_is_not_there(reshard: Callable[..., Any]) -> None:
 def test_a_rank_that_is_not_there(reshard: Callable[..., Any]) -> None:
     shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 2, "--param", "layers.1.weight_1")
     assert (shown.code, shown.err) == (2, "reshard: error: the target has ranks 0 to 1, not 2\n")
+
+
+def test_the_picture_is_for_terminals_unless_asked_for(
+    reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heading = "Bytes from source rank (across) to target rank (down)"
+    assert heading not in reshard("plan", SOURCE, *STRATEGIES).out
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--picture").out
+    assert "0 |   14K   14K   14K   14K   37K   25K   25K   25K|" in shown.partition(heading)[2].splitlines()
+    assert heading not in reshard("plan", SOURCE, *STRATEGIES, "--picture", "--json").out
+    monkeypatch.setattr("cli.plan._is_terminal", lambda: True)
+    assert heading in reshard("plan", SOURCE, *STRATEGIES).out
+    assert heading not in reshard("plan", SOURCE, *STRATEGIES, "--no-picture").out
+
+
+def test_page(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--html", page)
+    assert (shown.code, shown.err) == (0, f"reshard: the plan is shown in {page}\n")
+    assert shown.out == reshard("plan", SOURCE, *STRATEGIES).out
+    assert page.read_text().count("<svg ") == 1
+    with_parameter = reshard("plan", SOURCE, *STRATEGIES, "--html", page, "--param", "layers.1.weight_1", "--json")
+    assert with_parameter.json["parameter"] == "layers.1.weight_1"
+    assert page.read_text().count("<svg ") == 2
+
+
+def test_a_page_that_cannot_be_written(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--html", tmp_path / "missing" / "plan.html")
+    assert (shown.code, shown.out) == (2, "")
+    assert f"there is no directory {tmp_path / 'missing'}; create it" in shown.err
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--html", "x", "--rank", 1, "--param", "layers.1.weight_1")
+    assert shown.code == 2
+    assert "--html shows a parameter on all ranks: leave out --rank, or --html" in shown.err
+
+
+def test_cells_of_a_parameter(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--param", "layers.1.weight_1")
+    assert (shown.code, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert "source: layers.1.weight_1, Float32 [96, 8, 4], 4 cells" in lines
+    assert "3      [0:96, 4:8, 2:4]" in lines
+    assert "target: stage 0, 2 cells" in lines
+    assert lines[-4].split(maxsplit=1) == ["1", "[48:96, 0:8, 0:4]          0  [48:96, 0:4, 0:2]  1.5 KiB"]
+    assert lines[-1].strip() == "3  [48:96, 4:8, 2:4]  1.5 KiB"
+
+
+def test_cells_of_a_parameter_as_json(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--param", "layers.1.weight_1", "--json").json
+    assert [cell["ranks"] for cell in shown["sources"][0]["cells"]] == [[0], [1], [2], [3]]
+    [stage] = shown["stages"]
+    assert stage["cells"][1]["takes"][3] == {
+        "source": "layers.1.weight_1",
+        "source_rank": 3,
+        "source_box": "[48:96, 4:8, 2:4]",
+        "target_box": "[48:96, 4:8, 2:4]",
+        "size_bytes": 1536,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layers.1.weight", "the target has no parameter 'layers.1.weight'; is it one of layers.1.weight_1"),
+        (
+            "global_step",
+            "no strategy knows 'global_step': every target rank gets a whole copy; --rank R shows from where",
+        ),
+    ],
+)
+def test_no_cells(reshard: Callable[..., Any], name: str, message: str) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--param", name)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err
+
+
+def test_a_rank_without_a_parameter(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 1)
+    assert shown.code == 2
+    assert "--rank goes with --param" in shown.err

@@ -16,9 +16,11 @@ from tests.conformance.api_harness import all_cases, check_api_case, check_signa
 from tests.conformance.check import Verdict, check_case
 from tests.conformance.crc_and_information import check_crc_and_information
 from tests.conformance.encryption import check_encryption
+from tests.conformance.made_strategies import check_made_strategies
 from tests.conformance.mindspore_process import PYTHON, Judge, RefusalError
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 from tests.conformance.removed_redundancy import check_removed_redundancy
+from tests.conformance.unified import check_unified
 
 _PROGRESS_EVERY = 20
 _LINES_OF_A_FAILURE = 6
@@ -123,6 +125,12 @@ def _check_api(only: str, directory: Path) -> int:
         for line in [] if only else check_removed_redundancy(judge, directory / "removed_redundancy"):
             unlike.append("removed redundancy")
             click.echo(f"removed redundancy: {line}")
+        for line in [] if only else check_unified(judge, directory / "unified"):
+            unlike.append("unified checkpoints")
+            click.echo(f"unified checkpoints: {line}")
+        for line in [] if only else check_made_strategies(judge, directory / "made_strategies"):
+            unlike.append("made strategies")
+            click.echo(f"made strategies: {line}")
     click.echo(f"{len(cases)} cases of MindSpore's API in {time.monotonic() - started:.0f} s: {len(unlike)} differ")
     if unlike:
         again = next((case.name for case in cases if case.name in unlike), "")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from core.convert import make_plan
-from core.picture import Feeds, draw_feeds, feeds_of
+from core.picture import Feeds, _ranks_per_bin, draw_feeds, feeds_of
 from core.plan import ConversionPlan
 from tests.support.checkpoints import ALL_CASES, Case, case
 
@@ -58,6 +58,30 @@ def test_thousands_of_ranks_make_a_small_picture() -> None:
     svg = draw_feeds(Feeds(counts, range(3072), range(4096), (48, 64)))
     assert len(svg) < 100_000
     assert {"Source rank, 64 to a cell", "Target rank, 48 to a cell", "512"} <= set(texts(svg))
+
+
+def test_bins_are_equal_if_that_costs_few_of_them() -> None:
+    ranks = range(1024)
+    plan_bins = {most: _ranks_per_bin(len(ranks), most) for most in (2000, 64, 36, 57, 1)}
+    assert plan_bins == {2000: 1, 64: 16, 36: 32, 57: 18, 1: 1024}
+
+
+def test_cells_tell_their_ranks_and_bytes_where_the_mouse_is() -> None:
+    feeds = Feeds(np.array([[2048, 0], [0, 3]]), range(2), range(8), (1, 4))
+    svg = draw_feeds(feeds, tooltips=True)
+    root = ElementTree.fromstring(svg)
+    titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == [
+        "Which source ranks feed which target ranks",
+        "source ranks 0-3 to target rank 0: 2.0 KiB",
+        "source ranks 4-7 to target rank 1: 3 B",
+    ]
+    [told] = root.iter("{http://www.w3.org/2000/svg}desc")
+    assert told.text == (
+        "A grid: 2 target ranks from top to bottom, 8 source ranks from left to right. "
+        "2 of 4 cells have bytes, the most 2.0 KiB."
+    )
+    assert "<rect x=" not in draw_feeds(feeds)
 
 
 def test_more_bytes_are_darker() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fsspec
@@ -42,11 +42,12 @@ class Buffers(Budget):
     worker_files: int = 0
     scratch_bytes: int = 0
     a_block_bytes: int = 0
-
+    wide_bytes: int = 0
     sources: int = 1
 
-    def shares(self, count: int, lanes: int = 1) -> Shares:
-        return Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
+    def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
+        shares = Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
+        return replace(shares, wide_block_bytes=self.wide_bytes, wide_asked_bytes=self.scratch_bytes) if wide else shares
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

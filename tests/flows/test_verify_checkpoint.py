@@ -69,7 +69,7 @@ def test_what_is_no_conversion_is_refused(tmp_path: Path) -> None:
 
 
 def test_checking_nothing_is_no_level() -> None:
-    with pytest.raises(ValidationError, match="Input should be .*structure.* or .*checksum"):
+    with pytest.raises(ValidationError, match="Input should be .*structure.*checksum.* or .*content"):
         VerificationRequest.model_validate({"target": "out", "level": "none"})
 
 

@@ -14,7 +14,7 @@ from core.checkpoint.model import FileIndex
 from core.checkpoint.scalars import json_value, read_scalars
 from core.errors import CheckpointError, InputError
 from core.keys import Key
-from core.mindspore_api.map_parameters import build_map_parameter, parse_map_parameter
+from core.map_parameters import build_map_parameter, parse_map_parameter
 from core.request import EncryptionMode
 from core.storage.uploads import Buffer
 from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors

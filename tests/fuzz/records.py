@@ -7,12 +7,12 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from core.checkpoint.weight_maps import read_weight_map
 from core.convert import convert
 from core.elastic import parse_fault_ranks
 from core.errors import InputError, TargetError
 from core.keys import Key
 from core.manifest import dump_record, parse_manifest, parse_shard_record
-from core.mindspore_api.unified import _weight_map
 from core.plan_file import load_plan, load_sources
 from core.request import EncryptionMode, build_request
 from core.sealing import seal, unseal
@@ -120,7 +120,7 @@ def _weight_maps() -> list[bytes]:
 def _parse_weight_map(data: bytes) -> None:
     place = parse_url(f"memory:///fuzz/{_ORIGIN}.json")
     place.fs.pipe_file(place.path, data)
-    assert all(isinstance(path, str) for path in _weight_map(place).values())
+    assert all(isinstance(path, str) for path in read_weight_map(place).values())
 
 
 SEALED = Parser("sealed", _sealed, _unseal, (), _ORIGIN)

@@ -12,7 +12,7 @@ import pytest
 from core.convert import make_plan
 from core.errors import CheckpointError, InputError, StrategyError, TargetError
 from core.manifest import parse_manifest, parse_shard_record
-from core.mindspore_api.map_parameters import parse_map_parameter
+from core.map_parameters import parse_map_parameter
 from core.plan_file import load_plan, load_sources
 from core.request import build_request, parse_ranks
 from core.secrets import carries_credentials, scrubbed

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from core import mindspore_api as mindspore
-from core.mindspore_api.values import INT4
+from core.values import INT4
 from tests.support.checkpoints import FIXTURES
 from tests.support.ckpt_writer import checkpoint_bytes
 

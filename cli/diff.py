@@ -1,0 +1,83 @@
+"""`reshard diff`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import conversion_options
+from cli.output import print_json, print_table, printable
+from cli.progress import shown_progress
+from cli.storages import resolvers_for
+from core.comparison_request import ComparisonRequest, build_comparison
+from core.wording import seconds_text, size_text
+
+if TYPE_CHECKING:
+    from core.compare import ComparisonReport
+
+_MOST_LISTED = 50
+_OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))
+
+
+@click.command("diff")
+@click.argument("a")
+@click.argument("b")
+@conversion_options(_OPTIONS, ComparisonRequest)
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+def command(as_json: bool, **options: Any) -> int:
+    """Tells whether the checkpoints A and B are the same model, whatever their strategies and formats; writes nothing.
+
+    Every copy of every slice is read on both sides. Listed are parameters that only one side has, and those that differ
+    in shape, dtype or content: how many elements, and of floating-point numbers the largest difference and where it is.
+    Ends with 0 if they are the same, with 1 if not.
+
+    A side may also be what 'reshard fingerprint --json' told of a checkpoint that is elsewhere.
+
+    \b
+    Examples:
+      reshard diff ckpt out --strategy-a strategy --strategy-b new_strategy.ckpt
+      reshard diff ckpt export.safetensors --strategy-a strategy --select weights-only --ignore-dtype
+      reshard diff ckpt there.json --strategy-a strategy
+    """
+    request = build_comparison(**options)
+    from core.compare import compare_checkpoints
+
+    names = (request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b)
+    with shown_progress("comparing") as progress:
+        report = compare_checkpoints(request, progress, resolvers_for(*names))
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
+    return 0 if report.same else 1
+
+
+def _print_report(report: "ComparisonReport") -> None:
+    click.echo(report.verdict)
+    rows = [
+        *((name, "only in A", "") for name in report.only_a),
+        *((name, "only in B", "") for name in report.only_b),
+        *((each.name, each.kind, each.message) for each in report.differences),
+    ]
+    if rows:
+        click.echo()
+        print_table(("parameter", "differs in", "what"), rows[:_MOST_LISTED])
+        _print_rest(len(rows))
+    for letter, side in (("A", report.a), ("B", report.b)):
+        if side.differing:
+            click.echo(f"\ncopies that differ in {letter}, {printable(side.url)}:")
+            for told in side.differing[:_MOST_LISTED]:
+                click.echo(f"  {printable(told)}")
+            _print_rest(len(side.differing))
+    for letter, side in (("A", report.a), ("B", report.b)):
+        for note in side.notes:
+            click.echo(f"note on {letter}: {printable(note)}")
+    for note in report.notes:
+        click.echo(f"note: {printable(note)}")
+    rate = report.read_bytes / report.seconds if report.seconds else 0.0
+    read = f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
+    click.echo(f"{read}, {size_text(rate)}/s", err=True)
+
+
+def _print_rest(count: int) -> None:
+    if count > _MOST_LISTED:
+        click.echo(f"… and {count - _MOST_LISTED} more; --json lists all")

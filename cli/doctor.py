@@ -1,0 +1,92 @@
+"""`reshard doctor`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.output import print_facts, print_json, print_table, printable
+from cli.storages import key_named, key_options, storage_named, storage_option
+from core.wording import counted
+
+if TYPE_CHECKING:
+    from core.doctor import Diagnosis, Finding
+
+
+@click.command("doctor")
+@click.argument("source")
+@click.option("--source-strategy", metavar="URL", default="", help="The strategy in question: a file, or a directory.")
+@click.option(
+    "--step", metavar="E_S", default="", help="The step to look at; by default the newest that all ranks have."
+)
+@click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, where there are several.")
+@key_options
+@storage_option
+@click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
+def command(
+    source: str,
+    source_strategy: str,
+    step: str,
+    source_prefix: str,
+    decrypt_key: str,
+    decrypt_mode: str,
+    storage: str,
+    as_json: bool,
+) -> int:
+    """Tells whether a strategy belongs to the checkpoint SOURCE, and if not, where they part; writes nothing.
+
+    Looks at the ranks, the pipeline stages, the names and shapes of parameters, and at samples of contents: ranks that
+    should hold the same have to, and others must not. All that is found is told, with what it probably means and what
+    to do. Ends with 0 if they belong together, with 1 if not, and with 2 if one of them cannot be read.
+
+    Without a strategy it tells what the checkpoint is, and what strategy it needs.
+
+    \b
+    Examples:
+      reshard doctor checkpoint
+      reshard doctor checkpoint --source-strategy strategy
+      reshard doctor checkpoint --source-strategy merged.ckpt --step 10_5 --json
+    """
+    from core.doctor import diagnose
+
+    urls = [url for url in (source, source_strategy) if url]
+    with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
+        diagnosis = diagnose(source, source_strategy, step=step, source_prefix=source_prefix)
+    if as_json:
+        print_json(diagnosis)
+    else:
+        _print_diagnosis(diagnosis)
+    return 0 if diagnosis.fits else 1
+
+
+def _print_diagnosis(diagnosis: "Diagnosis") -> None:
+    from core.doctor import CHECKS
+
+    print_facts([(name, printable(text)) for name, text in (*diagnosis.facts, *_answer(diagnosis))])
+    if diagnosis.strategy:
+        click.echo()
+        print_table(("check", "result"), [(check, _result(diagnosis, check)) for check in CHECKS])
+    for finding in diagnosis.findings:
+        click.echo(f"\n{finding.severity.upper()}, {finding.check}")
+        print_facts([(name, printable(text)) for name, text in _said(finding)])
+
+
+def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
+    if not diagnosis.strategy:
+        return []
+    if diagnosis.fits:
+        return [("answer", "FITS: the strategy belongs to the checkpoint")]
+    problems = [finding for finding in diagnosis.findings if finding.severity == "problem"]
+    return [("answer", f"DOES NOT FIT: {counted(len(problems), 'problem')}")]
+
+
+def _result(diagnosis: "Diagnosis", check: str) -> str:
+    if check in diagnosis.not_checked:
+        return "not checked"
+    severities = [str(finding.severity) for finding in diagnosis.findings if finding.check == check]
+    told = [counted(severities.count(severity), severity) for severity in ("problem", "note") if severity in severities]
+    return ", ".join(told) or "ok"
+
+
+def _said(finding: "Finding") -> list[tuple[str, str]]:
+    advice = [("  do", finding.advice)] if finding.advice else []
+    return [("  found", finding.found), ("  means", finding.means), *advice]

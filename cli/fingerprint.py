@@ -1,0 +1,71 @@
+"""`reshard fingerprint`."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import conversion_options
+from cli.output import print_json, printable
+from cli.progress import shown_progress
+from cli.storages import resolvers_for
+from core.comparison_request import NOWHERE
+from core.request import build_request
+from core.wording import counted, size_text
+
+if TYPE_CHECKING:
+    from core.model_fingerprint import ModelFingerprint
+
+_OPTIONS = (
+    *("source_strategy", "step", "source_prefix", "select", "include", "exclude"),
+    *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit"),
+)
+_NAME_COLUMN = 32
+
+
+@click.command("fingerprint")
+@click.argument("checkpoint")
+@conversion_options(_OPTIONS)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, which 'reshard diff' takes as a side.")
+def command(checkpoint: str, as_json: bool, **options: Any) -> int:
+    """Prints a fingerprint of every parameter of a checkpoint, and one of them all; writes nothing.
+
+    They do not depend on how the checkpoint is cut, nor on its format: equal models have equal lines. So a model can be
+    compared with one on another machine, by the output of both and 'diff', or by --json and 'reshard diff'.
+
+    Every copy of every slice is read. Ends with 1 if copies that should be alike differ, which is told on stderr.
+
+    \b
+    Examples:
+      reshard fingerprint ckpt --source-strategy strategy > here.txt
+      reshard fingerprint out --source-strategy new_strategy.ckpt | diff here.txt -
+      reshard fingerprint ckpt --source-strategy strategy --json > here.json
+    """
+    request = build_request(source=checkpoint, target=NOWHERE, check_crc=False, **options)
+    from core.compare import fingerprint_checkpoint
+
+    with shown_progress("reading") as progress:
+        document = fingerprint_checkpoint(request, progress, resolvers_for(request.source_storage, request.decrypt_key))
+    for note in document.notes:
+        click.echo(f"note: {printable(note)}", err=True)
+    if request.decrypt_key:
+        click.echo(
+            "note: the checkpoint is encrypted, its fingerprints are not: they tell who has them whether contents are "
+            "equal to others, or to what is guessed",
+            err=True,
+        )
+    if as_json:
+        print_json(document)
+    else:
+        _print_lines(document)
+    for told in document.differing:
+        click.echo(f"reshard: copies differ: {printable(told)}", err=True)
+    return 1 if document.differing else 0
+
+
+def _print_lines(document: "ModelFingerprint") -> None:
+    """Lines whose columns do not depend on one another, so that 'diff' shows only what is different."""
+    size = f"{counted(len(document.parameters), 'parameter')}, {size_text(document.size_bytes)}"
+    click.echo(f"{document.fingerprint}  the whole model: {size}")
+    for each in document.parameters:
+        contents = ",".join([each.fingerprint, *each.others])
+        click.echo(f"{contents}  {each.dtype:<9}  {printable(each.name):<{_NAME_COLUMN}}  {list(each.shape)}")

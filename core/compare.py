@@ -1,0 +1,399 @@
+"""Whether two checkpoints, whatever their strategies and formats, are the same model.
+
+Each side's files and layout alone give every parameter's dtype, shape and fingerprint; all copies are read. What
+differs is read once more, from both sides, to say where and how much.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from threading import Event
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from core.comparison_request import ComparisonRequest
+from core.differences import Located, common_float, locate
+from core.dtypes import MAP_TENSOR, TEXT, DType
+from core.errors import InputError
+from core.model_fingerprint import ModelFingerprint, names_fingerprints
+from core.named_values import Resolver
+from core.numpy_types import is_float
+from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from core.report import Summary
+from core.request import ConversionRequest
+from core.retry import counting_retries, stoppable
+from core.sides import CheckpointSide, Contents, Side, Tensor, open_document, open_side
+from core.threads import in_threads
+from core.wording import counted, size_text
+
+_LONGEST_TEXT = 40
+
+
+class Kind(StrEnum):
+    """In what a parameter differs; the first that it does differ in."""
+
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    CONTENT = "content"
+
+
+class SideSummary(Summary):
+    """One of the two.
+
+    Attributes:
+        url: the checkpoint, or the document of its fingerprints.
+        step: the step looked at, if the names of its files carry one.
+        ranks: how many it has; of a unified one, how many files.
+        unified: whether it is unified.
+        parameters: how many of its parameters were compared.
+        size_bytes: of these as whole tensors.
+        differing: copies that differ although they should be alike, in sentences.
+        notes: what was chosen, in sentences.
+    """
+
+    url: str
+    step: str | None
+    ranks: int
+    unified: bool
+    parameters: int
+    size_bytes: int
+    differing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class ParameterDifference(Summary):
+    """How a parameter differs.
+
+    Attributes:
+        name: its name.
+        kind: in what.
+        dtypes: that of A and that of B.
+        shapes: likewise, of whole tensors.
+        cast_to: the dtype that both were compared in, if they are of different floating-point types.
+        equal_when_cast: whether they are equal then; None if that is not known, or not the question.
+        count: how many elements differ; None if they were not looked at.
+        first: index of the first of them.
+        largest: the largest absolute difference; None if there is none, or no floating-point numbers.
+        index: where that is, or else the first difference.
+        values: what A and B have there.
+        nan_count: elements that are a NaN on one side only.
+        message: all that in words.
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+    name: str
+    kind: Kind
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    cast_to: str | None = None
+    equal_when_cast: bool | None = None
+    count: int | None = None
+    first: tuple[int, ...] | None = None
+    largest: float | None = None
+    index: tuple[int, ...] | None = None
+    values: tuple[str, str] | None = None
+    nan_count: int | None = None
+    message: str = ""
+
+
+class ComparisonReport(Summary):
+    """What came of a comparison.
+
+    Attributes:
+        same: whether both are the same model.
+        verdict: the same in a sentence.
+        a: the one side.
+        b: the other.
+        only_a: parameters that B lacks.
+        only_b: parameters that A lacks.
+        differences: parameters that both have, and that differ.
+        notes: what else is worth knowing, in sentences.
+        read_bytes: contents that were read, of all copies.
+        seconds: how long it took.
+    """
+
+    same: bool
+    verdict: str
+    a: SideSummary
+    b: SideSummary
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    differences: tuple[ParameterDifference, ...]
+    notes: tuple[str, ...]
+    read_bytes: int
+    seconds: float
+
+
+def compare_checkpoints(
+    request: ComparisonRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
+) -> ComparisonReport:
+    """Compares two checkpoints; `resolvers` look up names of keys and storages of other kinds than env: and file:.
+
+    Raises:
+        InputError: a side is no whole checkpoint, nor a document of fingerprints, or options are wrong.
+        StorageError: one cannot be read.
+    """
+    started = time.monotonic()
+    with reporting_to(progress or SilentProgress()), counting_retries(), stoppable():
+        a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
+        _check_selection(a.unused & b.unused, [a.url, b.url])
+        if not a.tensors and not b.tensors:
+            raise InputError(f"nothing is left to compare of {a.url} and {b.url}: no parameter is included")
+        read_bytes = a.stored_bytes(a.tensors) + b.stored_bytes(b.tensors)
+        current_progress().begin(read_bytes)
+        comparison = _Comparison(a, b, a.contents(a.tensors), b.contents(b.tensors))
+        differences, notes = comparison.differences(request.ignore_dtype)
+        only_a = tuple(name for name in a.tensors if name not in b.tensors)
+        only_b = tuple(name for name in b.tensors if name not in a.tensors)
+        sides = (_summary(a, comparison.contents_a), _summary(b, comparison.contents_b))
+        faults = list(_faults(sides, only_a, only_b, differences))
+        return ComparisonReport(
+            same=not faults,
+            verdict=f"NOT the same: {', '.join(faults)}" if faults else _same_text(sides),
+            a=sides[0],
+            b=sides[1],
+            only_a=only_a,
+            only_b=only_b,
+            differences=tuple(differences),
+            notes=tuple(notes),
+            read_bytes=read_bytes,
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+
+def fingerprint_checkpoint(
+    request: ConversionRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
+) -> ModelFingerprint:
+    """The fingerprints of the source of a request; its target does not matter.
+
+    Raises:
+        InputError: it is no whole checkpoint, or options are wrong.
+        StorageError: it cannot be read.
+    """
+    with reporting_to(progress or SilentProgress()), counting_retries(), stoppable():
+        side = open_side(request, resolvers)
+        _check_selection(side.unused, [side.url])
+        if not side.tensors:
+            raise InputError(f"{side.url}: there is nothing to fingerprint: no parameter is included")
+        current_progress().begin(side.stored_bytes(side.tensors))
+        return side.document(side.contents(side.tensors))
+
+
+def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
+    """Patterns that fit nothing are mistyped, and what they should leave out would be compared."""
+    if unused:
+        raise InputError(f"{', '.join(sorted(unused))}: no parameter of {' or '.join(urls)} has such a name")
+
+
+def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Mapping[str, Resolver] | None) -> Side:
+    side = request.side(letter)
+    return open_document(side, resolvers) if names_fingerprints(side.source) else open_side(side, resolvers)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    a: Side
+    b: Side
+    contents_a: Contents
+    contents_b: Contents
+
+    def differences(self, ignore_dtype: bool) -> tuple[list[ParameterDifference], list[str]]:
+        """Parameters that both have and that differ, in the order of A, and notes on those that do not."""
+        found: list[ParameterDifference] = []
+        notes: list[str] = []
+        unequal: dict[str, DType] = {}
+        for name in self.a.tensors:
+            if name not in self.b.tensors:
+                continue
+            one, other = self.a.tensors[name], self.b.tensors[name]
+            if one.dtype is other.dtype and (one.shape == other.shape or one.dtype in (TEXT, MAP_TENSOR)):
+                ones, others = self.contents_a.fingerprints[name], self.contents_b.fingerprints[name]
+                if set(ones) <= set(others) or set(others) <= set(ones):
+                    notes += _loose_note(name, len(ones), len(others))
+                else:
+                    unequal[name] = one.dtype
+            elif one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype):
+                unequal[name] = common_float(one.dtype, other.dtype)
+            else:
+                found.append(_told(name, one, other))
+        cast = self._equal_when_cast(unequal)
+        to_locate = [name for name in unequal if not cast.get(name)]
+        located = self._located(to_locate)
+        for name in unequal:
+            if not (cast.get(name) and ignore_dtype):
+                one, other = self.a.tensors[name], self.b.tensors[name]
+                text = self._texts(name) if one.dtype is TEXT else None
+                found.append(_told(name, one, other, cast.get(name), located.get(name), text))
+        if ignore_dtype and any(cast.values()):
+            count = sum(equal is True for equal in cast.values())
+            notes.append(f"{counted(count, 'parameter')} of other dtypes, equal when cast")
+        order = {name: place for place, name in enumerate(self.a.tensors)}
+        return sorted(found, key=lambda each: order[each.name]), notes
+
+    def _equal_when_cast(self, unequal: Mapping[str, DType]) -> dict[str, bool | None]:
+        """Of parameters whose dtypes differ whether they are equal in the common one; None: it cannot be told."""
+        casts = [
+            {name: dtype for name, dtype in unequal.items() if side.tensors[name].dtype is not dtype}
+            for side in (self.a, self.b)
+        ]
+        if not any(casts):
+            return {}
+        current_progress().note("reading parameters of different dtypes once more, to compare them in the narrower one")
+        fingerprints = []
+        for side, contents, wanted in zip((self.a, self.b), (self.contents_a, self.contents_b), casts, strict=True):
+            cast = side.contents(wanted, wanted).fingerprints if wanted and side.is_readable else {}
+            known = {name: found for name, found in contents.fingerprints.items() if name not in wanted}
+            fingerprints.append({**known, **cast})
+        ones, others = fingerprints
+        return {
+            name: ones[name] == others[name] if name in ones and name in others else None
+            for wanted in casts
+            for name in wanted
+        }
+
+    def _located(self, names: list[str]) -> dict[str, Located | None]:
+        a, b = self.a, self.b
+        names = [
+            name
+            for name in names
+            if a.tensors[name].dtype is not TEXT and a.tensors[name].shape == b.tensors[name].shape
+        ]
+        if not (names and isinstance(a, CheckpointSide) and isinstance(b, CheckpointSide)):
+            return {}
+        progress, stop = current_progress(), Event()
+        progress.note(f"reading {counted(len(names), 'parameter')} once more, to say where they differ")
+        progress.begin(sum(side.tensors[name].size_bytes for side in (a, b) for name in names))
+        advance = advancing(progress, stop)
+
+        def work(name: str) -> Located | None:
+            with a.reading(name, advance) as read_a, b.reading(name, advance) as read_b:
+                return locate(a.tensors[name].shape, read_a, a.tensors[name].dtype, read_b, b.tensors[name].dtype)
+
+        return dict(zip(names, in_threads(work, names, min(a.workers, b.workers), stop), strict=True))
+
+    def _texts(self, name: str) -> tuple[str, str] | None:
+        if isinstance(self.a, CheckpointSide) and isinstance(self.b, CheckpointSide):
+            return self.a.text(name) or "", self.b.text(name) or ""
+        return None
+
+
+def _told(
+    name: str,
+    one: Tensor,
+    other: Tensor,
+    equal_when_cast: bool | None = None,
+    located: Located | None = None,
+    texts: tuple[str, str] | None = None,
+) -> ParameterDifference:
+    kind = Kind.SHAPE if one.shape != other.shape and one.dtype is not TEXT else Kind.CONTENT
+    if one.dtype is not other.dtype:
+        kind = Kind.DTYPE
+    common = common_float(one.dtype, other.dtype)
+    is_cast = kind is Kind.DTYPE and one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype)
+    difference = ParameterDifference(
+        name=name,
+        kind=kind,
+        dtypes=(one.dtype.name, other.dtype.name),
+        shapes=(one.shape, other.shape),
+        cast_to=common.name if is_cast else None,
+        equal_when_cast=equal_when_cast,
+        values=texts and (_shortened(texts[0]), _shortened(texts[1])),
+    )
+    if located is not None:
+        difference = difference.model_copy(
+            update={
+                "count": located.count,
+                "first": located.first,
+                "largest": located.largest,
+                "index": located.index,
+                "values": located.values,
+                "nan_count": located.nan_count,
+            }
+        )
+    return difference.model_copy(update={"message": "; ".join(_words(difference))})
+
+
+def _words(difference: ParameterDifference) -> Iterator[str]:
+    if difference.dtypes[0] != difference.dtypes[1]:
+        yield " and ".join(difference.dtypes)
+    if difference.kind is not Kind.CONTENT and difference.shapes[0] != difference.shapes[1]:
+        yield f"{list(difference.shapes[0])} and {list(difference.shapes[1])}"
+    if difference.equal_when_cast:
+        yield f"equal when cast to {difference.cast_to}"
+    elif difference.cast_to and difference.equal_when_cast is None:
+        yield "whether they are equal when cast cannot be told from fingerprints"
+    elif difference.cast_to:
+        yield f"different when cast to {difference.cast_to}, too"
+    if difference.count is not None:
+        yield from _located_words(difference)
+    elif difference.values:
+        yield f"{difference.values[0]!r} and {difference.values[1]!r}"
+
+
+def _located_words(difference: ParameterDifference) -> Iterator[str]:
+    size = 1
+    for length in difference.shapes[0]:
+        size *= length
+    yield f"{difference.count} of {counted(size, 'element')}"
+    values = " and ".join(difference.values or ())
+    if difference.largest is not None:
+        yield f"by {difference.largest:.6g} at most, at {list(difference.index or ())}: {values}"
+    else:
+        yield f"the first at {list(difference.index or ())}: {values}"
+    if difference.nan_count:
+        yield f"{difference.nan_count} NaN on one side only"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+
+
+def _loose_note(name: str, ones: int, others: int) -> Iterator[str]:
+    if max(ones, others) > 1:
+        yield (
+            f"parameter {name!r}, which no strategy knows, differs between ranks: {ones} different contents in A, "
+            f"{others} in B; those of one side are all among the other's"
+        )
+
+
+def _summary(side: Side, contents: Contents) -> SideSummary:
+    return SideSummary(
+        url=side.url,
+        step=side.step,
+        ranks=side.ranks,
+        unified=side.is_unified,
+        parameters=len(side.tensors),
+        size_bytes=sum(tensor.size_bytes for tensor in side.tensors.values()),
+        differing=contents.differing,
+        notes=side.notes,
+    )
+
+
+def _faults(
+    sides: tuple[SideSummary, SideSummary],
+    only_a: tuple[str, ...],
+    only_b: tuple[str, ...],
+    differences: list[ParameterDifference],
+) -> Iterator[str]:
+    for names, letter in ((only_a, "A"), (only_b, "B")):
+        if names:
+            yield f"{counted(len(names), 'parameter')} only in {letter}"
+    for kind in Kind:
+        count = sum(difference.kind is kind for difference in differences)
+        if count:
+            yield f"{counted(count, 'parameter')} of different {kind}"
+    for side, letter in zip(sides, "AB", strict=True):
+        if side.differing:
+            yield f"{letter} is no single model: {counted(len(side.differing), 'slice')} of which copies differ"
+
+
+def _same_text(sides: tuple[SideSummary, SideSummary]) -> str:
+    a, b = sides
+    sizes = dict.fromkeys(size_text(side.size_bytes) for side in sides)
+    ranks = f"{a.ranks} and {b.ranks} ranks"
+    if a.unified or b.unified:
+        ranks = " and ".join(counted(side.ranks, "file" if side.unified else "rank") for side in sides)
+    return f"the same model: {counted(a.parameters, 'parameter')}, {' and '.join(sizes)}, {ranks}"

@@ -1,0 +1,343 @@
+"""Whether a strategy belongs to a checkpoint, and if not, where they part; all of it, not just what comes first.
+
+A conversion stops at the first contradiction. Here everything is looked at by itself, from names, shapes and samples
+of contents, and each finding says what it probably means and what to do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from core.checkpoint.catalog import build_catalog
+from core.checkpoint.damage import NO_FILE, DamagePolicy
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.checkpoint.selection import rank_names
+from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from core.damage import mixed_steps, scattered, torn_ranks
+from core.errors import InputError
+from core.held import held_by_stages, is_integrated, names_in_order
+from core.misfits import Misfit, Severity, content_misfits, name_misfits, shape_misfits, stage_misfits
+from core.parameters import lost_text, match_parameters
+from core.report import Summary
+from core.saved_whole import contents_say_whole
+from core.strategy.files import read_strategy
+from core.strategy.model import Strategy
+from core.wording import counted, ranks_text
+
+CHECKS = ("ranks", "files", "stages", "names", "shapes", "contents")
+"""What is looked at, in this order."""
+_MOST_LOST = 4
+_STATE_BYTES = 8
+"""What is as small may be a step's number, which has to be the same on all ranks."""
+
+
+class Finding(Summary):
+    """One thing that was found; the fields are those of `core.misfits.Misfit`."""
+
+    check: str
+    severity: Severity
+    found: str
+    means: str
+    advice: str
+
+
+class Diagnosis(Summary):
+    """What there is to say of a checkpoint and a strategy.
+
+    Attributes:
+        source: URL of the checkpoint.
+        strategy: URL of the strategy; empty if none was given.
+        fits: whether a conversion of the one by the other would do what is meant.
+        facts: (name, text) of both, for a table.
+        findings: problems first.
+        not_checked: what of `CHECKS` could not be looked at, because of what else was found.
+    """
+
+    source: str
+    strategy: str
+    fits: bool
+    facts: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...]
+    not_checked: tuple[str, ...] = ()
+
+
+def diagnose(
+    source: str, source_strategy: str = "", *, step: str = "", source_prefix: str = "", workers: int = 8
+) -> Diagnosis:
+    """Looks at a checkpoint, and at a strategy that is said to be its own.
+
+    Raises:
+        InputError: one of them cannot be read at all, or which files are meant cannot be told.
+        StorageError: a storage failed.
+    """
+    found = survey(source)
+    strategy = read_strategy(source_strategy) if source_strategy else None
+    if found.shape is CheckpointShape.UNIFIED:
+        return _of_unified(found, source_strategy)
+    catalog = _catalog(found, step, source_prefix, workers)
+    facts = _facts_of_checkpoint(catalog)
+    if strategy is None:
+        return Diagnosis(
+            source=found.url,
+            strategy="",
+            fits=True,
+            facts=(*facts, *_needed(catalog)),
+            findings=_ordered(_removed(catalog)),
+        )
+    facts += (("strategy", f"{strategy.origin}: {_sizes(strategy)}"),)
+    misfits = [*_rank_misfits(catalog, strategy), *_file_misfits(catalog, strategy)]
+    unchecked: tuple[str, ...] = CHECKS[2:]
+    if catalog.records.keys() & set(strategy.ranks):
+        misfits += _of_contents(catalog, strategy)
+        unchecked = ()
+    findings = _ordered(misfits)
+    return Diagnosis(
+        source=found.url,
+        strategy=strategy.origin,
+        fits=not any(each.severity is Severity.PROBLEM for each in findings),
+        facts=facts,
+        findings=findings,
+        not_checked=unchecked,
+    )
+
+
+def _of_contents(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
+    """What stages, names, shapes and contents show."""
+    within = _within(catalog, strategy)
+    misfits = [*stage_misfits(within, strategy), *name_misfits(catalog if strategy.merged else within, strategy)]
+    problems: list[str] = []
+    held = held_by_stages(within, strategy, names_in_order(within), problems)
+    misfits += [
+        Misfit(
+            "shapes",
+            problem,
+            "ranks of one stage were saved by different jobs or steps, or they are of different stages",
+            "name one step with --step, or the files of one job",
+        )
+        for problem in problems
+    ]
+    misfits += shape_misfits(held)
+    of_contents = content_misfits(within, held)
+    says_whole = [each for each in of_contents if each.severity is Severity.NOTE]
+    if not says_whole and is_integrated(held, None, {}):
+        misfits.append(
+            Misfit(
+                "shapes",
+                "ranks hold whole tensors although the strategy cuts them",
+                "the checkpoint was saved whole (integrated_save)",
+                "nothing: a conversion sees it, and takes them as wholes",
+                Severity.NOTE,
+            )
+        )
+    misfits += [*of_contents, *_removed(within)]
+    if any(each.severity is Severity.PROBLEM for each in misfits) or catalog.lost:
+        return misfits
+    return misfits + _of_match(within, strategy)
+
+
+def _of_match(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
+    """What a conversion would refuse besides, and what no rank holds."""
+    try:
+        whole = contents_say_whole(catalog, strategy)
+        match = match_parameters(catalog, strategy, None, saved_whole=whole)
+    except InputError as error:
+        return [Misfit("shapes", str(error), "a conversion would refuse it", "use the strategy of the saving job")]
+    misfits = [
+        Misfit("files", told, "rank folders were copied from different steps", "name a step with --step, or copy anew")
+        for told in mixed_steps(catalog, match)
+    ]
+    if scattered(catalog, match) and not any(map(_says_removed, catalog.records.values())):
+        misfits.append(_REMOVED)
+    if not match.lost:
+        return misfits
+    told = "; ".join(map(lost_text, match.lost[:_MOST_LOST]))
+    more = f"; and {len(match.lost) - _MOST_LOST} more" if len(match.lost) > _MOST_LOST else ""
+    return [
+        *misfits,
+        Misfit(
+            "files",
+            f"{told}{more}",
+            "files lost parameters, or redundancy was removed under another strategy",
+            "use the strategy of the saving job; 'reshard recover' lists what is left",
+        ),
+    ]
+
+
+def _catalog(found: CheckpointSurvey, step: str, source_prefix: str, workers: int) -> CheckpointCatalog:
+    """The files of all ranks up to the last; those that have none, or a damaged one, are the lost ones."""
+    last = max(found.ranks, default=0)
+    return build_catalog(
+        found.url,
+        range(last + 1),
+        step=step or None,
+        source_prefix=source_prefix or None,
+        digest=lambda _, entry: entry.size_bytes <= _STATE_BYTES,
+        check_crc=False,
+        workers=workers,
+        found=found,
+        damage=DamagePolicy(recovers=True),
+    )
+
+
+def _within(catalog: CheckpointCatalog, strategy: Strategy) -> CheckpointCatalog:
+    """The catalog without ranks that the strategy does not have."""
+    ranks = set(strategy.ranks)
+    return replace(
+        catalog,
+        records={rank: record for rank, record in catalog.records.items() if rank in ranks},
+        lost={rank: why for rank, why in catalog.lost.items() if rank in ranks},
+    )
+
+
+def _rank_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
+    there = sorted(catalog.records.keys() | {rank for rank, why in catalog.lost.items() if why != NO_FILE})
+    missing = [rank for rank in strategy.ranks if rank not in there]
+    extra = [rank for rank in there if rank not in strategy.ranks]
+    misfits = []
+    if extra:
+        misfits.append(_too_many(catalog, strategy, there, extra))
+    if missing:
+        ratio = len(strategy.ranks) / len(there)
+        halved = ratio == int(ratio) and missing == [*range(len(there), len(strategy.ranks))]
+        misfits.append(
+            Misfit(
+                "ranks",
+                f"the checkpoint has {counted(len(there), 'rank')}, the strategy {len(strategy.ranks)}; missing: "
+                f"{rank_names(missing, 10)}",
+                f"it is the strategy of a job of {int(ratio)} times as many devices, or only a part of the ranks was "
+                "copied here"
+                if halved
+                else "these ranks' folders were not copied, or saving was interrupted",
+                "add the missing rank folders, or use the strategy of the job that saved it; 'reshard recover' tells "
+                "whether other ranks hold the same",
+            )
+        )
+    return misfits
+
+
+def _too_many(catalog: CheckpointCatalog, strategy: Strategy, there: Sequence[int], extra: Sequence[int]) -> Misfit:
+    count = f"the checkpoint has {counted(len(there), 'rank')}, the strategy {len(strategy.ranks)}; too many: "
+    names = {name for rank in extra if rank in catalog.records for name in catalog.records[rank].index.entries}
+    if not strategy.merged and not names >= strategy.parameters and len(there) % strategy.devices_per_stage == 0:
+        stage = strategy.stages[0].stage
+        return Misfit(
+            "ranks",
+            f"the strategy is stage {stage}'s own, of {counted(len(strategy.ranks), 'rank')}; the other "
+            f"{counted(len(extra), 'rank')} hold other parameters",
+            "one stage's strategy of several was named",
+            "name the directory of all ranks' strategy files to convert everything; with this one only the stage is",
+            Severity.NOTE,
+        )
+    factor, rest = divmod(len(there), len(strategy.ranks))
+    times = (
+        f"a job of {factor} times as many devices saved it, more data parallel say" if rest == 0 else "another job's"
+    )
+    return Misfit(
+        "ranks",
+        f"{count}{rank_names(extra, 10)}",
+        f"the strategy is of another world size: {times}; or one stage's own"
+        if rest == 0
+        else "it is another job's strategy",
+        "use the strategy of the job that saved the checkpoint: the directory of all its ranks' strategy files",
+    )
+
+
+def _file_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
+    damaged = {rank: why for rank, why in catalog.lost.items() if why != NO_FILE}
+    torn = torn_ranks({rank: record for rank, record in catalog.records.items() if rank in strategy.ranks}, strategy)
+    advice = "'reshard recover' tells whether other ranks hold the same, and 'convert --recover' takes it from them"
+    return [
+        Misfit(
+            "files", f"rank_{rank}'s file cannot be used: {why}", "it is damaged, or was not written to its end", advice
+        )
+        for rank, why in sorted((damaged | torn).items())
+    ]
+
+
+def _removed(catalog: CheckpointCatalog) -> list[Misfit]:
+    """That redundancy was removed, if files say so."""
+    return [_REMOVED] if any(map(_says_removed, catalog.records.values())) else []
+
+
+def _says_removed(record: CatalogRecord) -> bool:
+    return record.index.redundancy_removed
+
+
+_REMOVED = Misfit(
+    "files",
+    "redundancy was removed: slices that several ranks share are in one rank's file only",
+    "it was saved with remove_redundancy=True",
+    "nothing: with its strategy a conversion finds who has what",
+    Severity.NOTE,
+)
+
+
+def _of_unified(found: CheckpointSurvey, source_strategy: str) -> Diagnosis:
+    misfits = []
+    if source_strategy:
+        misfits.append(
+            Misfit(
+                "ranks",
+                "the checkpoint is unified: its tensors are whole, and belong to no rank",
+                "it was exported, as Hugging Face's checkpoints are",
+                "leave out --source-strategy: it needs none",
+            )
+        )
+    facts = (
+        ("checkpoint", f"{found.url}: unified, {counted(len(found.files), 'file')}"),
+        ("needs", "no strategy: its tensors are whole"),
+    )
+    return Diagnosis(
+        source=found.url, strategy=source_strategy, fits=not misfits, facts=facts, findings=_ordered(misfits)
+    )
+
+
+def _facts_of_checkpoint(catalog: CheckpointCatalog) -> tuple[tuple[str, str], ...]:
+    step = f", step {catalog.step}" if catalog.step else ""
+    names = {name for record in catalog.records.values() for name in record.index.entries}
+    return (
+        (
+            "checkpoint",
+            f"{catalog.url}{step}: {counted(catalog.world_size, 'rank')}, {counted(len(names), 'parameter')}",
+        ),
+        ("holding", "; ".join(_groups(catalog))),
+    )
+
+
+def _groups(catalog: CheckpointCatalog) -> list[str]:
+    """Which ranks hold the same names, as the ranks of a stage do."""
+    groups: dict[frozenset[str], list[int]] = {}
+    known: dict[int, frozenset[str]] = {}
+    for rank, record in catalog.records.items():
+        names = known.setdefault(id(record.index), frozenset(record.index.entries))
+        groups.setdefault(names, []).append(rank)
+    told = [f"ranks {ranks_text(ranks)}: {counted(len(names), 'parameter')}" for names, ranks in groups.items()]
+    return told if len(told) <= 8 else [*told[:8], f"and {len(told) - 8} more kinds of files"]
+
+
+def _needed(catalog: CheckpointCatalog) -> tuple[tuple[str, str], ...]:
+    count = catalog.world_size
+    if count == 1:
+        return (("needs", "no strategy, if its tensors are whole, as one rank's are"),)
+    sets = {frozenset(record.index.entries) for record in catalog.records.values()}
+    stages = len(sets) if count % len(sets) == 0 and len(sets) <= count // 2 else 0
+    of_stages = f", of {counted(stages, 'stage')} it seems" if stages else ""
+    return (
+        (
+            "needs",
+            f"a strategy of {count} ranks{of_stages}: --source-strategy, the directory that the job's ranks wrote",
+        ),
+    )
+
+
+def _sizes(strategy: Strategy) -> str:
+    own = "" if strategy.merged else f" (stage {strategy.stages[0].stage}'s own)"
+    stages = f"{counted(len(strategy.stages), 'stage')} of {counted(strategy.devices_per_stage, 'device')}"
+    return f"{stages}{own}, {counted(len(strategy.parameters), 'parameter')}"
+
+
+def _ordered(misfits: Sequence[Misfit]) -> tuple[Finding, ...]:
+    ordered = sorted(misfits, key=lambda each: (each.severity is Severity.NOTE, CHECKS.index(each.check)))
+    return tuple(
+        Finding(check=each.check, severity=each.severity, found=each.found, means=each.means, advice=each.advice)
+        for each in ordered
+    )

@@ -1,0 +1,84 @@
+"""Compares the values of a finished conversion with its source's, which are read anew where they were."""
+
+import threading
+from collections.abc import Callable
+
+from core import __version__
+from core.content import ContentCheck, target_starts
+from core.errors import CatalogError, InputError, StorageError
+from core.manifest import Manifest, ShardRecord
+from core.plan import ConversionPlan, build_plan
+from core.plan_file import load_inputs, load_plan
+from core.slices import Shape
+from core.storage.files import is_missing
+from core.target import Workspace
+from core.threads import in_threads
+
+
+class SourceComparison:
+    """A finished conversion and its source.
+
+    Attributes:
+        source_bytes: how much there is to read of the source.
+        parameter_count: how many parameters are compared.
+
+    Raises:
+        InputError: no plan, or another one, is beside the conversion.
+        StorageError: the plan cannot be read.
+    """
+
+    def __init__(self, workspace: Workspace, manifest: Manifest) -> None:
+        self._target = str(workspace.directory)
+        self._plan = _plan_of(workspace, manifest)
+        self._content = ContentCheck(self._plan)
+        self._lock = threading.Lock()
+        self.source_bytes = self._content.source_bytes()
+        self.parameter_count = self._content.parameter_count
+
+    def starts(self, rank: int) -> dict[str, Shape] | None:
+        """Where a target rank's shards begin; None if the plan has no such rank."""
+        return target_starts(self._plan, rank) if rank in self._plan.target_ranks else None
+
+    def read_source(self, workers: int, advance: Callable[[int], None], stop: threading.Event) -> None:
+        """Takes in what the source has.
+
+        Raises:
+            InputError: it is not there any more, or changed.
+            StorageError: it cannot be read.
+        """
+        source = f"{self._target}: its values are to be compared with those of {self._plan.inputs.catalog.url}"
+        advice = "put it back, or do without: `--level checksum` needs nothing but the checkpoint itself"
+        ranks = self._content.source_ranks
+        try:
+            found = in_threads(lambda rank: self._content.source_parts(rank, advance), ranks, workers, stop)
+        except StorageError as error:
+            if not is_missing(error):
+                raise
+            raise InputError(f"{source}, which is not there any more: {advice}\n  {error}") from error
+        except CatalogError as error:
+            raise InputError(f"{source}, which is not what it was: {advice}\n  {error}") from error
+        for rank, parts in zip(ranks, found, strict=True):
+            self._content.add_source(rank, parts)
+
+    def add(self, record: ShardRecord) -> None:
+        """Takes in what a target rank has; called from many threads."""
+        with self._lock:
+            self._content.add_target(record)
+
+    def problems(self) -> list[str]:
+        """What differs, in sentences."""
+        return [f"{self._target}: {problem.message}" for problem in self._content.problems()]
+
+
+def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
+    try:
+        if manifest.writer == f"reshard {__version__}":
+            return load_plan(workspace.plan_url, manifest.identity)
+        return build_plan(load_inputs(workspace.plan_url))  # another version's identities cannot be worked out
+    except StorageError as error:
+        if not is_missing(error):
+            raise
+        raise InputError(
+            f"{workspace.directory}: has no plan beside it, which would say what its values are to be compared with; "
+            "`--level checksum` needs none"
+        ) from error

@@ -1,0 +1,55 @@
+"""`reshard doctor`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from core.strategy.files import write_strategy
+from tests.core.test_doctor import STAGES, strategy, write
+from tests.support.checkpoints import FIXTURES
+
+
+def checked(reshard: Callable[..., Any], tmp_path: Path, *options: str, stages: Any = STAGES) -> Any:
+    write(tmp_path / "src")
+    write_strategy(strategy(stages), str(tmp_path / "strategy.ckpt"))
+    return reshard("doctor", tmp_path / "src", "--source-strategy", tmp_path / "strategy.ckpt", *options)
+
+
+def test_they_fit(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shown = checked(reshard, tmp_path)
+    assert shown.code == 0, shown.err
+    assert "answer      FITS: the strategy belongs to the checkpoint\n" in shown.out
+    assert "check     result\nranks     ok\nfiles     ok\n" in shown.out
+
+
+def test_they_do_not(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shown = checked(reshard, tmp_path, stages=STAGES[::-1])
+    assert shown.code == 1
+    assert "answer      DOES NOT FIT: " in shown.out
+    assert "\nstages    1 problem\n" in shown.out
+    assert "\nPROBLEM, stages\n  found  stages are in another order: " in shown.out
+    assert "\n  means  the strategy's files were merged under wrong stage numbers" in shown.out
+    assert "\n  do     merge the files of the ranks anew" in shown.out
+
+
+def test_json(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shown = checked(reshard, tmp_path, "--json", stages=STAGES[::-1])
+    assert (shown.code, shown.json["fits"], shown.json["findings"][0]["check"]) == (1, False, "stages")
+
+
+def test_without_a_strategy(reshard: Callable[..., Any]) -> None:
+    shown = reshard("doctor", FIXTURES / "conversions/case_7001/src")
+    assert shown.code == 0
+    assert "needs       a strategy of 8 ranks, of 2 stages it seems" in shown.out
+
+
+def test_what_cannot_be_read(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    write(tmp_path / "src")
+    assert reshard("doctor", tmp_path / "nothing").code == 2
+    assert reshard("doctor", tmp_path / "src", "--source-strategy", tmp_path / "nothing").code == 2
+
+
+def test_an_encrypted_checkpoint(reshard: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setenv("RESHARD_KEY", "0123456789ABCDEF")
+    path = FIXTURES / "formats/encrypted_AES-GCM.ckpt"
+    assert reshard("doctor", path).code == 2
