@@ -53,21 +53,11 @@ def command(as_json: bool, **options: Any) -> int:
 
 def _print_report(report: "ComparisonReport") -> None:
     click.echo(report.verdict)
-    rows = [
-        *((name, "only in A", "") for name in report.only_a),
-        *((name, "only in B", "") for name in report.only_b),
-        *((each.name, each.kind, each.message) for each in report.differences),
-    ]
-    if rows:
+    if report.rows:
         click.echo()
-        print_table(("parameter", "differs in", "what"), rows[:_MOST_LISTED])
-        _print_rest(len(rows))
-    for letter, side in (("A", report.a), ("B", report.b)):
-        if side.differing:
-            click.echo(f"\ncopies that differ in {letter}, {printable(side.url)}:")
-            for told in side.differing[:_MOST_LISTED]:
-                click.echo(f"  {printable(told)}")
-            _print_rest(len(side.differing))
+        print_table(("parameter", "differs in", "what"), report.rows[:_MOST_LISTED])
+        if len(report.rows) > _MOST_LISTED:
+            click.echo(f"… and {len(report.rows) - _MOST_LISTED} more; --json lists all")
     for letter, side in (("A", report.a), ("B", report.b)):
         for note in side.notes:
             click.echo(f"note on {letter}: {printable(note)}")
@@ -76,8 +66,3 @@ def _print_report(report: "ComparisonReport") -> None:
     rate = report.read_bytes / report.seconds if report.seconds else 0.0
     read = f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
     click.echo(f"{read}, {size_text(rate)}/s", err=True)
-
-
-def _print_rest(count: int) -> None:
-    if count > _MOST_LISTED:
-        click.echo(f"… and {count - _MOST_LISTED} more; --json lists all")

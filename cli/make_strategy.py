@@ -64,7 +64,10 @@ if TYPE_CHECKING:
     "joined by commas. Several times.",
 )
 @click.option(
-    "--checkpoint", metavar="URL", default="", help="A checkpoint of the source's strategy: its headers tell shapes."
+    "--checkpoint",
+    metavar="URL",
+    default="",
+    help="A checkpoint of the source's strategy, or a unified one: its headers tell shapes.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
 @key_options
@@ -108,7 +111,8 @@ def command(
       reshard make-strategy out.ckpt --like strategy -D 2 -M 4 -P 4 --layers 0-6,7-14,15-22,23-29
       reshard make-strategy out.ckpt --like one_rank.ckpt -D 1 -M 8 --cut '*.w[qkv].weight=0' --cut '*.wo.weight=1'
     """
-    from core.make_strategy import StrategyWish, make_strategy_file
+    from core.make_strategy import make_strategy_file
+    from core.strategy.derivation import StrategyWish
 
     wish = StrategyWish(
         data_parallel,

@@ -9,9 +9,9 @@ and casts that fit a parameter the first counts, so that two names can be swappe
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
 """Dtypes that parameters can be cast to, as they are spelled here, and their names in `core.dtypes`."""
@@ -57,6 +57,9 @@ def _check_new_name(pattern: str, name: str) -> None:
         raise ValueError(f"{name!r} does not go with the regular expression {pattern!r}: {error}") from error
 
 
+Item = TypeVar("Item")
+Several = Annotated[tuple[Item, ...], FailFast()]
+"""Of a list the first error is told: there may be one for every two bytes of a document."""
 Name = Annotated[str, Field(min_length=1)]
 Regular = Annotated[Name, AfterValidator(_regular)]
 
@@ -74,9 +77,9 @@ class SplitRule(_Rule):
     """
 
     parameters: Regular
-    into: Annotated[tuple[Name, ...], Field(min_length=2)]
+    into: Annotated[Several[Name], Field(min_length=2)]
     axis: Annotated[int, Field(ge=0)] = 0
-    parts: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    parts: Several[Annotated[int, Field(ge=1)]] = ()
     groups: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
@@ -106,7 +109,7 @@ class JoinRule(_Rule):
     share of every part in turn.
     """
 
-    parameters: Annotated[tuple[Regular, ...], Field(min_length=2)]
+    parameters: Annotated[Several[Regular], Field(min_length=2)]
     into: Name
     axis: Annotated[int, Field(ge=0)] = 0
     groups: Annotated[int, Field(ge=1)] = 1
@@ -129,7 +132,7 @@ class TransposeRule(_Rule):
     """
 
     parameters: Name
-    axes: tuple[int, ...] = ()
+    axes: Several[int] = ()
 
     @field_validator("axes")
     @classmethod
@@ -182,13 +185,13 @@ class Changes(_Rule):
     """All that is declared; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names."""
 
     select: Selection = Selection.ALL
-    include: tuple[Name, ...] = ()
-    exclude: tuple[Name, ...] = ()
-    split: tuple[SplitRule, ...] = ()
-    join: tuple[JoinRule, ...] = ()
-    transpose: tuple[TransposeRule, ...] = ()
-    rename: tuple[RenameRule, ...] = ()
-    cast: tuple[CastRule, ...] = ()
+    include: Several[Name] = ()
+    exclude: Several[Name] = ()
+    split: Several[SplitRule] = ()
+    join: Several[JoinRule] = ()
+    transpose: Several[TransposeRule] = ()
+    rename: Several[RenameRule] = ()
+    cast: Several[CastRule] = ()
     cast_overflow: OverflowPolicy = OverflowPolicy.FAIL
 
 

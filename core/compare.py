@@ -6,7 +6,7 @@ differs is read once more, from both sides, to say where and how much.
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from threading import Event
 from typing import Literal
@@ -23,7 +23,6 @@ from core.numpy_types import is_float
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.report import Summary
 from core.request import ConversionRequest
-from core.retry import counting_retries, stoppable
 from core.sides import CheckpointSide, Contents, Side, Tensor, open_document, open_side
 from core.threads import in_threads
 from core.wording import counted, size_text
@@ -77,7 +76,7 @@ class ParameterDifference(Summary):
         first: index of the first of them.
         largest: the largest absolute difference; None if there is none, or no floating-point numbers.
         index: where that is, or else the first difference.
-        values: what A and B have there.
+        values: what A and B have there; None if a side is encrypted.
         nan_count: elements that are a NaN on one side only.
         message: all that in words.
     """
@@ -126,6 +125,17 @@ class ComparisonReport(Summary):
     read_bytes: int
     seconds: float
 
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """For a table: parameter, in what it differs, and how; then the copies that differ."""
+        copies = [("A", told) for told in self.a.differing] + [("B", told) for told in self.b.differing]
+        return [
+            *((name, "only in A", "") for name in self.only_a),
+            *((name, "only in B", "") for name in self.only_b),
+            *((each.name, str(each.kind), each.message) for each in self.differences),
+            *(("", f"copies in {letter}", told) for letter, told in copies),
+        ]
+
 
 def compare_checkpoints(
     request: ComparisonRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
@@ -137,14 +147,15 @@ def compare_checkpoints(
         StorageError: one cannot be read.
     """
     started = time.monotonic()
-    with reporting_to(progress or SilentProgress()), counting_retries(), stoppable():
+    with reporting_to(progress or SilentProgress()):
         a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
         _check_selection(a.unused & b.unused, [a.url, b.url])
         if not a.tensors and not b.tensors:
             raise InputError(f"nothing is left to compare of {a.url} and {b.url}: no parameter is included")
         read_bytes = a.stored_bytes(a.tensors) + b.stored_bytes(b.tensors)
         current_progress().begin(read_bytes)
-        comparison = _Comparison(a, b, a.contents(a.tensors), b.contents(b.tensors))
+        is_secret = bool(request.decrypt_key_a or request.decrypt_key_b)
+        comparison = _Comparison(a, b, a.contents(a.tensors), b.contents(b.tensors), is_secret)
         differences, notes = comparison.differences(request.ignore_dtype)
         only_a = tuple(name for name in a.tensors if name not in b.tensors)
         only_b = tuple(name for name in b.tensors if name not in a.tensors)
@@ -173,7 +184,7 @@ def fingerprint_checkpoint(
         InputError: it is no whole checkpoint, or options are wrong.
         StorageError: it cannot be read.
     """
-    with reporting_to(progress or SilentProgress()), counting_retries(), stoppable():
+    with reporting_to(progress or SilentProgress()):
         side = open_side(request, resolvers)
         _check_selection(side.unused, [side.url])
         if not side.tensors:
@@ -199,6 +210,8 @@ class _Comparison:
     b: Side
     contents_a: Contents
     contents_b: Contents
+    is_secret: bool
+    """A side is encrypted: what is in it is not told, for reports are printed, logged and stored."""
 
     def differences(self, ignore_dtype: bool) -> tuple[list[ParameterDifference], list[str]]:
         """Parameters that both have and that differ, in the order of A, and notes on those that do not."""
@@ -272,10 +285,13 @@ class _Comparison:
             with a.reading(name, advance) as read_a, b.reading(name, advance) as read_b:
                 return locate(a.tensors[name].shape, read_a, a.tensors[name].dtype, read_b, b.tensors[name].dtype)
 
-        return dict(zip(names, in_threads(work, names, min(a.workers, b.workers), stop), strict=True))
+        located = in_threads(work, names, min(a.workers, b.workers), stop)
+        if self.is_secret:
+            located = [each and replace(each, values=None) for each in located]
+        return dict(zip(names, located, strict=True))
 
     def _texts(self, name: str) -> tuple[str, str] | None:
-        if isinstance(self.a, CheckpointSide) and isinstance(self.b, CheckpointSide):
+        if isinstance(self.a, CheckpointSide) and isinstance(self.b, CheckpointSide) and not self.is_secret:
             return self.a.text(name) or "", self.b.text(name) or ""
         return None
 
@@ -338,11 +354,11 @@ def _located_words(difference: ParameterDifference) -> Iterator[str]:
     for length in difference.shapes[0]:
         size *= length
     yield f"{difference.count} of {counted(size, 'element')}"
-    values = " and ".join(difference.values or ())
+    values = f": {' and '.join(difference.values)}" if difference.values else ""
     if difference.largest is not None:
-        yield f"by {difference.largest:.6g} at most, at {list(difference.index or ())}: {values}"
+        yield f"by {difference.largest:.6g} at most, at {list(difference.index or ())}{values}"
     else:
-        yield f"the first at {list(difference.index or ())}: {values}"
+        yield f"the first at {list(difference.index or ())}{values}"
     if difference.nan_count:
         yield f"{difference.nan_count} NaN on one side only"
 

@@ -20,9 +20,8 @@ from core.checkpoint.contents import text_bytes
 from core.checkpoint.model import FileIndex, TensorEntry
 from core.checkpoint.selection import rank_names
 from core.fingerprint import box_fingerprint, combined, fingerprint_text
-from core.fingerprints import Share, shard_sums
+from core.fingerprints import Cells, Share, shard_sums
 from core.holders import NOBODY, SourceCopies, common_units, lacks_cells
-from core.layout import ParameterLayout
 from core.manifest import ShardRecord
 from core.parameters import MovedParameter, SourceTensor
 from core.pieces import Piece
@@ -129,9 +128,9 @@ class ContentCheck:
         self._target_carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.carried}
 
     @cached_property
-    def _targets(self) -> dict[tuple[int, str], "_Cells"]:
+    def _targets(self) -> dict[tuple[int, str], Cells]:
         return {
-            (stage.number, parameter.name): _Cells(
+            (stage.number, parameter.name): Cells(
                 parameter.target_layouts[stage.number], parameter.shape, stage.ranks.start
             )
             for stage in self._plan.stages
@@ -177,7 +176,7 @@ class ContentCheck:
         """Takes in what `source_parts` gave of a rank."""
         for key, part in zip(_keys(self._shares.of(rank)), parts.tolist(), strict=True):
             if isinstance(key, int):
-                self._shares.shares[key].cells.add(rank, part)
+                self._shares.shares[key].cells.put(rank, part)
             else:
                 self._carried[str(key)][rank] = part
 
@@ -189,7 +188,7 @@ class ContentCheck:
             part, name = int(told, 16), parameter.name
             cells = self._targets.get((stage.number, name))
             if cells is not None:
-                cells.add(record.rank, part)
+                cells.put(record.rank, part)
             elif name in self._target_carried:
                 self._target_carried[name][record.rank] = part
             elif name in appended:
@@ -220,7 +219,17 @@ class ContentCheck:
             if lacking:
                 ranks = tuple(sorted(lacking))
                 self._tell(f"parameter {carried.name!r}: is not on {rank_names(ranks, 8)} of the target", ranks)
+        self._tell_forgotten()
         return tuple(self._problems)
+
+    def _tell_forgotten(self) -> None:
+        """What the target's strategy has is in the target, unless it is known to be missing."""
+        match, strategy = self._plan.match, self._plan.inputs.target_strategy
+        missing = {*match.excused, *match.elsewhere}
+        for stage in strategy.stages if strategy else ():
+            for name in stage.layouts:
+                if (stage.stage, name) not in self._targets and name not in missing:
+                    self._tell(f"parameter {name!r}: the target's strategy has it, and nothing was made of it", ())
 
     def _expected(self, number: int, parameter: MovedParameter) -> int:
         """A target parameter's fingerprint by what the source's files have."""
@@ -233,7 +242,7 @@ class ContentCheck:
                 parts.extend(list(contents)[:1])
         return combined(parts)
 
-    def _compare_cells(self, parameter: MovedParameter, number: int, cells: "_Cells", expected: int) -> None:
+    def _compare_cells(self, parameter: MovedParameter, number: int, cells: Cells, expected: int) -> None:
         found: list[int] = []
         differ = False
         for box, contents in cells.contents():
@@ -258,7 +267,7 @@ class ContentCheck:
         if not any(part != wanted[box] for box, contents in cells.contents() if box in wanted for part in contents):
             self._compare(parameter.name, "all of it", tuple(cells.ranks), expected, combined(found))
 
-    def _located(self, parameter: MovedParameter, number: int, cells: "_Cells") -> dict[TensorSlice, int]:
+    def _located(self, parameter: MovedParameter, number: int, cells: Cells) -> dict[TensorSlice, int]:
         """What each cell of the target should add, by the source's files, which are read for it."""
         wanted = {box: 0 for box, _ in cells.contents()}
         for share in self._shares.of_parameter(number):
@@ -290,44 +299,6 @@ class ContentCheck:
         self._problems.append(ContentProblem(message, ranks))
 
 
-class _Cells:
-    """What the ranks of a stage have of a parameter: of every cell, the contents that there are, and who holds them."""
-
-    def __init__(self, layout: ParameterLayout, shape: Shape, first_rank: int) -> None:
-        self._cut = layout.cut(len(shape))
-        self._shape = shape
-        self._first_rank = first_rank
-        self._parts = np.zeros(self._cut.device_count, np.uint64)
-        self._held = np.zeros(self._cut.device_count, np.bool_)
-
-    @property
-    def ranks(self) -> range:
-        """The global ranks of the stage."""
-        return range(self._first_rank, self._first_rank + self._cut.device_count)
-
-    def box(self, rank: int) -> TensorSlice:
-        """The box that a rank holds."""
-        return self._cut.box_of(rank - self._first_rank, self._shape)
-
-    def ranks_of(self, box: TensorSlice) -> tuple[int, ...]:
-        """The ranks that should hold a box."""
-        return tuple(rank for rank in self.ranks if self.box(rank) == box)
-
-    def add(self, rank: int, part: int) -> None:
-        """Takes in what a rank has."""
-        self._parts[rank - self._first_rank] = part
-        self._held[rank - self._first_rank] = True
-
-    def contents(self) -> Iterator[tuple[TensorSlice, dict[int, list[int]]]]:
-        """The box of every cell, and the ranks of each content that it has, the lowest rank's first."""
-        for ranks in self._cut.holders.values():
-            contents: dict[int, list[int]] = {}
-            for rank in ranks:
-                if self._held[rank]:
-                    contents.setdefault(int(self._parts[rank]), []).append(self._first_rank + rank)
-            yield self._cut.box_of(ranks[0], self._shape), contents
-
-
 @dataclass(frozen=True)
 class _SourceShare:
     """What one stage's copy of a source parameter adds to a target parameter."""
@@ -336,7 +307,7 @@ class _SourceShare:
     source: SourceTensor
     pieces: tuple[Piece, ...]
     lacking: frozenset[int]
-    cells: _Cells
+    cells: Cells
 
     def of(self, rank: int, key: Hashable) -> Iterator[Share]:
         """What a rank's file adds."""
@@ -388,7 +359,7 @@ def _shares_of(parameter: MovedParameter) -> Iterator[_SourceShare]:
         for place, copy in enumerate(source.copies):
             # what the first copy has is all there; of the others only what those before it lack
             taken = pieces if place == 0 else tuple(_cut_to(pieces, lost.get(copy.first_rank, [])))
-            cells = _Cells(copy.layout, source.shape, copy.first_rank)
+            cells = Cells(copy.layout, source.shape, copy.first_rank)
             yield _SourceShare(parameter, source, taken, copy.lacking, cells)
 
 

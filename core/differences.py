@@ -27,7 +27,7 @@ class Located:
         largest: of floating-point tensors the largest absolute difference, of elements of which neither is a NaN; None
             if there are none, or of other tensors.
         index: where that is; of other tensors, and if there is none, `first`.
-        values: what the two have there.
+        values: what the two have there, if that may be told.
         nan_count: elements that are a NaN in one of them only.
     """
 
@@ -35,7 +35,7 @@ class Located:
     first: Shape
     largest: float | None
     index: Shape
-    values: tuple[str, str]
+    values: tuple[str, str] | None
     nan_count: int
 
 

@@ -12,10 +12,11 @@ from core.checkpoint.damage import NO_FILE, DamagePolicy
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from core.content_misfits import content_misfits
 from core.damage import mixed_steps, scattered, torn_ranks
 from core.errors import InputError
 from core.held import held_by_stages, is_integrated, names_in_order
-from core.misfits import Misfit, Severity, content_misfits, name_misfits, shape_misfits, stage_misfits
+from core.misfits import Misfit, Severity, name_misfits, shape_misfits, stage_misfits
 from core.parameters import lost_text, match_parameters
 from core.report import Summary
 from core.saved_whole import contents_say_whole
@@ -129,7 +130,7 @@ def _of_contents(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]
             )
         )
     misfits += [*of_contents, *_removed(within)]
-    if any(each.severity is Severity.PROBLEM for each in misfits) or catalog.lost:
+    if any(each.severity is Severity.PROBLEM for each in misfits) or within.lost:
         return misfits
     return misfits + _of_match(within, strategy)
 
@@ -189,7 +190,7 @@ def _within(catalog: CheckpointCatalog, strategy: Strategy) -> CheckpointCatalog
 
 
 def _rank_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
-    there = sorted(catalog.records.keys() | {rank for rank, why in catalog.lost.items() if why != NO_FILE})
+    there = _ranks_with_files(catalog)
     missing = [rank for rank in strategy.ranks if rank not in there]
     extra = [rank for rank in there if rank not in strategy.ranks]
     misfits = []
@@ -212,6 +213,11 @@ def _rank_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit
             )
         )
     return misfits
+
+
+def _ranks_with_files(catalog: CheckpointCatalog) -> list[int]:
+    """The ranks that have a file, whether it can be used or not."""
+    return sorted(catalog.records.keys() | {rank for rank, why in catalog.lost.items() if why != NO_FILE})
 
 
 def _too_many(catalog: CheckpointCatalog, strategy: Strategy, there: Sequence[int], extra: Sequence[int]) -> Misfit:
@@ -294,13 +300,15 @@ def _of_unified(found: CheckpointSurvey, source_strategy: str) -> Diagnosis:
 def _facts_of_checkpoint(catalog: CheckpointCatalog) -> tuple[tuple[str, str], ...]:
     step = f", step {catalog.step}" if catalog.step else ""
     names = {name for record in catalog.records.values() for name in record.index.entries}
-    return (
-        (
-            "checkpoint",
-            f"{catalog.url}{step}: {counted(catalog.world_size, 'rank')}, {counted(len(names), 'parameter')}",
-        ),
+    there = _ranks_with_files(catalog)
+    absent = sorted(catalog.lost.keys() - set(there))
+    facts = [
+        ("checkpoint", f"{catalog.url}{step}: {counted(len(there), 'rank')}, {counted(len(names), 'parameter')}"),
         ("holding", "; ".join(_groups(catalog))),
-    )
+    ]
+    if absent:
+        facts.append(("no files", f"ranks {ranks_text(absent)}, which come before others"))
+    return tuple(facts)
 
 
 def _groups(catalog: CheckpointCatalog) -> list[str]:

@@ -11,6 +11,7 @@
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           what was written is not what was to be written        exit code 1
+    │   └── DifferenceError         two checkpoints are not the same model
     └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
 
@@ -83,6 +84,10 @@ class TargetBusyError(TargetError):
 
 class VerificationError(ReshardError):
     """What was written is not what was to be written."""
+
+
+class DifferenceError(VerificationError):
+    """Two checkpoints that are to be the same model are not."""
 
 
 class ConversionError(ReshardError):

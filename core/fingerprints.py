@@ -5,13 +5,12 @@ of the tensor's: what the cells of a cut add up to is the fingerprint of the who
 cell have the same part, or they differ.
 
     shard_sums(record, shares)     what one file adds, read once, a block at a time
-    CopyTally                      the parts of a stage's ranks: the whole tensor's fingerprint, and copies that differ
+    Cells                          the parts of a stage's ranks: the whole tensor's fingerprint, and copies that differ
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 
 import numpy as np
 
@@ -21,10 +20,9 @@ from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CatalogRecord
 from core.dtypes import DType
 from core.errors import CatalogError
-from core.fingerprint import MODULUS, box_fingerprint
-from core.holders import SourceCopy
+from core.fingerprint import MODULUS, box_fingerprint, combined
 from core.keys import source_key
-from core.layout import Cut, cell_box
+from core.layout import Cut, ParameterLayout, cell_box
 from core.numpy_types import cast_bits
 from core.pieces import Piece
 from core.slices import Shape, TensorSlice
@@ -88,56 +86,64 @@ def shard_sums(
     return sums
 
 
-class CopyTally:
-    """One pipeline stage's copy of a tensor: what each of its ranks has of the fingerprint. Safe for use by threads."""
+class Cells:
+    """What the ranks of a stage have of a tensor's fingerprint: of every cell the contents there are, and who has them.
 
-    def __init__(self, copy: SourceCopy, shape: Shape) -> None:
-        self._copy = copy
+    What is not told of a rank, it does not hold.
+    """
+
+    def __init__(self, layout: ParameterLayout, shape: Shape, first_rank: int) -> None:
+        self._cut = layout.cut(len(shape))
         self._shape = shape
-        self._cut = copy.layout.cut(len(shape))
+        self._first_rank = first_rank
         self._parts = np.zeros(self._cut.device_count, np.uint64)
-        self._lock = Lock()
+        self._held = np.zeros(self._cut.device_count, np.bool_)
 
     @property
-    def all_ranks(self) -> range:
-        """The global ranks of its stage."""
-        return range(self._copy.first_rank, self._copy.first_rank + self._cut.device_count)
+    def ranks(self) -> range:
+        """The global ranks of the stage."""
+        return range(self._first_rank, self._first_rank + self._cut.device_count)
 
     @property
-    def ranks(self) -> list[int]:
-        """Those of them whose files hold a box of it."""
-        return [rank for rank in self.all_ranks if rank not in self._copy.lacking]
+    def holders(self) -> list[int]:
+        """Those of them that hold a box."""
+        return [rank for rank in self.ranks if self._held[rank - self._first_rank]]
 
     def box(self, rank: int) -> TensorSlice:
         """The box of the whole tensor that a rank holds."""
-        return cell_box(_bounds(self._cut, self._shape), self._cut.cell_of(rank - self._copy.first_rank))
+        return cell_box(_bounds(self._cut, self._shape), self._cut.cell_of(rank - self._first_rank))
+
+    def ranks_of(self, box: TensorSlice) -> tuple[int, ...]:
+        """The ranks that should hold a box."""
+        return tuple(rank for rank in self.ranks if self.box(rank) == box)
+
+    def put(self, rank: int, part: int) -> None:
+        """Takes in what a rank has."""
+        self._parts[rank - self._first_rank] = part
+        self._held[rank - self._first_rank] = True
 
     def add(self, rank: int, part: int) -> None:
-        """Takes in what a rank has of the fingerprint, or some of that."""
-        place = rank - self._copy.first_rank
-        with self._lock:
-            self._parts[place] = (int(self._parts[place]) + part) % MODULUS
+        """Takes in some more of what a rank has."""
+        self.put(rank, combined([int(self._parts[rank - self._first_rank]), part]))
+
+    def contents(self) -> Iterator[tuple[TensorSlice, dict[int, list[int]]]]:
+        """The box of every cell, and the ranks of each content that it has, the lowest rank's first."""
+        for ranks in self._cut.holders.values():
+            contents: dict[int, list[int]] = {}
+            for rank in ranks:
+                if self._held[rank]:
+                    contents.setdefault(int(self._parts[rank]), []).append(self._first_rank + rank)
+            yield self.box(self._first_rank + ranks[0]), contents
 
     def fingerprint(self) -> int | None:
-        """The whole tensor's, each cell's being that of its lowest rank; None if files lack cells."""
-        firsts = [next(iter(ranks), None) for ranks in self._holders()]
-        parts = [int(self._parts[rank - self._copy.first_rank]) for rank in firsts if rank is not None]
-        return sum(parts) % MODULUS if len(parts) == len(firsts) else None
+        """The whole tensor's, each cell's being that of its lowest rank; None if a cell has no holder."""
+        firsts = [next(iter(contents), None) for _, contents in self.contents()]
+        parts = [part for part in firsts if part is not None]
+        return combined(parts) if len(parts) == len(firsts) else None
 
-    def differing(self) -> Iterator[tuple[TensorSlice, tuple[tuple[int, ...], ...]]]:
-        """Boxes of which ranks have different contents, and the ranks of each content, most first."""
-        for ranks in self._holders():
-            groups: dict[int, list[int]] = {}
-            for rank in ranks:
-                groups.setdefault(int(self._parts[rank - self._copy.first_rank]), []).append(rank)
-            if len(groups) > 1:
-                ordered = sorted(map(tuple, groups.values()), key=lambda group: (-len(group), group))
-                yield self.box(ranks[0]), tuple(ordered)
-
-    def _holders(self) -> Iterator[list[int]]:
-        for ranks in self._cut.holders.values():
-            held = (self._copy.first_rank + rank for rank in ranks)
-            yield [rank for rank in held if rank not in self._copy.lacking]
+    def differing(self) -> Iterator[tuple[TensorSlice, list[list[int]]]]:
+        """Boxes of which ranks have different contents, and the ranks of each content."""
+        return ((box, list(contents.values())) for box, contents in self.contents() if len(contents) > 1)
 
 
 @lru_cache(maxsize=1024)

@@ -16,6 +16,7 @@ from itertools import pairwise
 import xxhash
 
 from core import __version__
+from core.changes import NO_CHANGES
 from core.checkpoint.selection import listed
 from core.errors import InputError, TargetError, VerificationError
 from core.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
@@ -327,6 +328,7 @@ class _Joint:
     def _manifest(self, ranks: Sequence[RankSummary]) -> Manifest:
         manifests = [part.manifest for part in self._parts]
         told = "; ".join(f"stage {part.stage}: {part.location}" for part in self._parts)
+        changes = manifests[0].changes
         return Manifest(
             identity=self.identity,
             writer=f"reshard {__version__}",
@@ -342,4 +344,7 @@ class _Joint:
             carried=_united(manifest.carried for manifest in manifests),
             notes=(f"joined from the parts that stages were converted to: {told}",),
             ranks=tuple(ranks),
+            # those of stages may differ: rules that fit nothing of a stage are refused there
+            changes=changes if all(manifest.changes == changes for manifest in manifests) else NO_CHANGES,
+            excluded=_united(manifest.excluded for manifest in manifests),
         )

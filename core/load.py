@@ -90,7 +90,8 @@ def load_rank(
         target_strategy: how the rank is to have it; empty: whole.
         rank: which of the target's ranks.
         names: which of its parameters, by their names in the target; None: all.
-        resolvers: look up names of storages and keys by their kind, the part before the colon, besides `env` and `file`.
+        resolvers: what looks up names of storages and keys by their kind, the part before the colon, beside `env` and
+            `file`.
         options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
     What an array holds is told by `core.values`: bfloat16 is `ml_dtypes.bfloat16`, a text is a `str`. Arrays are the

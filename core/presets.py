@@ -6,14 +6,15 @@ Dropped by `weights-only`:
   `nn.wrap.loss_scale`, `parallel.nn`
 - an optimizer's state of a parameter, a prefix, a dot and its name (`nn.optim`, `mint.optim`, `experimental.optim`):
   `adam_m`, `adam_v` (AdamWeightDecay, and MindFormers' AdamW); `moment1`, `moment2`, `vhat` (Adam, LazyAdam, AdaMax);
-  `moments` (Momentum, Ftrl, Thor); `moment`, `mean_grad`, `mean_square` (RMSProp); `lamb_m`, `lamb_v` (Lamb);
-  `exp_avg`, `exp_avg_sq`, `max_exp_avg_sq` (mint's Adam, AdamW; Adafactor); `momentum_buf` (mint's SGD); `accum`,
-  `accum_update` (SGD, Adagrad, Adadelta)
-- likewise `stat` (SGD), `linear` (Ftrl), `prev`, `step_size` (Rprop), `ax_` (ASGD): since layers may be called so, too,
-  only where what follows the dot is itself a parameter
+  `moments` (Momentum, Ftrl, Thor); `lamb_m`, `lamb_v` (Lamb); `exp_avg_sq`, `max_exp_avg_sq` (mint's Adam and AdamW);
+  `momentum_buf` (mint's SGD); `accum_update` (Adadelta)
+- likewise `exp_avg` (mint's Adam and AdamW, Adafactor), `moment`, `mean_grad`, `mean_square` (RMSProp), `accum` (SGD,
+  Adagrad, Adadelta), `stat` (SGD), `linear` (Ftrl), `prev`, `step_size` (Rprop), `ax_` (ASGD): since layers may be
+  called so, too, only where what follows the dot is itself a parameter
 - `exp_avg_sq_row_…`, `exp_avg_sq_col_…`, `exp_avg_sq_…` (Adafactor), `mu_…`, `eta_…` (ASGD): the same, without a dot
 - an optimizer's numbers: `global_step`, `learning_rate`, `learning_rate_group_…`, `weight_decay`, `momentum`,
-  `beta1_power`, `beta2_power`, `state_step`, `afactor_step`, `cov_step`, `matrix_a_inv_…`, `matrix_g_inv_…` (Thor)
+  `beta1_power`, `beta2_power`, `state_step`, `afactor_step`, `cov_step`, `matrix_a_inv_…`, `matrix_g_inv_…` (Thor),
+  `fake_param`, `fake_lr` (LARS)
 - loss scaling (`nn.wrap.loss_scale`, `amp`, MindFormers): `scale_sense`, `loss_scale`, `scale_value`,
   `current_iterator_step`, `last_overflow_iterator_step`
 - what callbacks append: `epoch_num`, `step_num`, `batch_num`, `cur_rank`
@@ -23,14 +24,16 @@ import re
 from collections.abc import Collection
 
 _STATE = (
-    *("accu_grads", "adam_m", "adam_v", "moment1", "moment2", "vhat", "moments", "moment", "mean_grad", "mean_square"),
-    *("lamb_m", "lamb_v", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buf", "accum", "accum_update"),
+    *("accu_grads", "adam_m", "adam_v", "moment1", "moment2", "vhat", "moments", "lamb_m", "lamb_v"),
+    *("exp_avg_sq", "max_exp_avg_sq", "momentum_buf", "accum_update"),
 )
-_STATE_OR_LAYER = ("stat.", "linear.", "prev.", "step_size.", "ax_.")
-_STATE_WITHOUT_DOT = ("accu_grads", "exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_sq_", "mu_", "eta_")
+_STATE_OR_LAYER = (
+    *("exp_avg.", "moment.", "mean_grad.", "mean_square.", "accum.", "stat.", "linear.", "prev.", "step_size.", "ax_."),
+    *("accu_grads", "exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_sq_", "mu_", "eta_"),
+)
 _NUMBERS = (
     *("global_step", "learning_rate", "weight_decay", "momentum", "beta1_power", "beta2_power"),
-    *("state_step", "afactor_step", "cov_step"),
+    *("state_step", "afactor_step", "cov_step", "fake_param", "fake_lr"),
     *("scale_sense", "loss_scale", "scale_value", "current_iterator_step", "last_overflow_iterator_step"),
     *("epoch_num", "step_num", "batch_num", "cur_rank"),
 )
@@ -43,7 +46,4 @@ def is_training_state(name: str, names: Collection[str]) -> bool:
     """Whether a parameter is nothing that a model needs to be used; `names` are all of the checkpoint."""
     if _CERTAIN.fullmatch(name):
         return True
-    return any(
-        name.startswith(prefix) and name.removeprefix(prefix) in names
-        for prefix in (*_STATE_OR_LAYER, *_STATE_WITHOUT_DOT)
-    )
+    return any(name.startswith(prefix) and name.removeprefix(prefix) in names for prefix in _STATE_OR_LAYER)

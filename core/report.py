@@ -301,7 +301,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             "every source rank was saved whole (integrated_save), its shapes or contents show: "
             "the source strategy's cuts are ignored"
         )
-    notes += filter(None, [effects_text(effects_of(plan)), excluded_text(excluded_of(plan))])
+    effects = effects_of(plan)
+    notes += filter(None, [effects_text(effects), excluded_text(excluded_of(plan))])
     if match.dropped:
         notes.append(f"dropped, not in the target's strategy: {_listed(match.dropped)}")
     if plan.part is not None:
@@ -311,10 +312,13 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             "likewise, and join the parts: reshard join-parts"
         )
     if match.excused:
-        notes.append(f"missing in the source, as allowed: {_listed(match.excused)}")
+        why = "as allowed, or left out, as declared" if match.excluded else "as allowed"
+        notes.append(f"missing in the source, {why}: {_listed(match.excused)}")
     if match.carried:
         names = [carried.name for carried in match.carried]
-        notes.append(f"in no strategy, copied unchanged to every target rank: {_listed(names)}")
+        changed = {effect.parameter for effect in effects}
+        how = "copied unchanged" if changed.isdisjoint(names) else "copied"
+        notes.append(f"in no strategy, {how} to every target rank: {_listed(names)}")
     if match.outside:
         notes.append(f"in no strategy, the same on all source ranks, and once in the target: {_listed(match.outside)}")
     if match.appended:

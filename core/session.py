@@ -29,6 +29,7 @@ from core.overflows import overflow_notes, total_overflows
 from core.plan import ConversionPlan
 from core.progress import SilentProgress, advancing, current_progress
 from core.report import (
+    RANK,
     ConversionReport,
     Outcome,
     RankReport,
@@ -254,7 +255,7 @@ class Session:
             carried=plan.match.beyond_strategies,
             stand_ins=stand_ins_of(plan),
             overflowed=overflowed,
-            notes=(*plan_notes(plan), *overflow_notes(overflowed)),
+            notes=(*overflow_notes(overflowed), *plan_notes(plan)),
             ranks=tuple(mine),
             source_kind=source_kind(plan),
             target_kind=target_kind(plan),
@@ -436,9 +437,11 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     """
     if not failures:
         return
-    lines = [f"rank_{rank}: {error}" for rank, error in sorted(failures.items())]
+    plan, kind = session.plan, target_kind(session.plan)
+    names = {rank: f"rank_{rank}" if kind == RANK else plan.file_name(rank) for rank in failures}
+    lines = [f"{names[rank]}: {error}" for rank, error in sorted(failures.items())]
     message = (
-        f"{len(failures)} of {len(session.ranks)} target ranks failed; the same command does only these again "
+        f"{len(failures)} of {len(session.ranks)} target {kind}s failed; the same command does only these again "
         f"({session.workspace.directory} holds what is done)\n  " + "\n  ".join(lines)
     )
     if all(isinstance(error, InputError) for error in failures.values()):
@@ -534,7 +537,7 @@ def _manifest(session: Session, results: Mapping[int, _RankResult], *, compared:
         dropped=plan.match.dropped,
         excused=plan.match.excused,
         carried=plan.match.beyond_strategies,
-        notes=(*plan_notes(plan), *overflow_notes(_overflowed(plan, results))),
+        notes=(*overflow_notes(_overflowed(plan, results)), *plan_notes(plan)),
         ranks=tuple(results[rank].summary for rank in plan.target_ranks),
         layout=TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS,
         index=index.summary if (index := index_of(plan)) else None,

@@ -92,12 +92,21 @@ def _costliest(costs: Sequence[tuple[int, LayoutClass]]) -> list[LayoutClass]:
 
 
 def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Sequence[LayoutClass]) -> list[int]:
-    """The ranks in the order of their places in the classes' grids: neighbors along the last axes share rows."""
+    """The ranks in the order of their places in the classes' grids: those along the source's last axes share rows."""
 
     def places(rank: int) -> list[Shape]:
-        return [layout_class.pair.target.cell_of(rank - stage.ranks.start) for layout_class in classes]
+        return [
+            _in_source_order(layout_class, layout_class.pair.target.cell_of(rank - stage.ranks.start))
+            for layout_class in classes
+        ]
 
     return sorted(ranks, key=places)
+
+
+def _in_source_order(layout_class: LayoutClass, cell: Shape) -> Shape:
+    """A cell's place along each axis of the source, whose axes may be turned."""
+    axes = layout_class.parameters[0].pieces[0].axes
+    return tuple(cell[place] for place in sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def _batches(ranks: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:

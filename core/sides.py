@@ -26,7 +26,7 @@ from core.declared import declared_changes
 from core.dtypes import DType, dtype_from_name
 from core.errors import InputError
 from core.fingerprint import box_fingerprint, combined, fingerprint_text
-from core.fingerprints import BLOCK_BYTES, CopyTally, Share, shard_sums
+from core.fingerprints import BLOCK_BYTES, Cells, Share, shard_sums
 from core.holders import SourceCopy
 from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all, read_model_fingerprint
 from core.named_values import Resolver
@@ -401,15 +401,15 @@ class _Tallies:
 
     def __init__(self, plan: ConversionPlan, names: frozenset[str], casts: Mapping[str, DType]) -> None:
         self.casts = casts
-        self._copies: dict[str, list[CopyTally]] = {}
-        self._by_ranks: dict[range, dict[str, CopyTally]] = {}
+        self._copies: dict[str, list[Cells]] = {}
+        self._by_ranks: dict[range, dict[str, Cells]] = {}
         for parameter in plan.match.moved:
             if parameter.name not in names:
                 continue
             for copy in _copies(plan, parameter):
-                tally = CopyTally(copy, parameter.shape)
-                self._copies.setdefault(parameter.name, []).append(tally)
-                self._by_ranks.setdefault(tally.all_ranks, {})[parameter.name] = tally
+                cells = Cells(copy.layout, parameter.shape, copy.first_rank)
+                self._copies.setdefault(parameter.name, []).append(cells)
+                self._by_ranks.setdefault(cells.ranks, {})[parameter.name] = cells
         # what no strategy knows: each rank's is by itself
         self._loose: dict[str, dict[int, int]] = {
             carried.name: dict.fromkeys(sorted(carried.holders), 0)
@@ -420,11 +420,11 @@ class _Tallies:
 
     def shares(self, record: CatalogRecord) -> dict[str, list[Share]]:
         """What the entries of a rank's file count for."""
-        tallies = self._tallies_of(record.rank)
+        cells = self._cells_of(record.rank)
         shares = {}
         for name, entry in record.index.entries.items():
-            if name in tallies:
-                start = tallies[name].box(record.rank).start
+            if name in cells:
+                start = cells[name].box(record.rank).start
             elif name in self._loose:
                 start = (0,) * len(entry.shape)
             else:
@@ -434,27 +434,27 @@ class _Tallies:
 
     def add(self, rank: int, parts: Mapping[Hashable, int]) -> None:
         """Takes in what a rank has of parameters' fingerprints, or some of that."""
-        tallies = self._tallies_of(rank)
+        cells = self._cells_of(rank)
         with self._lock:
             for key, part in parts.items():
                 name = str(key)
                 if name in self._loose:
                     self._loose[name][rank] = combined([self._loose[name][rank], part])
                 else:
-                    tallies[name].add(rank, part)
+                    cells[name].add(rank, part)
 
     def contents(self) -> Contents:
         """What came of it, when all files were read; of a parameter that no stage has all of, nothing."""
         fingerprints: dict[str, tuple[int, ...]] = {}
         differing: list[str] = []
-        for name, tallies in self._copies.items():
-            for tally in tallies:
-                differing += (differing_copies_text(name, str(box), groups) for box, groups in tally.differing())
+        for name, stages in self._copies.items():
+            for cells in stages:
+                differing += (differing_copies_text(name, str(box), groups) for box, groups in cells.differing())
             wholes: dict[int, list[int]] = {}
-            for tally in tallies:
-                whole = tally.fingerprint()
+            for cells in stages:
+                whole = cells.fingerprint()
                 if whole is not None:
-                    wholes.setdefault(whole, []).extend(tally.ranks)
+                    wholes.setdefault(whole, []).extend(cells.holders)
             fingerprints[name] = tuple(wholes)[:1]
             if len(wholes) > 1:
                 differing.append(differing_copies_text(name, "which stages share", list(wholes.values())))
@@ -467,9 +467,9 @@ class _Tallies:
                 differing.append(differing_copies_text(name, "which no strategy knows", list(ranks.values())))
         return Contents(fingerprints, tuple(differing))
 
-    def _tallies_of(self, rank: int) -> dict[str, CopyTally]:
-        stages = [tallies for ranks, tallies in self._by_ranks.items() if rank in ranks]
-        return stages[0] if len(stages) == 1 else {name: tally for each in stages for name, tally in each.items()}
+    def _cells_of(self, rank: int) -> dict[str, Cells]:
+        stages = [cells for ranks, cells in self._by_ranks.items() if rank in ranks]
+        return stages[0] if len(stages) == 1 else {name: cells for each in stages for name, cells in each.items()}
 
 
 def _box_part(values: np.ndarray, box: TensorSlice, dtype: DType, cast: DType | None) -> int:

@@ -7,6 +7,7 @@ it that nobody wants: reading through a narrow one costs less than another read.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from core.blocks import Part
@@ -81,7 +82,7 @@ class Span:
     strides: Shape | None
     turned: bool = False
 
-    @property
+    @cached_property
     def is_as_wanted(self) -> bool:
         """Whether the bytes of the run are those of the part."""
         return self.strides is None and self.dtype is None

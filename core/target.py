@@ -59,7 +59,7 @@ from core.storage.publishing import (
 )
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
-from core.unified_index import index_of, index_problem
+from core.unified_index import index_of, index_problem, places_problem
 
 IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
@@ -307,7 +307,8 @@ class Target:
         if index is None:
             return
         write_bytes(directory.child(index.name), index.data)
-        problem = index_problem(directory, index.summary)
+        records = read_records(self.workspace, self.plan.target_ranks)
+        problem = index_problem(directory, index.summary) or places_problem(directory, index.summary, records)
         if problem is not None:
             raise VerificationError(problem)
 

@@ -1,13 +1,18 @@
 """The index of a unified target: made from the plan, written with the manifest, and checked like the files it is of."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import xxhash
 
-from core.checkpoint.weight_maps import dump_weight_map
+from core.append_info import AppendedParameter
+from core.checkpoint.weight_maps import dump_weight_map, read_weight_map
 from core.dtypes import TEXT
-from core.errors import CheckpointError, StorageError, is_transient
-from core.manifest import IndexSummary
+from core.errors import CatalogError, CheckpointError, StorageError, is_transient
+from core.manifest import IndexSummary, ShardRecord
+from core.parameters import MovedParameter
 from core.plan import ConversionPlan
 from core.storage.files import read_small_file
 from core.storage.urls import Location
@@ -38,11 +43,13 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
         return None
     weights: dict[str, str] = {}
     total_bytes = 0
-    for rank in plan.target_ranks:
-        if files[rank] != OTHERS_NAME:  # which MindSpore looks for by itself
-            tensors = [each for each in plan.rank_plan(rank).parameters if each.dtype is not TEXT]
-            weights |= {each.name: files[rank] for each in tensors}
-            total_bytes += sum(each.size_bytes for each in tensors)
+    # not by way of the ranks' plans: the boxes of all parameters would be worked out
+    moved = ((each, files[number]) for each in plan.match.moved for number in each.target_layouts)
+    appended = ((each, files[-1]) for each in plan.match.appended)
+    for each, file in chain[tuple[MovedParameter | AppendedParameter, str]](moved, appended):
+        if each.dtype is not TEXT and file != OTHERS_NAME:  # which MindSpore looks for by itself
+            weights[each.name] = file
+            total_bytes += math.prod(each.shape) * each.dtype.itemsize
     return IndexFile(name, dump_weight_map(weights, total_bytes))
 
 
@@ -64,3 +71,25 @@ def index_problem(directory: Location, index: IndexSummary) -> str | None:
     if len(data) != index.size_bytes or xxhash.xxh3_128_hexdigest(data) != index.digest:
         return f"{location}: is not the index that was written"
     return None
+
+
+def places_problem(directory: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
+    """What the index in a directory says wrongly of the files, in a sentence; None if nothing is.
+
+    `records` are those of all files. The plan is not asked: it may be what is wrong.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    location = directory.child(index.file)
+    try:
+        weights = read_weight_map(location)
+    except CatalogError as error:
+        return str(error)
+    for record in records:
+        for parameter in () if record.file == OTHERS_NAME else record.parameters:
+            said = weights.pop(parameter.name, None) if parameter.dtype != TEXT.name else record.file
+            if said != record.file:
+                told = f"is in {said}" if said else "is nowhere"
+                return f"{location}: says that parameter {parameter.name!r} {told}, it is in {record.file}"
+    return f"{location}: names {next(iter(weights))!r}, which is in no file" if weights else None

@@ -48,7 +48,7 @@ from core.storage.publishing import other_files
 from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
 from core.threads import in_threads
-from core.unified_index import index_problem
+from core.unified_index import index_problem, places_problem
 
 _READ_BYTES = 2**20
 _WORKERS = 4
@@ -336,6 +336,9 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     read_bytes = sum(count for _, count in found)
     if manifest.index and (problem := index_problem(location, manifest.index)):
         problems.append(problem)
+    if manifest.index and not problems:
+        records = (workspace.read_record(summary.rank) for summary in manifest.ranks)
+        problems += filter(None, [places_problem(location, manifest.index, records)])
     problems += [
         f"{other}: does not belong to this checkpoint, but {_mistaken(other, location)}"
         for other in other_files(location, manifest.files)

@@ -17,11 +17,13 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from core.comparison_request import ComparisonRequest
 from core.errors import InputError
 from core.latest_request import LatestConversionRequest
 from core.merge import MergeRequest
 from core.request import ConversionRequest, describe_validation
 from core.verify import VerificationRequest
+from flows import compare_checkpoints as comparison
 from flows import convert_checkpoint as conversion
 from flows import convert_latest_checkpoint as latest
 from flows import merge_strategy as merging
@@ -32,6 +34,7 @@ Request = TypeVar("Request", bound=BaseModel)
 
 FIELD_ORDER = (
     # what everybody fills in
+    *("a", "b", "strategy_a", "strategy_b", "step_a", "step_b"),
     *("source", "target", "source_strategy", "target_strategy", "step", "layout", "format"),
     # how careful it is
     *("level", "verify", "overwrite", "dry_run"),
@@ -41,13 +44,16 @@ FIELD_ORDER = (
     *("prefix", "source_prefix", "ranks", "unmatched", "allow_missing", "check_crc"),
     # how parameters are changed
     *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
+    "ignore_dtype",
     *("max_shard_size", "unified_naming"),
     # what is damaged or said twice
     *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
     # what the files are, beyond their format
     *("decrypt_key", "decrypt_mode", "encrypt_key", "encrypt_mode"),
+    *("decrypt_key_a", "decrypt_mode_a", "decrypt_key_b", "decrypt_mode_b"),
     *("write_crc", "append_info", "remove_redundancy", "replicas"),
     # where it runs, and with what
+    *("storage_a", "storage_b"),
     *("storage", "source_storage", "target_storage", "workers", "memory_limit", "dask_scheduler", "concurrency_limit"),
 )
 """Fields of a form from top to bottom; others follow in the order of their model."""
@@ -112,3 +118,4 @@ convert = form_of(conversion.convert_checkpoint, ConversionRequest, conversion.t
 convert_latest = form_of(latest.convert_latest_checkpoint, LatestConversionRequest, latest.title_of)
 verify = form_of(verification.verify_checkpoint, VerificationRequest, verification.title_of)
 merge = form_of(merging.merge_strategy, MergeRequest, merging.title_of)
+compare = form_of(comparison.compare_checkpoints, ComparisonRequest, comparison.title_of)

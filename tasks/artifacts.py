@@ -12,13 +12,24 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from core.compare import ComparisonReport
 from core.errors import ReshardError
 from core.latest import LatestReport
 from core.merge import MergeReport
 from core.picture import draw_feeds, feeds_of
 from core.plan import ConversionPlan
 from core.report import ConversionReport, PlanSummary, VerificationReport
-from tasks.pages import failure_page, latest_page, merge_page, plan_page, rank_rows, report_page, verification_page
+from tasks.pages import (
+    comparison_page,
+    difference_rows,
+    failure_page,
+    latest_page,
+    merge_page,
+    plan_page,
+    rank_rows,
+    report_page,
+    verification_page,
+)
 
 PLAN_KEY = "conversion-plan"
 SUMMARY_KEY = "conversion-summary"
@@ -26,10 +37,13 @@ RANKS_KEY = "conversion-ranks"
 LATEST_KEY = "latest-conversion"
 VERIFICATION_KEY = "verification"
 MERGE_KEY = "merged-strategy"
+COMPARISON_KEY = "comparison"
+DIFFERENCES_KEY = "differences"
 _KEYS_OF_FLOWS = {
     "convert-latest-checkpoint": LATEST_KEY,
     "verify-checkpoint": VERIFICATION_KEY,
     "merge-strategy": MERGE_KEY,
+    "compare-checkpoints": COMPARISON_KEY,
 }
 """Under which key a flow's runs say how they ended, if it is no conversion."""
 
@@ -67,6 +81,15 @@ def publish_verification(report: VerificationReport) -> None:
 def publish_merge(report: MergeReport) -> None:
     """Leaves what a merged strategy is for."""
     _keep_page(MERGE_KEY, merge_page(report))
+
+
+def publish_comparison(report: ComparisonReport) -> None:
+    """Leaves that two checkpoints are the same model, or a table of what differs; that they do fails the run."""
+    if report.same:
+        _keep_page(COMPARISON_KEY, comparison_page(report))
+    else:
+        rows = difference_rows(report.rows)
+        _keep(lambda: create_table_artifact(key=DIFFERENCES_KEY, table=rows, description=report.verdict))
 
 
 def _keep_page(key: str, markdown: str) -> None:

@@ -7,7 +7,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from core.errors import InputError, ReshardError, VerificationError
+from core.compare import ComparisonReport
+from core.errors import DifferenceError, InputError, ReshardError, VerificationError
 from core.latest import LatestOutcome, LatestReport
 from core.merge import MergeReport
 from core.report import (
@@ -51,6 +52,11 @@ _DO_AGAIN = (
     "A file is not what was to be written. Run the conversion again with the same parameters: it keeps the files that "
     "are right, and makes the others anew. If that fails again, suspect the storage or the machine."
 )
+_DIFFERENT = (
+    "Both were read, and are not the same model. Where copies differ between the ranks of one checkpoint, that one is "
+    "damaged, or its ranks were saved at different moments. What should not be compared, such as optimizer state, can "
+    "be left out: select, include, exclude, ignore dtype."
+)
 _RETRY = (
     "The input is right, but storage, space or a server failed. Mend what the message names, then retry this run, or "
     "start one with the same parameters: what is done is kept, and not done again."
@@ -64,8 +70,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         "Source": _code(summary.source),
         "Target": _code(target),
         "Step": summary.step or "-",
-        "Ranks": _worlds(summary)
-        + (f", {copies} of them copies of another" if copies else ""),
+        "Ranks": _worlds(summary) + (f", {copies} of them copies of another" if copies else ""),
         "Parameters": _what_becomes_of_parameters(summary),
         "Format": summary.format,
         "Needed of the source": size_text(summary.read_bytes),
@@ -73,10 +78,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         "Workers": f"{summary.workers}, with {size_text(summary.buffer_bytes)} of buffers",
     }
     number = "Rank" if summary.target_kind == RANK else "Number"
-    head = (
-        f"# Plan: {_worlds(summary, 'ranks')}\n\n"
-        f"{size_text(summary.written_bytes)} will be written."
-    )
+    head = f"# Plan: {_worlds(summary, 'ranks')}\n\n{size_text(summary.written_bytes)} will be written."
     rows = (
         (rank.rank, _code(rank.file), size_text(rank.shard_bytes), _listed(rank.source_ranks), _copy(rank.copy_of))
         for rank in summary.ranks[:_LARGEST_MARKDOWN_ROWS]
@@ -147,6 +149,8 @@ def failure_page(title: str, error: ReshardError) -> str:
     message = str(error)[:_LARGEST_MESSAGE_CHARACTERS].replace("```", "'''")
     if isinstance(error, InputError):
         advice = _CORRECT
+    elif isinstance(error, DifferenceError):
+        advice = _DIFFERENT
     else:
         advice = _DO_AGAIN if isinstance(error, VerificationError) else _RETRY
     return _page(f"# Failed: {title}", f"{type(error).__name__}:", f"```\n{message}\n```", "## What to do next", advice)
@@ -166,6 +170,28 @@ def verification_page(report: VerificationReport) -> str:
         VerifyLevel.CONTENT: "Every byte was read, and every value of every copy is the source's.",
     }
     return _page(f"# All is as written: {counted(report.ranks, report.kind)}", how.get(report.level, ""), _facts(facts))
+
+
+def comparison_page(report: ComparisonReport) -> str:
+    """The page of two checkpoints that are the same model."""
+    facts = {
+        "A": _code(report.a.url),
+        "B": _code(report.b.url),
+        "Parameters": f"{report.a.parameters}, {size_text(report.a.size_bytes)}",
+        "Read": size_text(report.read_bytes),
+        "Took": seconds_text(report.seconds),
+    }
+    how = "Every copy of every slice was read on both sides: names, dtypes, shapes and values are the same."
+    return _page("# The same model", how, _facts(facts), _notes([*report.a.notes, *report.b.notes, *report.notes]))
+
+
+def difference_rows(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
+    """The table of what differs between two checkpoints."""
+    shown = rows[:LARGEST_TABLE_ROWS]
+    table = [{"parameter": name, "differs in": kind, "what": what} for name, kind, what in shown]
+    if len(rows) > len(shown):
+        table.append({"parameter": f"and {len(rows) - len(shown)} more", "differs in": "", "what": ""})
+    return table
 
 
 def merge_page(report: MergeReport) -> str:

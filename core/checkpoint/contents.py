@@ -32,9 +32,9 @@ class Stretch:
         return cls(entry, 0, math.prod(entry.shape))
 
     def divided(self, most_bytes: int) -> "Iterator[Stretch]":
-        """Stretches of at most so many bytes, or one element; a text stays as it is."""
+        """Stretches of at most so many bytes, or one element; one of nothing, and a text, stay as they are."""
         step = self.stop if self.entry.text is not None else max(1, most_bytes // self.entry.dtype.itemsize)
-        for start in range(self.start, self.stop, step):
+        for start in range(self.start, max(self.stop, self.start + 1), max(step, 1)):
             yield Stretch(self.entry, start, min(start + step, self.stop))
 
     @property

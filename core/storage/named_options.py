@@ -71,6 +71,7 @@ def storage_pairs(request: ConversionOptions) -> Pairs:
     return (
         (request.source, source),
         (request.source_strategy, source),
+        (request.changes, source),
         (request.target, target),
         (request.target_strategy, target),
     )

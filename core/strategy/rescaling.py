@@ -1,18 +1,19 @@
 """The cut of a parameter over other numbers of devices: the same tensor axes, other sizes.
 
-A device matrix is made of one axis for data parallel, the slower one unless the source has it otherwise, and one for
-model parallel. Where model parallel keeps its size, its axes stay as they are, of however many kinds.
+A device matrix is made of one axis for data parallel and one for model parallel, the faster one unless the source cuts
+the parameter by the slower one. Where model parallel keeps its size, its axes stay as they are, of however many kinds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from core.errors import LayoutError, StrategyError
 from core.layout import ParameterLayout
 from core.slices import Shape
-from core.strategy.roles import Roles, model_axes_of
+from core.strategy.roles import Roles, is_cut_by_steps, model_axes_of
 
 _DATA, _MODEL = "data", "model"
+_DATA_AXIS = -1
 _CUT_FORM = "it has to be PATTERN=AXIS, PATTERN=AXIS:model,AXIS:data or PATTERN=whole; AXIS counts from 0"
 
 
@@ -54,8 +55,10 @@ class Rescaler:
         self._has_rules = has_rules
         self._data, self._model = data_parallel, model_parallel
         self._keeps_all = (data_parallel, model_parallel) == (roles.data_parallel, roles.model_parallel)
-        self._keeps_model = model_parallel == roles.model_parallel and not roles.conflict
-        self._matrix, self._data_axis, self._model_axes = self._arranged()
+        self._keeps_model = model_parallel == roles.model_parallel
+        self._keeps_axes = (
+            self._keeps_model and not roles.conflict and model_parallel > 1 and (roles.is_one_kind or not roles.pieces)
+        )
 
     @property
     def notes(self) -> Iterable[str]:
@@ -69,7 +72,7 @@ class Rescaler:
         Raises:
             StrategyError: it does not.
         """
-        if self._model == 1 or self._keeps_model or self._keeps_all:
+        if self._model == 1 or self._keeps_all or self._keeps_axes:
             return
         had, data = self._roles.model_parallel, self._roles.data_parallel
         if had == 1 and not self._has_rules:
@@ -79,12 +82,13 @@ class Rescaler:
                 "parameter, --cut '*.wq.weight=0' --cut '*.wo.weight=1' say, or name a strategy of the network that "
                 "was compiled with model parallel"
             )
-        if self._roles.several_kinds:
+        if self._roles.several_sizes:
+            kept = "" if self._roles.conflict else f"keep --model-parallel {had}, or "
             raise StrategyError(
                 f"{origin}: its layouts say data parallel {data} and model parallel {had}, which cannot become "
-                f"{self._model}: {self._roles.several_kinds}. Say how the fewer of them are to be cut, with "
-                "--cut PATTERN=AXIS (by model parallel), --cut PATTERN=AXIS:data,AXIS:model (by both) or "
-                f"--cut PATTERN=whole; or keep --model-parallel {had}, or take 1"
+                f"{self._data} and {self._model}: {self._roles.several_sizes}. Say how the fewer of them are to be "
+                "cut, with --cut PATTERN=AXIS (by model parallel), --cut PATTERN=AXIS:data,AXIS:model (by both) or "
+                f"--cut PATTERN=whole; or {kept}take --model-parallel 1"
             )
 
     def rescaled(
@@ -98,7 +102,13 @@ class Rescaler:
         if rule is None and self._keeps_all:
             return layout
         axis_count = len(layout.tensor_map) if shape is None else len(shape)
-        tensor_map = self._by_rule(rule, axis_count) if rule else self._like(layout, axis_count)
+        matrix: Shape = (self._data, self._model)
+        if rule:
+            tensor_map = _by_rule(rule, axis_count)
+        elif self._keeps_axes:
+            matrix, tensor_map = self._with_axes_kept(layout, axis_count)
+        else:
+            matrix, tensor_map = self._with_one_axis(layout, axis_count)
         uneven, offset = layout.param_split_shape, layout.indices_offset
         cut = len(tensor_map[0]) if tensor_map else 0
         if uneven and cut == 0:
@@ -110,44 +120,42 @@ class Rescaler:
             )
         return replace(
             layout,
-            device_matrix=self._matrix,
+            device_matrix=matrix,
             tensor_map=tensor_map,
             nested=any(len(axes) > 1 for axes in tensor_map),
             param_split_shape=uneven,
             indices_offset=offset,
         )
 
-    def _by_rule(self, rule: CutRule, axis_count: int) -> tuple[Shape, ...]:
-        tensor_map: list[list[int]] = [[] for _ in range(axis_count)]
-        for axis, role in rule.axes:
-            if axis >= axis_count:
-                raise LayoutError(f"has no axis {axis}, which --cut {rule.pattern} names: it has {axis_count}")
-            tensor_map[axis] += [self._data_axis] if role == _DATA else dict.fromkeys(self._model_axes)
-        return tuple(map(tuple, tensor_map))
+    def _with_one_axis(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, tuple[Shape, ...]]:
+        """Device matrix and tensor map with one axis for model parallel."""
+        by_steps = is_cut_by_steps(layout)
+        matrix = (self._model, self._data) if by_steps else (self._data, self._model)
+        cut = (int(by_steps),) if self._model > 1 else ()
+        pieces = layout.cut(axis_count).pieces
+        return matrix, tuple(cut if count > 1 else () for count in pieces)
 
-    def _like(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, ...]:
-        return tuple(
-            tuple(dict.fromkeys(self._model_axes[number] for number in numbers)) if self._model > 1 else ()
-            for numbers in model_axes_of(layout, axis_count, self._roles)
-        )
-
-    def _arranged(self) -> tuple[Shape, int, Sequence[int]]:
-        """The device matrix, the data axis in it, and where in it the source's model axes are, as tensor maps count."""
-        axes = self._roles.axes
-        model_count = len(self._roles.model_axes)
-        order: list[int] = []  # numbers of model axes, -1 for data, slowest first
-        for axis in axes:
+    def _with_axes_kept(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, tuple[Shape, ...]]:
+        """Device matrix and tensor map with the role axes of model parallel, and one for data parallel."""
+        order: list[int] = []  # numbers of model axes, slowest first; the data axis where the slowest of them was
+        for axis in self._roles.axes:
             if axis.cuts:
                 order.append(self._roles.model_axes.index(axis))
-            elif -1 not in order:
-                order.append(-1)
-        if -1 not in order:
-            order.insert(0, -1)
-        if self._keeps_model and model_count:
-            sizes = [self._data if number < 0 else self._roles.model_axes[number].size for number in order]
-            places = {number: len(order) - 1 - place for place, number in enumerate(order)}
-            return tuple(sizes), places[-1], [places[number] for number in range(model_count)]
-        # the slower one first; where they alternate, data parallel
-        data_first = order[0] == -1 or -1 in order[1:-1]
-        matrix = (self._data, self._model) if data_first else (self._model, self._data)
-        return matrix, int(data_first), [1 - int(data_first)] * max(model_count, 1)
+            elif _DATA_AXIS not in order:
+                order.append(_DATA_AXIS)
+        if _DATA_AXIS not in order:
+            order.insert(0, _DATA_AXIS)
+        sizes = [self._data if number == _DATA_AXIS else self._roles.model_axes[number].size for number in order]
+        places = {number: len(order) - 1 - place for place, number in enumerate(order)}
+        cutting = model_axes_of(layout, axis_count, self._roles)
+        return tuple(sizes), tuple(tuple(places[number] for number in numbers) for numbers in cutting)
+
+
+def _by_rule(rule: CutRule, axis_count: int) -> tuple[Shape, ...]:
+    """The tensor map that a rule gives, data parallel being the slower device axis."""
+    tensor_map: list[list[int]] = [[] for _ in range(axis_count)]
+    for axis, role in rule.axes:
+        if axis >= axis_count:
+            raise LayoutError(f"has no axis {axis}, which --cut {rule.pattern} names: it has {axis_count}")
+        tensor_map[axis].append(int(role == _DATA))
+    return tuple(map(tuple, tensor_map))

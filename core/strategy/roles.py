@@ -10,8 +10,11 @@ no parameter is cut by it          data parallel: its ranks hold copies, which a
 parameters are cut by it           model parallel, whatever the network calls it: tensor or expert parallel
 =================================  ===================================================================================
 
-Axes that cut the same parameters along the same tensor axes are of one *kind*; where all are, model parallel has one
-size, which can be changed. What several kinds cut, expert parallel beside tensor parallel say, has no such size.
+Where every parameter that is cut at all is cut along one tensor axis, and all into the same number of pieces, that is
+the size of model parallel, whichever devices share which parameter: operators arrange them in different ways, so that
+an embedding may be shared by every other rank where matrices are by neighbours. Else axes that cut the same parameters
+along the same tensor axes are of one *kind*, and there are several, expert parallel beside tensor parallel say: then
+model parallel has no one size.
 """
 
 import math
@@ -47,9 +50,16 @@ class RoleAxis:
 
 @dataclass(frozen=True)
 class Roles:
-    """The role axes of a stage, slowest first; `conflict` says why there are none but one, if so."""
+    """The roles of a stage's devices.
+
+    Attributes:
+        axes: the role axes, slowest first.
+        pieces: into how many pieces all parameters are cut that are; 1 if none is, 0 if there is no one number.
+        conflict: why there is but one role axis, if there should be more.
+    """
 
     axes: tuple[RoleAxis, ...]
+    pieces: int = 0
     conflict: str = ""
 
     @cached_property
@@ -59,24 +69,32 @@ class Roles:
 
     @property
     def data_parallel(self) -> int:
-        """Copies of each parameter."""
-        return math.prod(axis.size for axis in self.axes if not axis.cuts)
+        """Copies of each parameter that is cut."""
+        return self.device_count // self.model_parallel
 
     @property
     def model_parallel(self) -> int:
-        """Devices that share the parameters of one copy."""
-        return math.prod(axis.size for axis in self.model_axes)
+        """Devices that share one copy; of several kinds, those of all together."""
+        return self.pieces or math.prod(axis.size for axis in self.model_axes)
 
     @property
-    def several_kinds(self) -> str:
+    def device_count(self) -> int:
+        """Devices of a stage."""
+        return math.prod(axis.size for axis in self.axes)
+
+    @property
+    def is_one_kind(self) -> bool:
+        """Whether the same devices share all parameters that are cut."""
+        return not self.conflict and len({axis.cuts for axis in self.model_axes}) < 2
+
+    @property
+    def several_sizes(self) -> str:
         """Why model parallel has no one size, in words; empty if it has."""
-        if self.conflict:
-            return self.conflict
+        if self.pieces or self.conflict:
+            return "" if self.pieces else self.conflict
         sizes: dict[frozenset[tuple[str, int]], int] = {}
         for axis in self.model_axes:
             sizes[axis.cuts] = sizes.get(axis.cuts, 1) * axis.size
-        if len(sizes) < 2:
-            return ""
         told = []
         for cuts, size in sizes.items():
             # what tells a kind from the others is what it alone cuts
@@ -97,9 +115,10 @@ def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
     spans = [(name, _spans(layout)) for name, layout in layouts]
     borders = sorted({1, device_count} | {border for _, cut in spans for _, low, high in cut for border in (low, high)})
     unlike = [(low, high) for low, high in pairwise(borders) if high % low]
+    pieces = _common_pieces(cut for _, cut in spans)
     if unlike:
         cuts = frozenset((name, axis) for name, cut in spans for axis, _, _ in cut)
-        return Roles((RoleAxis(1, device_count, cuts),), _conflict(spans, *unlike[0]))
+        return Roles((RoleAxis(1, device_count, cuts),), pieces, _conflict(spans, *unlike[0]))
     cutting: dict[tuple[int, int], set[tuple[str, int]]] = {(low, high): set() for low, high in pairwise(borders)}
     for name, cut in spans:
         for axis, low, high in cut:
@@ -107,7 +126,7 @@ def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
                 if low <= border[0] and border[1] <= high:
                     found.add((name, axis))
     axes = [RoleAxis(low, high // low, frozenset(found)) for (low, high), found in reversed(cutting.items())]
-    return Roles(tuple(axes) or (RoleAxis(1, 1, frozenset()),))
+    return Roles(tuple(axes) or (RoleAxis(1, 1, frozenset()),), pieces)
 
 
 def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> list[list[int]]:
@@ -128,6 +147,24 @@ def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> lis
             ]
         found.append(numbers)
     return found
+
+
+def is_cut_by_steps(layout: ParameterLayout) -> bool:
+    """Whether neighbouring ranks hold the same of a parameter that is cut, and those a step apart do not."""
+    spans = _spans(layout)
+    return (
+        bool(spans) and min(low for _, low, _ in spans) > 1 and max(high for _, _, high in spans) == layout.device_count
+    )
+
+
+def _common_pieces(cuts: Iterable[Sequence[tuple[int, int, int]]]) -> int:
+    """The number of pieces of all that is cut, along one tensor axis each; 1 if nothing is, 0 if there is none."""
+    found: set[int] = set()
+    for cut in cuts:
+        if cut:
+            several = len({axis for axis, _, _ in cut}) > 1
+            found.add(0 if several else math.prod(high // low for _, low, high in cut))
+    return (found or {1}).pop() if len(found) < 2 else 0
 
 
 def _spans(layout: ParameterLayout) -> list[tuple[int, int, int]]:

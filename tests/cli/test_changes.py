@@ -117,12 +117,12 @@ def test_one_document_makes_another_model_of_it(
     # the same on three ranks, by a strategy of the new names
     by_rows = RandomLayout((3,), ((0,), ()), ())
     by_columns = RandomLayout((3,), ((), (0,)), ())
+    uncut = RandomLayout((3,), ((), ()), ())
     layouts = {
-        name: by_rows if array.shape[0] % 3 == 0 else by_columns if array.shape[-1] % 3 == 0 else None
+        name: by_rows if array.shape[0] % 3 == 0 else by_columns if array.shape[1] % 3 == 0 else uncut
         for name, array in made.items()
         if array.ndim == 2
     }
-    layouts = {name: layout or RandomLayout((3,), ((), ()), ()) for name, layout in layouts.items()}
     strategy = tmp_path / "new_strategy.ckpt"
     write_strategy(make_strategy({name: as_layout(layout) for name, layout in layouts.items()}), str(strategy))
     target = [tmp_path / "cut", "--target-strategy", strategy, "--format", "safetensors", "--memory-limit", "16MiB"]

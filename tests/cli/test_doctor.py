@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from core.strategy.files import write_strategy
 from tests.core.test_doctor import STAGES, strategy, write
 from tests.support.checkpoints import FIXTURES
@@ -49,7 +51,8 @@ def test_what_cannot_be_read(reshard: Callable[..., Any], tmp_path: Path) -> Non
     assert reshard("doctor", tmp_path / "src", "--source-strategy", tmp_path / "nothing").code == 2
 
 
-def test_an_encrypted_checkpoint(reshard: Callable[..., Any], monkeypatch: Any) -> None:
-    monkeypatch.setenv("RESHARD_KEY", "0123456789ABCDEF")
+def test_an_encrypted_checkpoint(reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_KEY", "0123456789abcdef")
     path = FIXTURES / "formats/encrypted_AES-GCM.ckpt"
     assert reshard("doctor", path).code == 2
+    assert reshard("doctor", path, "--decrypt-key", "env:RESHARD_KEY").code == 0

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,28 @@ def test_a_converted_checkpoint(reshard: Callable[..., Any], tmp_path: Path) -> 
     shown = reshard("inspect", tmp_path / "out").out
     assert "8 -> 2" in shown
     assert "rank_1/checkpoint_1.ckpt" in shown
+
+
+@pytest.mark.parametrize("named", ["", "model.safetensors.index.json"])
+def test_a_unified_checkpoint(reshard: Callable[..., Any], tmp_path: Path, named: str) -> None:
+    made = tmp_path / "made"
+    convert(case(7010).request(made, target_strategy="", layout="unified", max_shard_size="100KB"))
+    shown = reshard("inspect", made)
+    assert "8 -> 5 files of whole tensors" in shown.out
+    assert "number  file" in shown.out
+    shutil.rmtree(made / ".reshard")
+    (made / "config.json").write_text("{}")
+    found = reshard("inspect", made / named if named else made, "--json").json
+    assert (found["kind"], found["index"]) == ("unified checkpoint", "model.safetensors.index.json")
+    assert [len(file["parameters"]) for file in found["files"]] == [1, 1, 4, 1, 1]
+    assert found["ignored"] == ["config.json"]
+    shown = reshard("inspect", made)
+    assert any(line.split() == ["parameters", "8,", "whole:", "Float32,", "Int32"] for line in shown.out.splitlines())
+    assert any(line.split()[:2] == ["model-00003-of-00005.safetensors", "4"] for line in shown.out.splitlines() if line)
+    (made / "model-00003-of-00005.safetensors").unlink()
+    shown = reshard("inspect", made)
+    assert shown.code == 2
+    assert "model-00003-of-00005.safetensors is not there, where the index says that" in shown.err
 
 
 @pytest.mark.parametrize("name", ["src_strategy.ckpt", "src_strategy.json", "src_stages"])

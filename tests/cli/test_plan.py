@@ -39,6 +39,15 @@ def test_json(reshard: Callable[..., Any]) -> None:
     assert [rank.source_ranks for rank in PlanSummary.model_validate(shown.json).ranks] == [tuple(range(8))] * 2
 
 
+def test_a_unified_target(reshard: Callable[..., Any]) -> None:
+    given = case(7010).directory
+    options = ("--source-strategy", given / "src_strategy.ckpt", "--layout", "unified", "--max-shard-size", "100KB")
+    shown = reshard("plan", given / "src", *options).out
+    assert any(line.split() == ["ranks", "8", "ranks", "->", "5", "files"] for line in shown.splitlines())
+    assert any(line.split() == ["parameters", "8", "made", "whole"] for line in shown.splitlines())
+    assert any(line.split()[:2] == ["4", "model-00005-of-00005.safetensors"] for line in shown.splitlines())
+
+
 def test_a_named_target_must_lie_apart(reshard: Callable[..., Any]) -> None:
     assert reshard("plan", SOURCE, SOURCE.parent / "elsewhere", *STRATEGIES).code == 0
     inside = reshard("plan", SOURCE, SOURCE / "out", *STRATEGIES)

@@ -1,3 +1,5 @@
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,47 @@ def test_json_of_what_is_right(reshard: Callable[..., Any], converted: Path) -> 
     assert shown.code == 0
     assert set(shown.json) == set(VerificationReport.model_fields)
     assert shown.json["problems"] == []
+
+
+def test_values_are_compared_with_the_sources(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shown = reshard(
+        "convert",
+        case(7010).directory / "src",
+        tmp_path / "out",
+        "--source-strategy",
+        case(7010).directory / "src_strategy.ckpt",
+        "--target-strategy",
+        case(7010).directory / "dst_strategy.ckpt",
+        *("--verify", "content", "--engine", "direct"),
+    )
+    assert shown.code == 0
+    assert re.search(
+        r"verified +content: the values of \d+ parameters are the source's; .* read back, .* of the", shown.out
+    )
+    shown = reshard("verify", tmp_path / "out", "--level", "content")
+    assert shown.code == 0
+    assert re.search(
+        r"; the values of \d+ parameters compared, .* of the source's read: all is as written, and", shown.out
+    )
+
+
+def test_a_source_that_is_gone(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    shutil.copytree(case(7010).directory / "src", tmp_path / "src")
+    convert(case(7010).request(tmp_path / "out", source=str(tmp_path / "src")))
+    for path in sorted((tmp_path / "src").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    shown = reshard("verify", tmp_path / "out", "--level", "content")
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{tmp_path}/src, which is not there any more: put it back, or do without: `--level checksum`" in shown.err
+
+
+def test_names_of_what_opens_the_source(reshard: Callable[..., Any], converted: Path) -> None:
+    shown = reshard("verify", converted, "--level", "content", "--source-decrypt-mode", "SM4-CBC")
+    assert shown.code == 2
+    assert "says how, and nothing says with which key: name it with --source-decrypt-key" in shown.err
+    shown = reshard("verify", converted, "--level", "content", "--source-decrypt-key", "env:NOT_THERE")
+    assert shown.code == 2
+    assert "env:NOT_THERE: there is no such variable in the environment" in shown.err
 
 
 def test_what_was_not_converted(reshard: Callable[..., Any]) -> None:

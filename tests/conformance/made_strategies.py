@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from core.convert import convert
-from core.make_strategy import StrategyWish, make_strategy_file
+from core.make_strategy import make_strategy_file
 from core.request import build_request
 from core.storage.urls import parse_url
+from core.strategy.derivation import StrategyWish
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.merging import merge_strategies
 from core.strategy.model import Strategy

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from core.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, Tra
 from core.checkpoint.model import TensorEntry
 from core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
 from core.effects import effects_of, effects_text, excluded_text
-from core.errors import CatalogError, PlanError
+from core.errors import CatalogError, InputError, PlanError
 from core.layout import ParameterLayout
 from core.picture import feeds_of
 from core.plan import ConversionPlan
@@ -84,15 +85,15 @@ def random_changes(draw: st.DrawFn, wholes: Mapping[str, np.ndarray]) -> tuple[C
         rules["rename"].append(RenameRule(pattern="(.*)", to=r"model.\1"))
     if draw(st.booleans()):
         rules["cast"].append(CastRule(parameters="*", dtype="float16"))
-    return Changes(**rules), made
+    return declared(**rules), made
 
 
-def without_redundancy(draw: st.DrawFn, side: Side, shards: dict[int, dict[str, np.ndarray]]) -> None:
+def without_redundancy(data: st.DataObject, side: Side, shards: dict[int, dict[str, np.ndarray]]) -> None:
     """Takes copies of slices away from ranks that are not their only holders."""
     for number, held in enumerate(side.stages):
         for name, layout in held.items():
             for ranks in as_layout(layout).cut(len(SHAPES[name])).holders.values():
-                keeper = draw(st.sampled_from(ranks))
+                keeper = data.draw(st.sampled_from(ranks))
                 for rank in set(ranks) - {keeper}:
                     del shards[number * side.devices + rank][name]
 
@@ -109,7 +110,7 @@ def test_every_element_is_filled_once_and_rightly(data: st.DataObject) -> None:
     target = data.draw(sides({name: array.shape for name, array in made.items()}))
     shards = source.shards(wholes)
     if data.draw(st.booleans()):
-        without_redundancy(data.draw, source, shards)
+        without_redundancy(data, source, shards)
     catalog = make_catalog(
         {rank: [entry(name, shard.shape, FLOAT) for name, shard in held.items()] for rank, held in shards.items()}
     )
@@ -154,12 +155,16 @@ def carried_out(plan: ConversionPlan, parameter, shards: Mapping[int, Mapping[st
     return result
 
 
+def declared(**fields: Any) -> Changes:
+    return Changes.model_validate(fields)
+
+
 def changed(entries: list[TensorEntry], **rules: object) -> ConversionPlan:
     """The plan of one file to one file."""
-    return plan_of(make_catalog({0: entries}), None, None, changes=Changes(**rules))
+    return plan_of(make_catalog({0: entries}), None, None, changes=declared(**rules))
 
 
-def told_of(error: pytest.ExceptionInfo[PlanError]) -> list[str]:
+def told_of(error: pytest.ExceptionInfo[InputError]) -> list[str]:
     return [line.removeprefix("  - ") for line in str(error.value).splitlines()[1:]]
 
 
@@ -172,11 +177,11 @@ def refusal(*entries: TensorEntry, **rules: object) -> list[str]:
 def test_no_changes_change_nothing() -> None:
     catalog = make_catalog({rank: [entry("w", (2, 4)), entry("step", ())] for rank in range(2)})
     source, target = make_strategy({"w": vector2(2)}), make_strategy({"w": vector2(4)})
-    plain, told = plan_of(catalog, source, target), plan_of(catalog, source, target, changes=Changes())
+    plain, told = plan_of(catalog, source, target), plan_of(catalog, source, target, changes=declared())
     assert plan_identity(plain) == plan_identity(told)
     assert plain.match == told.match
     assert effects_of(told) == ()
-    other = plan_of(catalog, source, target, changes=Changes(exclude=("step",)))
+    other = plan_of(catalog, source, target, changes=declared(exclude=("step",)))
     assert plan_identity(other) != plan_identity(plain)
 
 
@@ -200,7 +205,7 @@ def test_carried_parameters_are_selected_renamed_and_cast() -> None:
         make_catalog(dict.fromkeys(range(2), entries)),
         make_strategy({"w": vector(2)}),
         make_strategy({"w": vector(1)}),
-        changes=Changes(
+        changes=declared(
             exclude=("seed",),
             rename=[RenameRule(name="rate", to="learning_rate")],
             cast=[CastRule(parameters="learning*", dtype="Float16")],
@@ -229,18 +234,18 @@ def test_what_is_left_out_is_excused_where_the_target_has_a_place_for_it() -> No
     source = make_strategy({"w": vector(1), "adam_m.w": vector(1), "qkv": vector(1)})
     target = make_strategy({name: vector(1) for name in ("w", "adam_m.w", "q", "k", "v")})
     rules = {"split": [SplitRule(parameters="qkv", into=("q", "k", "v"))]}
-    plan = plan_of(catalog, source, target, changes=Changes(select="weights-only", exclude=("qkv",), **rules))
+    plan = plan_of(catalog, source, target, changes=declared(select="weights-only", exclude=("qkv",), **rules))
     assert plan.match.excused == ("adam_m.w", "k", "q", "v")
     assert plan.match.excluded == {"adam_m.w": "select weights-only", "qkv": "exclude qkv"}
     with pytest.raises(PlanError, match="parameter 'other' of the target's strategy is in no source file"):
-        plan_of(catalog, source, make_strategy({"other": vector(1)}), changes=Changes(select="weights-only"))
+        plan_of(catalog, source, make_strategy({"other": vector(1)}), changes=declared(select="weights-only"))
 
 
 def test_names_in_the_targets_strategy_are_the_new_ones() -> None:
     catalog = make_catalog({rank: [entry("old", (2, 4))] for rank in range(2)})
     source = make_strategy({"old": vector2(2)})
     known = ParameterLayout((2,), ((), (0,)), nested=True, tensor_shape=(2, 8))
-    changes = Changes(rename=[RenameRule(name="old", to="new")])
+    changes = declared(rename=[RenameRule(name="old", to="new")])
     plan = plan_of(catalog, source, make_strategy({"new": known}), changes=changes)
     assert [(each.name, each.shape) for each in plan.match.moved] == [("new", (2, 8))]
     # the target's shape tells that ranks were saved whole, under the new name as well
@@ -258,7 +263,7 @@ def test_dropped_parameters_that_lost_ranks_had_are_not_missed() -> None:
     damaged = type(catalog)(catalog.url, catalog.format, None, lost, lost={1: "is missing"})
     split = [SplitRule(parameters="qkv", into=("q", "k", "v"))]
     with pytest.raises(CatalogError) as error:
-        plan_of(damaged, source, None, changes=Changes(split=split))
+        plan_of(damaged, source, None, changes=declared(split=split))
     assert told_of(error) == [
         "parameter 'qkv': [0:3, 2:4] of the whole tensor has no holder; it should be on rank_1",
         "parameter 'w': [0:1, 2:4] of the whole tensor has no holder; it should be on rank_1",
@@ -269,14 +274,14 @@ def test_dropped_parameters_that_lost_ranks_had_are_not_missed() -> None:
     target = make_strategy({"q": ParameterLayout((1,), ((), ()), nested=True)})
     assert [
         read.source_rank
-        for read in plan_of(damaged, by_rows, target, changes=Changes(**rows)).rank_plan(0).parameters[0].reads
+        for read in plan_of(damaged, by_rows, target, changes=declared(**rows)).rank_plan(0).parameters[0].reads
     ] == [0]
 
 
 def test_what_several_stages_hold_is_shared_under_its_own_name() -> None:
     catalog = make_catalog({0: [entry("tied", (4, 2))], 1: [entry("tied", (4, 2))]})
     source = make_strategy({"tied": vector2(1)}, {"tied": vector2(1)})
-    plan = plan_of(catalog, source, None, changes=Changes(transpose=[TransposeRule(parameters="tied")]))
+    plan = plan_of(catalog, source, None, changes=declared(transpose=[TransposeRule(parameters="tied")]))
     assert [stage for stage, _ in plan.match.shared["tied"]] == [0, 1]
 
 
@@ -284,7 +289,7 @@ def test_a_part_of_the_target_is_told_by_the_new_names() -> None:
     catalog = make_catalog({0: [entry("a", (2,))]})
     source = Strategy((StageStrategy(0, {"a": vector(1)}),), "own", merged=False)
     target = make_strategy({"x.a": vector(1), "x.b": vector(1)})
-    plan = plan_of(catalog, source, target, changes=Changes(rename=[RenameRule(pattern="(.*)", to=r"x.\1")]))
+    plan = plan_of(catalog, source, target, changes=declared(rename=[RenameRule(pattern="(.*)", to=r"x.\1")]))
     assert (plan.part, plan.match.elsewhere) == (0, ("x.b",))
 
 
@@ -423,11 +428,11 @@ def test_what_no_strategy_knows_is_not_reshaped_beside_a_targets_strategy() -> N
     catalog = make_catalog({0: [entry("w", (2,)), entry("table", (4, 2))]})
     strategy = make_strategy({"w": vector(1)})
     with pytest.raises(PlanError) as error:
-        plan_of(catalog, strategy, strategy, changes=Changes(transpose=[TransposeRule(parameters="table")]))
+        plan_of(catalog, strategy, strategy, changes=declared(transpose=[TransposeRule(parameters="table")]))
     assert told_of(error) == [
         "no strategy knows 'table', made from 'table': such parameters are copied as they are, and not transposed"
     ]
-    alone = plan_of(catalog, strategy, None, changes=Changes(transpose=[TransposeRule(parameters="table")]))
+    alone = plan_of(catalog, strategy, None, changes=declared(transpose=[TransposeRule(parameters="table")]))
     assert {each.name: each.shape for each in alone.match.moved} == {"w": (2,), "table": (2, 4)}
 
 
@@ -437,7 +442,7 @@ def test_layers_whose_rows_alternate_are_planned_together() -> None:
     by_rows = ParameterLayout((8,), ((0,), ()), nested=True)
     target = make_strategy({f"{layer}.both": by_rows for layer in range(layers)})
     join = JoinRule(parameters=(r"(\d+)\.gate", r"(\d+)\.up"), into=r"\1.both", groups=rows)
-    plan = plan_of(make_catalog({0: entries}), None, target, changes=Changes(join=[join]))
+    plan = plan_of(make_catalog({0: entries}), None, target, changes=declared(join=[join]))
     assert plan.layout_class_count == 1
     parameters = plan.rank_plan(7).parameters
     assert [len(parameter.reads) for parameter in parameters] == [2 * rows // 8] * layers

@@ -151,6 +151,15 @@ def test_all_kinds_of_files_of_one_model_are_the_same(monkeypatch: pytest.Monkey
         assert compared(plain, encrypted, decrypt_key_b="env:KEY", decrypt_mode_b=mode, exclude=appended).same
 
 
+def test_of_an_encrypted_side_no_values_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = FIXTURES / "formats"
+    monkeypatch.setenv("KEY", json.loads((formats / "expect.json").read_text())["keys"]["AES-GCM"])
+    other = file_of(tmp_path / "other.ckpt", ("scalar", "Float32", np.array(3, np.float32)))
+    options = {"decrypt_key_a": "env:KEY", "include": ["scalar"]}
+    message = told(formats / "encrypted_AES-GCM.ckpt", other, **options)
+    assert message == "1 of 1 element; by 0.5 at most, at []"
+
+
 def test_a_redundancy_removed_checkpoint_is_the_model_that_it_was_made_from() -> None:
     removed = FIXTURES / "formats/redundancy_removed"
     strategy = str(removed / "src_strategy.ckpt")
@@ -304,6 +313,36 @@ def test_stages_that_share_a_parameter_have_to_agree(tmp_path: Path) -> None:
     assert report.a.differing == (
         "parameter 'tied', which stages share: one content on rank_0, rank_1, another on rank_2, rank_3",
     )
+
+
+@pytest.mark.parametrize("dtype", ["Float32", "BFloat16"])
+def test_stages_of_which_each_has_a_part_are_put_together(tmp_path: Path, dtype: str) -> None:
+    whole = np.arange(8, dtype=np.float32 if dtype == "Float32" else ml_dtypes.bfloat16).reshape(4, 2)
+    other = np.zeros((1, 1), whole.dtype)
+    for rank in range(4):
+        # the first stage's lower rows, and the second one's upper rows, are in no file
+        shard = [("tied", dtype, np.split(whole, 2)[rank % 2])] if rank in (0, 3) else []
+        file_of(tmp_path / f"ckpt/rank_{rank}/m.ckpt", *shard, (f"own{rank // 2}", dtype, other))
+    layouts = [
+        {
+            "tied": ParameterLayout((2,), ((0,), ()), nested=True),
+            f"own{stage}": ParameterLayout((2,), ((), ()), nested=True),
+        }
+        for stage in range(2)
+    ]
+    write_strategy(make_strategy(*layouts), str(tmp_path / "strategy.ckpt"))
+    owns = [(f"own{stage}", "Float32", other.astype(np.float32)) for stage in range(2)]
+    one = file_of(tmp_path / "one.ckpt", ("tied", "Float32", whole.astype(np.float32)), *owns)
+    report = compared(tmp_path / "ckpt", one, strategy_a=str(tmp_path / "strategy.ckpt"), ignore_dtype=True)
+    assert report.same, report
+
+
+def test_nothing_is_as_good_as_nothing(tmp_path: Path) -> None:
+    values = {"w": ("Int64", random_bits("Int64", (4,), 1)), "no": ("Int8", np.zeros((0, 2), np.uint8))}
+    model = Model(values, {"w": ROWS, "no": RandomLayout((2,), ((0,), ()), ())}, 2)
+    checkpoint, strategy = model.write(tmp_path, CheckpointFormat.SAFETENSORS)
+    one = file_of(tmp_path / "one.ckpt", *((name, dtype, array) for name, (dtype, array) in values.items()))
+    assert compared(checkpoint, one, strategy_a=strategy).same
 
 
 def test_ranks_of_different_steps_are_no_single_model(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,10 +90,10 @@ def renamed(stages: Layouts, old: str, new: str) -> list[dict[str, ParameterLayo
     return [{name.replace(old, new): layout for name, layout in layouts.items()} for layouts in stages]
 
 
-def shaped(stages: Layouts, **layouts: object) -> list[dict[str, ParameterLayout]]:
+def shaped(stages: Layouts) -> list[dict[str, ParameterLayout]]:
     """The same layouts, with the shapes that JSON tells."""
     return [
-        {name: dataclasses.replace(layout, tensor_shape=whole(name).shape, **layouts) for name, layout in each.items()}
+        {name: dataclasses.replace(layout, tensor_shape=whole(name).shape) for name, layout in each.items()}
         for each in stages
     ]
 
@@ -157,6 +158,26 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     finding = only(looked_at(tmp_path), "files")
     assert finding.found.startswith("rank_5's file cannot be used: ")
     assert "convert --recover" in finding.advice
+
+
+def test_a_file_cut_off_between_parameters(tmp_path: Path) -> None:
+    write(tmp_path / "src")
+    whole_file = (tmp_path / "src/rank_2/net.ckpt").read_bytes()
+    first = checkpoint_bytes(("global_step", "Int32", (1,), np.int32(7).tobytes()))
+    assert whole_file.startswith(first)
+    (tmp_path / "src/rank_2/net.ckpt").write_bytes(first)
+    found = problems(looked_at(tmp_path))
+    assert found[0].found.startswith("rank_2's file cannot be used: seems to have been cut off after 1 parameter")
+
+
+def test_a_stage_alone(tmp_path: Path) -> None:
+    write(tmp_path / "src")
+    for rank in range(4):
+        shutil.rmtree(tmp_path / f"src/rank_{rank}")
+    [_, own] = split_strategy(strategy())
+    diagnosis = looked_at(tmp_path, own)
+    assert (diagnosis.fits, diagnosis.findings) == (True, ())
+    assert dict(diagnosis.facts)["no files"] == "ranks 0-3, which come before others"
 
 
 def test_files_of_different_steps(tmp_path: Path) -> None:
@@ -294,11 +315,8 @@ def test_another_shape(tmp_path: Path) -> None:
 
 
 def sharded(stages: Layouts) -> list[dict[str, ParameterLayout]]:
-    shard = {"optimizer_shard_step": 2, "optimizer_shard_size": 2}
-    return [
-        {name: lay if lay is NORM else dataclasses.replace(lay, **shard) for name, lay in each.items()}
-        for each in stages
-    ]
+    shard = partial(dataclasses.replace, optimizer_shard_step=2, optimizer_shard_size=2)
+    return [{name: lay if lay is NORM else shard(lay) for name, lay in each.items()} for each in stages]
 
 
 def test_optimizer_parallel_was_off(tmp_path: Path) -> None:
@@ -356,6 +374,19 @@ def test_devices_in_another_order(tmp_path: Path) -> None:
     finding = only(looked_at(tmp_path), "contents")
     assert "'net.l.0.wq' differs on rank_0, rank_2, which should hold the same" in finding.found
     assert "'net.l.0.wq' is the same on rank_0, rank_1, which should hold different slices" in finding.found
+
+
+def test_other_sizes_of_as_many_devices(tmp_path: Path) -> None:
+    write(tmp_path / "src")
+    for sizes in ((1, 4), (4, 1)):
+        stages = [
+            {name: dataclasses.replace(lay, device_matrix=sizes) for name, lay in each.items()} for each in STAGES
+        ]
+        finding = only(looked_at(tmp_path, stages), "contents")
+        assert finding.found.startswith("ranks do not hold what the strategy says they share: ")
+        assert "another arrangement of devices" in finding.means
+        of_shapes = problems(looked_at(tmp_path, shaped(stages), "strategy.json"))
+        assert of_shapes[0].found.startswith("shards of other shapes than the strategy's: 'net.embed.w' is [4, 8] on")
 
 
 def test_all_zeros_tell_nothing(tmp_path: Path) -> None:

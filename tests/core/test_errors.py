@@ -25,6 +25,7 @@ PARENTS = {
     "TargetError": "InputError",
     "TargetBusyError": "TargetError",
     "VerificationError": "ReshardError",
+    "DifferenceError": "VerificationError",
     "ConversionError": "ReshardError",
     "StorageError": "ConversionError",
 }

@@ -11,8 +11,7 @@ from core.checkpoint.catalog import catalog_files
 from core.checkpoint.records import CatalogRecord
 from core.dtypes import dtype_from_name
 from core.fingerprint import box_fingerprint
-from core.fingerprints import CopyTally, Share, shard_sums
-from core.holders import SourceCopy
+from core.fingerprints import Cells, Share, shard_sums
 from core.layout import ParameterLayout
 from core.pieces import Piece
 from core.slices import TensorSlice
@@ -68,25 +67,25 @@ def test_a_file_is_read_once_for_all_that_it_counts_for(record: CatalogRecord) -
     assert sum(told) == 48
 
 
-def test_a_tally_adds_cells_once_and_tells_copies_apart() -> None:
-    layout = ParameterLayout((2, 2), ((1,), ()), nested=True)
-    tally = CopyTally(SourceCopy(4, layout), (4, 2))
-    assert tally.all_ranks == range(4, 8)
-    assert tally.box(7) == TensorSlice((2, 0), (4, 2))
+def test_cells_add_up_and_copies_are_told_apart() -> None:
+    cells = Cells(ParameterLayout((2, 2), ((1,), ()), nested=True), (4, 2), 4)
+    upper, lower = TensorSlice((0, 0), (2, 2)), TensorSlice((2, 0), (4, 2))
+    assert cells.ranks == range(4, 8)
+    assert cells.box(7) == lower
+    assert cells.ranks_of(lower) == (6, 7)
     for rank, part in ((4, 10), (5, 10), (6, 3), (7, 2**64 - 1), (7, 4)):
-        tally.add(rank, part)
-    assert tally.fingerprint() == 13
-    assert list(tally.differing()) == []
-    tally.add(7, 1)
-    assert list(tally.differing()) == [(TensorSlice((2, 0), (4, 2)), ((6,), (7,)))]
+        cells.add(rank, part)
+    assert cells.fingerprint() == 13
+    assert list(cells.differing()) == []
+    cells.put(7, 4)
+    assert list(cells.differing()) == [(lower, [[6], [7]])]
+    assert list(cells.contents()) == [(upper, {10: [4, 5]}), (lower, {3: [6], 4: [7]})]
 
 
-def test_a_tally_of_files_that_lack_cells_has_no_fingerprint() -> None:
-    layout = ParameterLayout((2, 2), ((1,), ()), nested=True)
-    part = CopyTally(SourceCopy(0, layout, frozenset({2, 3})), (4, 2))
-    assert part.fingerprint() is None
-    assert part.ranks == [0, 1]
-    one_each = CopyTally(SourceCopy(0, layout, frozenset({0, 3})), (4, 2))
-    one_each.add(1, 5)
-    one_each.add(2, 6)
-    assert one_each.fingerprint() == 11
+def test_without_a_holder_of_every_cell_there_is_no_fingerprint() -> None:
+    cells = Cells(ParameterLayout((2, 2), ((1,), ()), nested=True), (4, 2), 0)
+    cells.add(1, 5)
+    assert cells.fingerprint() is None
+    assert cells.holders == [1]
+    cells.add(2, 6)
+    assert cells.fingerprint() == 11

@@ -105,9 +105,7 @@ def kinds(tmp_path: Path) -> Path:
         "empty": np.zeros((0, 3), np.float32),
         "table": [np.arange(3, dtype=np.int32), np.ones((3, 2), np.float32), np.zeros(3, np.int32)],
     }
-    mindspore.save_checkpoint(
-        [{"name": name, "data": value} for name, value in values.items()], str(path), append_dict={"version": "a text"}
-    )
+    mindspore.save_checkpoint(values, str(path), append_dict={"version": "a text"})
     return path
 
 
@@ -202,11 +200,9 @@ def test_values_that_become_infinite(tmp_path: Path) -> None:
 
 def test_overflows_of_a_rank_are_refused_before_it_is_handed_out(tmp_path: Path) -> None:
     plan = overflowing_plan(tmp_path, OverflowPolicy.FAIL)
-    names = []
+    loaded = LoadPlan(NOT_WRITTEN, plan, copy_context()).load(1)
     with pytest.raises(CastError, match=r"first is at \[20, 1\], the largest is -1e\+06"):
-        for name, _ in LoadPlan(NOT_WRITTEN, plan, copy_context()).load(1):
-            names.append(name)
-    assert names == []
+        next(loaded)
 
 
 def test_a_source_that_changes_meanwhile(kinds: Path) -> None:

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.changes import Changes, SplitRule
 from core.errors import TargetError
+from core.keys import Key
 from core.manifest import (
     Manifest,
     ParameterRecord,
@@ -16,8 +18,10 @@ from core.manifest import (
     dump_record,
     parse_manifest,
     parse_shard_record,
+    sealed_manifest,
+    unsealed_manifest,
 )
-from core.request import VerifyLevel
+from core.request import EncryptionMode, VerifyLevel
 
 RECORD = ShardRecord(
     identity="abc",
@@ -108,6 +112,21 @@ def test_other_records_are_refused(kind: str, changes: dict[str, object], told: 
     with pytest.raises(TargetError) as caught:
         PARSERS[kind][1](changed(kind, **changes), "/out/.reshard/x.json")
     assert str(caught.value) == f"/out/.reshard/x.json: not a readable {kind}: {told}"
+
+
+def test_what_was_changed_is_in_it_and_no_older_one_lacks_anything() -> None:
+    changes = Changes(split=(SplitRule(parameters="a", into=("b", "c")),))
+    manifest = MANIFEST.model_copy(update={"changes": changes, "excluded": ("adam_m.w",)})
+    data = dump_record(manifest)
+    assert parse_manifest(data, "x") == manifest
+    older = {name: value for name, value in json.loads(data).items() if name not in ("changes", "excluded")}
+    assert parse_manifest(json.dumps(older).encode(), "x") == MANIFEST
+    key = Key(b"0123456789abcdef", EncryptionMode.AES_GCM)
+    sealed = sealed_manifest(manifest, key)
+    assert (sealed.changes, sealed.excluded) == (Changes(), ())
+    assert b"adam_m" not in dump_record(sealed)
+    opened = unsealed_manifest(parse_manifest(dump_record(sealed), "x"), key, "x")
+    assert (opened.changes, opened.excluded) == (changes, ("adam_m.w",))
 
 
 def test_a_newer_version_is_named_first() -> None:

@@ -30,7 +30,7 @@ from core.unified import split_in_order
 from core.unified_names import file_names, is_unified_name
 from core.verify import verify_target
 from tests.support.checkpoints import Contents, case, read_safetensors, read_tree
-from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 from tests.support.training import latest_request, save_step
 
@@ -242,6 +242,15 @@ def test_what_differs_between_ranks_cannot_stand_once(tmp_path: Path, target: Pa
     assert not target.exists()
 
 
+def test_hash_tables_are_refused(tmp_path: Path, target: Path) -> None:
+    message = CheckpointMessage()
+    tensor = message.value.add(tag="table").maptensor.tensor.add(dims=[1], tensor_type="int32")
+    tensor.tensor_content = b"\1\0\0\0"
+    (tmp_path / "map.ckpt").write_bytes(message.SerializeToString())
+    with pytest.raises(PlanError, match=r"'table' is a MapTensor, which \.safetensors files cannot hold: leave it out"):
+        convert(build_request(source=str(tmp_path / "map.ckpt"), target=str(target), layout="unified"))
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -282,11 +291,16 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
         return transform_ranks(plan, ranks, *args, **kwargs)
 
     monkeypatch.setattr("core.session.transform_ranks", failing)
-    with pytest.raises(ConversionError, match="1 of 5 target ranks failed"):
+    with pytest.raises(
+        ConversionError, match=r"1 of 5 target files failed;(.|\n)*\n  model-00004-of-00005\.safetensors: no luck"
+    ):
         unify(target)
     assert not target.exists()
+    killed = target.with_name("out.reshard-partial") / ".model-00004-of-00005.safetensors.0123abcd.tmp"
+    killed.write_bytes(b"half of it")
     monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
     assert [rank.outcome.value for rank in unify(target).ranks] == [*["resumed"] * 3, "written", "resumed"]
+    assert len(names_in(target)) == 7
     assert read_as_transformers_does(target) == whole_model()
 
 
@@ -409,3 +423,16 @@ def test_a_nightly_export_keeps_the_newest(tmp_path: Path, target: Path) -> None
     assert report.removed == ("1_1",)
     assert names_in(target) == ["1_2"]
     assert INDEX in names_in(target / "1_2")
+
+
+def test_an_export_whose_index_was_changed_is_left_alone(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "training"
+    options: dict[str, Any] = {"target_strategy": "", "layout": "unified", "max_shard_size": "50KB"}
+    save_step(source, "1_1")
+    convert_latest(latest_request(source, target, **options))
+    spoil_index(target / "1_1")
+    save_step(source, "1_2")
+    report = convert_latest(latest_request(source, target, keep_checkpoint_max=1, **options))
+    assert report.removed == ()
+    assert any(f"{INDEX} was changed after it was written" in note for note in report.notes)
+    assert names_in(target) == ["1_1", "1_2"]

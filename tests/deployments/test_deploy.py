@@ -26,6 +26,7 @@ NAMES = {
     "convert-checkpoint/convert",
     "convert-latest-checkpoint/convert-latest",
     "verify-checkpoint/verify",
+    "compare-checkpoints/compare",
     "merge-strategy/merge-strategy",
 }
 LATEST = "convert-latest-checkpoint/convert-latest"

@@ -9,6 +9,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, ValidationError
 
+from core.comparison_request import ComparisonRequest
 from core.errors import InputError
 from core.latest_request import LatestConversionRequest
 from core.merge import MergeRequest
@@ -22,6 +23,7 @@ FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.convert_latest, LatestConversionRequest),
     (forms.verify, VerificationRequest),
     (forms.merge, MergeRequest),
+    (forms.compare, ComparisonRequest),
 ]
 EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "name", ""))
 WHERE = {"source": "/data/in", "target": "/data/out"}
@@ -89,14 +91,16 @@ def test_the_server_refuses_what_is_plainly_wrong(name: str, value: object) -> N
     assert list(error.absolute_path) == [name]
 
 
-@pytest.mark.parametrize("form", [forms.verify, forms.merge], ids=["verify", "merge"])
+@pytest.mark.parametrize("form", [forms.verify, forms.merge, forms.compare], ids=["verify", "merge", "compare"])
 def test_the_server_refuses_secrets_and_so_stores_none(form: Flow[..., Any]) -> None:
     schema = form.parameters.model_dump_for_openapi()
     right = dict.fromkeys(schema["required"], "/data/x")
     assert not validate(right, schema)
     for name in schema["required"]:
         assert validate(right | {name: "s3://bob:hunter2@bucket/run"}, schema)
-    assert validate(right | {"storage": "hunter2"}, schema)
+    for name in schema["properties"]:
+        if "storage" in name or "_key" in name:
+            assert validate(right | {name: "hunter2"}, schema)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_a_secret_is_not_repeated() -> None:
     assert "hunter2" not in str(ended.message)
 
 
-@pytest.mark.parametrize("name", ["convert", "convert_latest", "verify", "merge"])
+@pytest.mark.parametrize("name", ["convert", "convert_latest", "verify", "merge", "compare"])
 def test_a_worker_finds_the_form_by_its_import_path(name: str) -> None:
     found: Flow[..., Any] = load_flow_from_entrypoint(f"deployments.forms.{name}")
     assert found.parameters == getattr(forms, name).parameters

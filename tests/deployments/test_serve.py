@@ -37,7 +37,7 @@ def serving(server: PrefectServer, directory: Path) -> Iterator[None]:
 def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp_path: Path) -> None:
     with prefect_server(tmp_path / "prefect") as server:
         with serving(server, tmp_path / "first"):
-            until(lambda: len(server.client.read_deployments(limit=10, offset=0)) == 4, "no deployments", 60)
+            until(lambda: len(server.client.read_deployments(limit=10, offset=0)) == 5, "no deployments", 60)
             run_id = start_run(server, CONVERT, demo.parameters(tmp_path / "target"))
             await_run(server, run_id, "Completed")
         assert run(["verify", str(tmp_path / "target")]) == 0

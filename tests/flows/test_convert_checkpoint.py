@@ -16,6 +16,7 @@ from prefect import Task
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Pending
 
+import core.gather
 import core.session
 from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
 from core.layout import whole_layout
@@ -92,6 +93,28 @@ def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
     assert [row["rank"] for row in rows] == list(range(12))
     files = [target / row["file"] for row in rows]
     assert [row["size_bytes"] for row in rows] == [file.stat().st_size for file in files]
+
+
+def test_compares_the_values_with_the_sources(target: Path) -> None:
+    run = converted(FOUR_TO_THREE.request(target, verify="content"))
+    names = {f"fingerprint-source-{rank}" for rank in range(4)}
+    assert states(run, names) == dict.fromkeys(names, "Completed")
+    assert "every value of every copy is the source's" in run.artifacts["conversion-summary"]
+    assert json.loads((target / ".reshard/manifest.json").read_text())["verified"] == "content"
+
+
+def test_values_that_are_not_the_sources_fail_the_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = core.gather.LocalGatherer.fill
+
+    def zeroing(self: Any, blocks: Any) -> None:
+        fill(self, blocks)
+        blocks[0].buffer[-8:] = 0
+
+    monkeypatch.setattr(core.gather.LocalGatherer, "fill", zeroing)
+    state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
+    assert state.is_failed()
+    assert "its values are not those of the source" in str(state.message)
+    assert not target.exists()
 
 
 def test_a_second_run_has_nothing_to_do(target: Path) -> None:

@@ -40,8 +40,9 @@ def cluster(tmp_path: Path) -> Iterator[DaskProcesses]:
 
 
 def test_converts_on_a_local_cluster(tmp_path: Path) -> None:
-    report = convert_checkpoint(PIPELINES.request(tmp_path / "out", dask_scheduler="local"))
+    report = convert_checkpoint(PIPELINES.request(tmp_path / "out", dask_scheduler="local", verify="content"))
     assert report.committed
+    assert report.compared  # the source is read by the workers, too
     assert read_tree(tmp_path / "out") == PIPELINES.want
 
 

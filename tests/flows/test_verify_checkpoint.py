@@ -63,6 +63,12 @@ def test_progress_reaches_the_caller(converted: Path) -> None:
     assert report.read_bytes == listener.done <= listener.total
 
 
+def test_values_are_compared_with_the_sources(converted: Path) -> None:
+    report = verify_checkpoint(VerificationRequest(target=str(converted), level=VerifyLevel.CONTENT))
+    assert (report.problems, report.level, report.compared) == ((), VerifyLevel.CONTENT, 7)
+    assert report.compared_bytes > 0
+
+
 def test_what_is_no_conversion_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it is not a finished conversion"):
         verify_checkpoint(VerificationRequest(target=str(tmp_path)))

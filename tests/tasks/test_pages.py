@@ -5,15 +5,20 @@ from pathlib import Path
 import pytest
 
 from core.budget import Budget
+from core.compare import compare_checkpoints
+from core.comparison_request import build_comparison
 from core.convert import convert, make_plan
-from core.errors import ConversionError, InputError, ReshardError, TargetError, VerificationError
+from core.errors import ConversionError, DifferenceError, InputError, ReshardError, TargetError, VerificationError
 from core.manifest import parse_manifest
 from core.merge import MergeReport
 from core.report import ConversionReport, StandIn, VerificationReport, summarize_plan
 from core.request import VerifyLevel
+from core.verify import verify_target
 from core.wording import size_text
 from tasks.pages import (
     LARGEST_TABLE_ROWS,
+    comparison_page,
+    difference_rows,
     failure_page,
     merge_page,
     plan_page,
@@ -45,6 +50,29 @@ def test_the_plan_tells_what_will_be_done_and_shows_it(target: Path) -> None:
     assert "| Workers | 2, with 4.0 MiB of buffers |" in page
     assert "| 2 | `rank_2/checkpoint_2.ckpt` |" in page
     assert "](data:image/svg+xml;base64,PHN2Zy8+)" in page
+
+
+def test_the_pages_of_a_unified_target(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, target_strategy="", layout="unified", max_shard_size="100KB")
+    page = plan_page(summarize_plan(make_plan(request), Budget(2, 2**21, 64), [(0,)], 1), str(target), "")
+    assert page.startswith("# Plan: 4 ranks → 3 files\n\n")
+    assert "| Parameters | 7 made whole |" in page
+    assert "## Target files\n\n| Number | File |" in page
+    assert report_page(convert(request)).startswith("# Converted: 4 ranks → 3 files\n")
+    assert "all" in verification_page(verify_target(str(target), VerifyLevel.STRUCTURE)).lower()
+
+
+def test_the_plan_shows_what_changes_do(target: Path) -> None:
+    changes = {"exclude": ["adam_m.*"], "rename": ["layers.0.weight_0=first"]}
+    request = FOUR_TO_THREE.request(target, target_strategy="", **changes)
+    summary = summarize_plan(make_plan(request), Budget(2, 2**21, 64), [(0,)], 1)
+    page = plan_page(summary, str(target), "")
+    assert "## What is changed\n\n| Parameter | Made from | How | Dtype | Shape |" in page
+    assert "| `first` | `layers.0.weight_0` | renamed |" in page
+    assert "| `adam_m.layers.4.weight_4` | `exclude adam_m.*` |" in page
+    assert "What is changed" not in plan_page(
+        summarize_plan(make_plan(FOUR_TO_THREE.request(target)), Budget(2, 2**21, 64), [(0,)], 1), str(target), ""
+    )
 
 
 def test_a_plan_that_cuts_nothing_has_no_picture(target: Path) -> None:
@@ -145,3 +173,24 @@ def test_what_stood_in_for_lost_ranks_is_said_first(report: ConversionReport) ->
     assert head in report_page(recovered)
     assert "\n| 3 | it ends at byte 5 | 7 | 412 |" in report_page(recovered)
     assert "Recovered" not in report_page(report)
+
+
+def test_the_page_of_the_same_model_names_both_sides() -> None:
+    source, strategy = FOUR_TO_THREE.directory / "src", str(FOUR_TO_THREE.directory / "src_strategy.ckpt")
+    request = build_comparison(a=str(source), b=str(FOUR_TO_THREE.directory / "full"), strategy_a=strategy)
+    page = comparison_page(compare_checkpoints(request))
+    assert page.startswith("# The same model\n\nEvery copy of every slice was read")
+    assert f"| A | `{source}` |" in page
+    assert "| Parameters | 7, 205.5 KiB |" in page
+
+
+def test_the_table_of_differences_has_an_end() -> None:
+    rows = difference_rows([("w", "content", "1 of 2 elements")] * (LARGEST_TABLE_ROWS + 2))
+    assert rows[0] == {"parameter": "w", "differs in": "content", "what": "1 of 2 elements"}
+    assert rows[-1]["parameter"] == "and 2 more"
+    assert len(rows) == LARGEST_TABLE_ROWS + 1
+
+
+def test_what_to_do_about_a_difference_is_no_advice_to_convert_again() -> None:
+    page = failure_page("compare a with b", DifferenceError("NOT the same"))
+    assert "can be left out: select, include, exclude, ignore dtype" in page

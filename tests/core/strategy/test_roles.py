@@ -21,12 +21,12 @@ def test_different_spellings_of_the_same_devices() -> None:
 
 
 def test_rows_and_columns_are_cut_by_one_kind() -> None:
-    assert device_roles([("rows", ROWS), ("columns", COLUMNS)], 8).several_kinds == ""
+    assert device_roles([("rows", ROWS), ("columns", COLUMNS)], 8).several_sizes == ""
 
 
 def test_nothing_is_cut() -> None:
     roles = device_roles([("whole", WHOLE)], 8)
-    assert (roles.data_parallel, roles.model_parallel, roles.several_kinds) == (8, 1, "")
+    assert (roles.data_parallel, roles.model_parallel, roles.several_sizes) == (8, 1, "")
     assert device_roles([], 1).model_parallel == 1
 
 
@@ -34,17 +34,27 @@ def test_experts_are_another_kind() -> None:
     experts = ParameterLayout((2, 4), ((1,), (0,)))
     roles = device_roles([("rows", ROWS), ("experts", experts)], 8)
     assert (roles.data_parallel, roles.model_parallel) == (1, 8)
-    assert roles.several_kinds == (
+    assert roles.several_sizes == (
         "different devices cut different parameters: 2 devices cut 'experts' along axis 0; "
         "4 devices cut 'experts' along axis 1, 'rows' along axis 0"
     )
+
+
+def test_the_same_number_of_pieces_by_other_devices() -> None:
+    by_steps = ParameterLayout((4, 2), ((1,), ()))
+    roles = device_roles([("rows", ROWS), ("embedding", by_steps)], 8)
+    assert (roles.data_parallel, roles.model_parallel, roles.several_sizes) == (2, 4, "")
+    assert not roles.is_one_kind
+    of_six = [("rows", ParameterLayout((2, 3), ((0,),))), ("embedding", ParameterLayout((3, 2), ((1,),)))]
+    roles = device_roles(of_six, 6)
+    assert (roles.data_parallel, roles.model_parallel, roles.several_sizes) == (2, 3, "")
 
 
 def test_arrangements_that_do_not_go_together() -> None:
     two, three = ParameterLayout((3, 2), ((0,),)), ParameterLayout((2, 3), ((0,),))
     roles = device_roles([("two", two), ("three", three)], 6)
     assert (roles.data_parallel, roles.model_parallel) == (1, 6)
-    assert roles.several_kinds == (
+    assert roles.several_sizes == (
         "devices are arranged in ways that do not go together: in groups of 2 for 'two', of 3 for 'three'"
     )
 
@@ -68,7 +78,7 @@ def test_data_parallel_ranks_hold_the_same(data: st.DataObject) -> None:
     devices = data.draw(st.sampled_from(DEVICE_COUNTS))
     of_stage = [(f"p{n}", as_layout(data.draw(layouts(devices, 2)))) for n in range(data.draw(st.integers(1, 4)))]
     roles = device_roles(of_stage, devices)
-    assert roles.data_parallel * roles.model_parallel == devices
+    assert roles.data_parallel * roles.model_parallel == roles.device_count == devices
     for axis in roles.axes:
         for _, layout in of_stage:
             bare = ParameterLayout(layout.device_matrix, layout.tensor_map, layout.nested)

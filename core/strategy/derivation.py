@@ -1,0 +1,256 @@
+"""A strategy for other numbers of devices, derived from one that the network was compiled to.
+
+What the network decides is kept: which tensor axes of which parameters model parallel cuts, which parameters pipeline
+stages share, which ones optimizer parallel cuts. What a job decides is changed: how many devices there are for each.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from core.dtypes import DType
+from core.errors import LayoutError, StrategyError
+from core.layout import ParameterLayout
+from core.slices import Shape
+from core.strategy.model import StageStrategy, Strategy
+from core.strategy.optimizer_shards import (
+    ShardWish,
+    has_optimizer_shard,
+    wish_like,
+    with_optimizer_shard,
+    without_optimizer_shard,
+)
+from core.strategy.rescaling import CutRule, Rescaler, parse_cut
+from core.strategy.roles import Roles, device_roles
+from core.strategy.staging import Staging, assign_stages, fits, owner_of, parse_place
+from core.wording import counted
+
+_MOST_TOLD = 12
+_ASSUMED_ITEMSIZE = 4
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class StrategyWish:
+    """The job that a strategy is made for.
+
+    Attributes:
+        data_parallel: copies of the model in each stage; context parallel is among them.
+        model_parallel: devices that share each copy.
+        pipeline: stages.
+        optimizer_parallel: whether the copies share parameters and optimizer states.
+        optimizer_threshold_bytes: smaller parameters are not shared so, where the source does not tell.
+        layers: each stage's layers, `0-11,12-23`; empty: evenly.
+        cuts: rules `PATTERN=AXIS` for what model parallel cuts, in place of what the source says.
+        places: rules `PATTERN=first` for who holds what is of no layer.
+    """
+
+    data_parallel: int
+    model_parallel: int
+    pipeline: int
+    optimizer_parallel: bool = False
+    optimizer_threshold_bytes: int = 64 << 10
+    layers: str = ""
+    cuts: Sequence[str] = ()
+    places: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What is known of a whole tensor; the dtype only if there is a checkpoint."""
+
+    shape: Shape
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A derived strategy, and what is to be said of it."""
+
+    strategy: Strategy
+    roles: Roles
+    staging: Staging
+    unchecked: int
+    notes: tuple[str, ...]
+
+
+def told_by_strategy(source: Strategy) -> dict[str, TensorFacts]:
+    """The shapes that a JSON strategy tells."""
+    return {
+        name: TensorFacts(layout.tensor_shape)
+        for stage in source.stages
+        for name, layout in stage.layouts.items()
+        if layout.tensor_shape is not None
+    }
+
+
+def derive_strategy(source: Strategy, wish: StrategyWish, facts: Mapping[str, TensorFacts]) -> Derived:
+    """The strategy of a job, like that of another; `facts` are of those parameters of which they are known.
+
+    Raises:
+        StrategyError: the source does not tell what is asked for, or parameters do not divide; names all of them.
+    """
+    _check_sizes(wish)
+    names = source.parameters
+    rules = _rules_of(wish.cuts, names)
+    layouts = [(name, layout) for stage in source.stages for name, layout in stage.layouts.items()]
+    try:
+        roles = device_roles([each for each in layouts if each[0] not in rules], source.devices_per_stage)
+    except LayoutError as error:
+        raise StrategyError(f"{source.origin}: {error}") from error
+    rescaler = Rescaler(roles, wish.data_parallel, wish.model_parallel, bool(rules))
+    rescaler.check(source.origin)
+    staging = assign_stages(source, wish.pipeline, wish.layers, [parse_place(text) for text in wish.places])
+    sharder = _Sharder(source, wish, facts)
+    stages = _made_stages(source, staging, rescaler, sharder, rules, facts, wish)
+    unchecked = len({name for stage in stages for name in stage.layouts} - facts.keys())
+    notes = (*staging.notes, *rescaler.notes, *sharder.notes, *_unchecked_note(unchecked, len(names)))
+    origin = f"a strategy like {source.origin}"
+    return Derived(Strategy(stages, origin), roles, staging, unchecked, notes)
+
+
+def _made_stages(
+    source: Strategy,
+    staging: Staging,
+    rescaler: Rescaler,
+    sharder: "_Sharder",
+    rules: Mapping[str, CutRule],
+    facts: Mapping[str, TensorFacts],
+    wish: StrategyWish,
+) -> tuple[StageStrategy, ...]:
+    """The stages' layouts.
+
+    Raises:
+        StrategyError: parameters do not divide, or nothing tells how they are to be cut; names all of them.
+    """
+    problems: dict[str, dict[str, None]] = {}
+    stages = []
+    for number, held in enumerate(staging.held):
+        made: dict[str, ParameterLayout] = {}
+        for name, like in held.items():
+            layout = source.stages[like].layouts[name]
+            shape = facts[name].shape if name in facts else None
+            try:
+                base = rescaler.rescaled(name, without_optimizer_shard(layout), shape, rules.get(name))
+                if shape is not None:
+                    base.cut(len(shape)).bounds(shape)
+                made[name] = replace(sharder.sharded(name, layout, base), tensor_shape=shape)
+            except LayoutError as error:
+                problems.setdefault(str(error), {})[name] = None
+        stages.append(StageStrategy(number, made))
+    if problems:
+        heading = (
+            f"{source.origin}: cannot be made over into data parallel {wish.data_parallel} x model parallel "
+            f"{wish.model_parallel}"
+        )
+        lines = [f"{error}: {_named([*of_error])}" for error, of_error in problems.items()]
+        raise StrategyError("\n  - ".join([heading, *lines]))
+    return tuple(stages)
+
+
+def _check_sizes(wish: StrategyWish) -> None:
+    for option, number in (
+        ("--data-parallel", wish.data_parallel),
+        ("--model-parallel", wish.model_parallel),
+        ("--pipeline", wish.pipeline),
+    ):
+        if not 1 <= number <= _LARGEST:
+            raise StrategyError(f"{option} {number}: it has to be a number from 1 to {_LARGEST}")
+
+
+class _Sharder:
+    """Decides which parameters optimizer parallel cuts, and keeps count of those that it cannot."""
+
+    def __init__(self, source: Strategy, wish: StrategyWish, facts: Mapping[str, TensorFacts]) -> None:
+        self._wish = wish
+        self._facts = facts
+        self._names = source.parameters
+        # of several stages' the lowest one's
+        self._layouts = {name: layout for stage in reversed(source.stages) for name, layout in stage.layouts.items()}
+        self._told = any(has_optimizer_shard(layout) for stage in source.stages for layout in stage.layouts.values())
+        self._whole: dict[str, None] = {}
+        self._assumed = False
+
+    def sharded(self, name: str, like: ParameterLayout, base: ParameterLayout) -> ParameterLayout:
+        """The layout with its optimizer shard, if it gets one."""
+        if not self._wish.optimizer_parallel:
+            return base
+        if self._told and without_optimizer_shard(like) == base:
+            return replace(like, tensor_shape=base.tensor_shape)
+        wish = self._wished(name, like)
+        if wish is None:
+            return base
+        shape = self._facts[name].shape if name in self._facts else None
+        cut = with_optimizer_shard(base, shape, wish.size)
+        if cut is None:
+            self._whole[name] = None
+        return cut or base
+
+    def _wished(self, name: str, like: ParameterLayout) -> ShardWish | None:
+        wish = wish_like(like)
+        if wish is not None:
+            return wish
+        owner = owner_of(name, self._names)
+        of_owner = self._layouts.get(owner, like)
+        if self._told and (has_optimizer_shard(of_owner) or _could_be_sharded(of_owner)):
+            return wish_like(of_owner)  # the network decided, and its states follow
+        facts = self._facts.get(owner) or self._facts.get(name)
+        if facts is None:
+            raise LayoutError(
+                "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not tell. "
+                "Name a checkpoint of it with --checkpoint, or a JSON strategy"
+            )
+        if facts.dtype is None:
+            self._assumed = True
+        size_bytes = math.prod(facts.shape) * (facts.dtype.itemsize if facts.dtype else _ASSUMED_ITEMSIZE)
+        return ShardWish() if size_bytes >= self._wish.optimizer_threshold_bytes else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be said of it."""
+        notes = []
+        if self._whole:
+            notes.append(
+                f"optimizer parallel leaves {counted(len(self._whole), 'parameter')} as they are, as MindSpore does, "
+                f"since axis 0 does not divide or there is one copy only: {', '.join([*self._whole][:4])}"
+                f"{', …' if len(self._whole) > 4 else ''}"
+            )
+        if self._assumed:
+            notes.append(
+                "what optimizer parallel cuts was told by size, of 4 bytes a value since the strategy tells no dtypes; "
+                "--checkpoint would tell them"
+            )
+        return notes
+
+
+def _could_be_sharded(layout: ParameterLayout) -> bool:
+    """Whether there are copies that an optimizer shard could use, so that its not being there tells something."""
+    shape = layout.tensor_shape
+    return with_optimizer_shard(layout, shape, -1) is not None
+
+
+def _rules_of(texts: Sequence[str], names: frozenset[str]) -> dict[str, CutRule]:
+    """Parameter -> the last of the rules that fit it, or the parameter that it is a state of."""
+    rules: dict[str, CutRule] = {}
+    for text in texts:
+        rule = parse_cut(text)
+        fitting = [name for name in names if fits(rule.pattern, name, names)]
+        if not fitting:
+            raise StrategyError(f"--cut {text}: no parameter's name fits {rule.pattern!r}")
+        rules |= dict.fromkeys(fitting, rule)
+    return rules
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return f"{', '.join(map(repr, names[:_MOST_TOLD]))}{more}"
+
+
+def _unchecked_note(unchecked: int, count: int) -> Iterable[str]:
+    if unchecked:
+        which = "no parameter's shape" if unchecked == count else f"the shapes of {unchecked} of {count} parameters"
+        are = "is" if unchecked == count else "are not"
+        yield (
+            f"{which} {are} known, so that it could not be checked whether they divide; name a checkpoint of this "
+            "strategy with --checkpoint to be sure"
+        )

@@ -1,0 +1,47 @@
+"""Checkpoints in object stores as sides of a comparison, each with a storage of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.main import run
+from core.compare import compare_checkpoints
+from core.comparison_request import build_comparison
+from tests.storage.conftest import BUCKET, Store
+from tests.support.checkpoints import case
+from tests.support.s3_server import S3Server, s3_server
+
+CASE = case(7010).directory
+
+
+def options_of(server: S3Server, url: str) -> str:
+    return json.dumps({"endpoint_url": url, "key": server.access_key, "secret": server.secret_key})
+
+
+@pytest.mark.parametrize("protocol", ["s3", "obs"])
+def test_a_store_and_a_disk(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    source, strategy = store.add(CASE / "src", "src"), store.add(CASE / "src_strategy.ckpt", "strategy.ckpt")
+    sides = [source, str(CASE / "want"), "--strategy-a", strategy, "--strategy-b", str(CASE / "dst_strategy.ckpt")]
+    assert run(["diff", *sides]) == 0
+    assert capsys.readouterr().out.startswith("the same model: 8 parameters, 333.2 KiB, 8 and 2 ranks\n")
+    assert "PutObject" not in store.proxy.counts()
+
+
+def test_one_url_on_two_servers(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = store.add(CASE / "full", "model")
+    with s3_server(tmp_path / "root", (BUCKET,)) as other:
+        there = other.path(BUCKET, f"{store.prefix}/model/rank_0/full_0.ckpt")
+        there.parent.mkdir(parents=True)
+        [whole] = (CASE / "full").rglob("*.ckpt")
+        content = bytearray(whole.read_bytes())
+        content[-1] ^= 0x40
+        there.write_bytes(content)
+        other.look_again()
+        for name in store.proxy.environment:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HERE", options_of(store.server, store.proxy.url))
+        monkeypatch.setenv("THERE", options_of(other, other.url))
+        report = compare_checkpoints(build_comparison(a=url, b=url, storage_a="env:HERE", storage_b="env:THERE"))
+    assert report.verdict == "NOT the same: 1 parameter of different content"
+    assert report.differences[0].count == 1
