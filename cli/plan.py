@@ -225,8 +225,9 @@ def _from_to(before: str, after: str) -> str:
 def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, Any]:
     """What fills one parameter of one target rank, as JSON.
 
-    Boxes are in the coordinates of the shards; of each read `file_offsets` are its first byte in the source file and
-    the byte after its last, and it consists of `runs` contiguous runs of equal length.
+    Boxes are in the coordinates of the shards; where there are `axes`, target axis i is source axis `axes[i]`. Of each
+    read `file_offsets` are its first byte in the source file and the byte after its last, and it consists of `runs`
+    contiguous runs of equal length.
 
     Raises:
         InputError: there is no such rank, or it has no such parameter.
@@ -257,8 +258,10 @@ def _describe_read(plan: "ConversionPlan", parameter: "ParameterPlan", read: "Re
     described = {
         "source_rank": read.source_rank,
         "source_file": plan.inputs.catalog.records[read.source_rank].location,
+        "source_parameter": parameter.sources[read.source].name,
         "source_box": str(read.source_box),
         "target_box": str(read.target_box),
+        "axes": None if read.axes is None else list(read.axes),
         "size_bytes": read.source_box.size * entry.dtype.itemsize,
     }
     if not entry.extents or not read.source_box.size:
@@ -289,6 +292,10 @@ def _near(name: str, names: Sequence[str]) -> str:
     return f"; is it one of {', '.join(near)}?" if near else ""
 
 
+def _turned(box: str, axes: Sequence[int] | None) -> str:
+    return box if axes is None else f"{box}, axes {', '.join(map(str, axes))}"
+
+
 def _print_reads(reads: dict[str, Any]) -> None:
     facts = [
         ("parameter", f"{printable(reads['parameter'])}, {reads['dtype']} {reads['shape']}"),
@@ -300,12 +307,13 @@ def _print_reads(reads: dict[str, Any]) -> None:
     print_facts(facts)
     click.echo()
     print_table(
-        ("source rank", "source box", "target box", "bytes", "runs", "from offset", "to offset"),
+        ("source rank", "of", "source box", "target box", "bytes", "runs", "from offset", "to offset"),
         [
             (
                 read["source_rank"],
+                read["source_parameter"],
                 read["source_box"],
-                read["target_box"],
+                _turned(read["target_box"], read["axes"]),
                 read["size_bytes"],
                 read["runs"],
                 *(read["file_offsets"] or ("", "")),

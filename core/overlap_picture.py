@@ -23,7 +23,8 @@ _HUE_STEP = 137.508
 _STYLE = (
     "text{font-family:system-ui,sans-serif;font-size:12px;fill:#374151}"
     ".head{font-size:13px;font-weight:600;fill:#111827}"
-    ".inside{font-size:10px;text-anchor:middle;fill:#111827;pointer-events:none}"
+    ".inside{font-size:11px;text-anchor:middle;fill:#111827;pointer-events:none}"
+    ".inside{paint-order:stroke;stroke:#fff;stroke-width:4px;stroke-linejoin:round}"
     ".cell{fill:none;stroke:#111827;pointer-events:none}.part{stroke:#fff;stroke-width:.5}"
 )
 

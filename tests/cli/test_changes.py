@@ -195,6 +195,22 @@ def test_a_dry_run_shows_what_becomes_of_parameters(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_changed_parameter_is_read_from(
+    reshard: Callable[..., Any], tmp_path: Path, source: tuple[Model, list[str]]
+) -> None:
+    arguments = [*source[1], "--changes", tmp_path / "changes.yaml", "--rank", 0]
+    reads = reshard("plan", *arguments, "--param", "model.layers.0.gate_up.weight", "--json").json["reads"]
+    assert [read["source_parameter"] for read in reads] == ["layers.0.gate.weight"] * 4 + ["layers.0.up.weight"] * 2
+    assert [read["size_bytes"] for read in reads] == [6 * 16 * 4] * 4 + [24 * 8 * 4] * 2
+    reads = reshard("plan", *arguments, "--param", "model.layers.0.dense.weight", "--json").json["reads"]
+    assert [(read["source_box"], read["target_box"], read["axes"]) for read in reads[:2]] == [
+        ("[0:4, 0:32]", "[0:32, 0:4]", [1, 0]),
+        ("[0:4, 0:32]", "[0:32, 4:8]", [1, 0]),
+    ]
+    shown = reshard("plan", *arguments, "--param", "model.layers.0.dense.weight").out
+    assert "0  layers.0.dense.weight  [0:4, 0:32]  [0:32, 0:4], axes 1, 0 " in shown
+
+
 REFUSED_OPTIONS = [
     (["--rename", "a"], "--rename ('a',): 'a' must be OLD=NEW or re:PATTERN=NEW"),
     (["--rename", "a=b=c"], "'a=b=c' must be OLD=NEW or re:PATTERN=NEW"),

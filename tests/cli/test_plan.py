@@ -88,7 +88,7 @@ def test_table_of_reads(reshard: Callable[..., Any]) -> None:
     assert shown.code == 0
     assert "box        [48:96, 0:8, 0:4] of the whole tensor, 6144 bytes" in shown.out
     assert shown.out.splitlines()[-1].split() == [
-        *("3", "[48:96,", "0:4,", "0:2]", "[0:48,", "4:8,", "2:4]", "1536", "1", "1579", "3115"),
+        *("3", "layers.1.weight_1", "[48:96,", "0:4,", "0:2]", "[0:48,", "4:8,", "2:4]", "1536", "1", "1579", "3115"),
     ]
 
 

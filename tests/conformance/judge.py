@@ -45,6 +45,14 @@ def transform(source: str, target: str, source_strategy: str | None, target_stra
     mindspore.transform_checkpoints(source, target, "checkpoint_", source_strategy, target_strategy)
 
 
+def cast(source: str, target: str, dtype: str) -> None:
+    """Saves a checkpoint file's parameters in another dtype."""
+    loaded = mindspore.load_checkpoint(source)
+    to = getattr(mindspore, dtype)
+    parameters = [{"name": name, "data": mindspore.Tensor(value).astype(to)} for name, value in loaded.items()]
+    mindspore.save_checkpoint(parameters, target)
+
+
 def merge(directory: str, path: str) -> None:
     """Merges the strategy files of a job's ranks."""
     mindspore.merge_pipeline_strategys(directory, path)
@@ -101,7 +109,7 @@ def signatures(functions: list[str]) -> dict[str, list[list[str]]]:
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (save, transform, merge, load, call, configure, signatures)
+    function.__name__: function for function in (save, transform, cast, merge, load, call, configure, signatures)
 }
 
 

@@ -55,6 +55,10 @@ class Judge:
             target_strategy=target_strategy and str(target_strategy),
         )
 
+    def cast(self, source: Path, target: Path, dtype: str) -> None:
+        """Saves a checkpoint file's parameters in another dtype."""
+        self._ask("cast", source=str(source), target=str(target), dtype=dtype)
+
     def merge(self, directory: Path, path: Path) -> None:
         """Merges strategy files."""
         self._ask("merge", directory=str(directory), path=str(path))

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from tests.conformance.api_harness import all_cases, check_api_case, check_signatures
+from tests.conformance.casts import check_casts
 from tests.conformance.check import Verdict, check_case
 from tests.conformance.crc_and_information import check_crc_and_information
 from tests.conformance.encryption import check_encryption
@@ -128,6 +129,9 @@ def _check_api(only: str, directory: Path) -> int:
         for line in [] if only else check_unified(judge, directory / "unified"):
             unlike.append("unified checkpoints")
             click.echo(f"unified checkpoints: {line}")
+        for line in [] if only else check_casts(judge, directory / "casts"):
+            unlike.append("casts")
+            click.echo(f"casts: {line}")
         for line in [] if only else check_made_strategies(judge, directory / "made_strategies"):
             unlike.append("made strategies")
             click.echo(f"made strategies: {line}")

@@ -46,6 +46,7 @@ def conformance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conformance:
         monkeypatch.setattr(run, "check_removed_redundancy", lambda judge, directory: [])
         monkeypatch.setattr(run, "check_made_strategies", lambda judge, directory: [])
         monkeypatch.setattr(run, "check_unified", lambda judge, directory: [])
+        monkeypatch.setattr(run, "check_casts", lambda judge, directory: [])
         monkeypatch.setattr(run, "PYTHON", tmp_path)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)

@@ -521,7 +521,8 @@ def test_broken_code(sabotage: Sabotage, checkpoint: Checkpoint, tmp_path: Path,
             assert not (tmp_path / level).exists()
 
 
-WRONG_VALUES = [sabotage for sabotage in BROKEN if sabotage.found_by in (CONTENT, NOBODY)]
+WRONG_VALUES = [sabotage for sabotage in BROKEN if sabotage.found_by is NOBODY]
+WRONG_VALUES += [sabotage for sabotage in BROKEN if sabotage.found_by is CONTENT][::4]
 
 
 @pytest.mark.parametrize("sabotage", WRONG_VALUES, ids=lambda sabotage: sabotage.what)

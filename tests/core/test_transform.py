@@ -47,7 +47,9 @@ class Buffers(Budget):
 
     def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
         shares = Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
-        return replace(shares, wide_block_bytes=self.wide_bytes, wide_asked_bytes=self.scratch_bytes) if wide else shares
+        if not wide:
+            return shares
+        return replace(shares, wide_block_bytes=self.wide_bytes, wide_asked_bytes=self.scratch_bytes)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -228,7 +228,7 @@ def killed(runs: subprocess.Popen[str], step: int) -> bool:
     assert runs.stderr is not None
     runs.stdin.write(f"{step}\n")
     runs.stdin.flush()
-    told = []
+    told: list[str] = []
     while (line := runs.stderr.readline()) not in ("0\n", "-9\n"):
         assert line, "".join(told)
         told.append(line)

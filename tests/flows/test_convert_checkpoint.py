@@ -98,7 +98,7 @@ def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
 def test_compares_the_values_with_the_sources(target: Path) -> None:
     run = converted(FOUR_TO_THREE.request(target, verify="content"))
     names = {f"fingerprint-source-{rank}" for rank in range(4)}
-    assert states(run, names) == dict.fromkeys(names, "Completed")
+    assert states(run, names).items() >= dict.fromkeys(names, "Completed").items()
     assert "every value of every copy is the source's" in run.artifacts["conversion-summary"]
     assert json.loads((target / ".reshard/manifest.json").read_text())["verified"] == "content"
 
@@ -108,7 +108,8 @@ def test_values_that_are_not_the_sources_fail_the_run(target: Path, monkeypatch:
 
     def zeroing(self: Any, blocks: Any) -> None:
         fill(self, blocks)
-        blocks[0].buffer[-8:] = 0
+        part = blocks[0].parts[0]
+        blocks[0].buffer[part.position : part.position + part.size_bytes] = 0
 
     monkeypatch.setattr(core.gather.LocalGatherer, "fill", zeroing)
     state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
