@@ -40,9 +40,10 @@ _MOST_NOTED = 20
 def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool, **options: Any) -> None:
     """Converts the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
 
-    SOURCE is a directory with rank_0, rank_1, …, a pattern with {rank} in it, or one file. TARGET appears when all of
-    its ranks are written and checked. A run that was interrupted goes on where it stopped when the same command is
-    given again; what was done is not done twice. Paths may be URLs that fsspec knows (s3://…).
+    SOURCE is a directory with rank_0, rank_1, …, a pattern with {rank} in it, one file, or a directory of whole tensors
+    with an index. TARGET appears when all of its ranks are written and checked. A run that was interrupted goes on
+    where it stopped when the same command is given again; what was done is not done twice. Paths may be URLs that
+    fsspec knows (s3://…).
 
     \b
     Examples:
@@ -50,6 +51,9 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         reshard convert ckpt out --source-strategy strategy --target-strategy new_strategy.ckpt
       to one whole file, as safetensors, of step 10_5:
         reshard convert ckpt whole --source-strategy strategy --format safetensors --step 10_5
+      to whole tensors, as Hugging Face's loaders want them, and from there to any strategy:
+        reshard convert ckpt hf --source-strategy strategy --layout unified --max-shard-size 5GB
+        reshard convert hf out --target-strategy new_strategy.ckpt
       files that are named otherwise, without Prefect:
         reshard convert 'ckpt_{rank}/net{rank}-10_5.ckpt' out --source-strategy strategy --engine direct
       a half on each of two machines:

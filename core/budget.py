@@ -138,7 +138,7 @@ class Budget:
     def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
         """What a group of `count` ranks has for which as many workers as `lanes` gather.
 
-        `wide`: some blocks are to be as large as memory allows, for each may take as much reading as all of a parameter.
+        `wide`: some blocks are to be as large as memory allows, for each may take reading all of a parameter.
         """
         upload = None
         upload_bytes = 0

@@ -64,7 +64,5 @@ def overflow_notes(totals: Mapping[str, int]) -> tuple[str, ...]:
         return ()
     told = [f"{name}: {count}" for name, count in sorted(totals.items(), key=lambda item: -item[1])[:_MOST_TOLD]]
     more = f" and {len(totals) - _MOST_TOLD} more" if len(totals) > _MOST_TOLD else ""
-    return (
-        f"cast, as allowed, although too large: {counted(sum(totals.values()), 'finite value')} became INFINITE "
-        f"({', '.join(told)}{more})",
-    )
+    count = counted(sum(totals.values()), "finite value")
+    return (f"cast, as allowed, although too large: {count} became INFINITE ({', '.join(told)}{more})",)

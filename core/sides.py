@@ -6,9 +6,8 @@ slice, and fingerprinted where they lie.
 """
 
 import math
-import sys
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from core.changes import Selection
-from core.checkpoint.contents import Stretch
+from core.checkpoint.contents import share_of
 from core.checkpoint.records import CatalogRecord
 from core.convert import catalog_source, load_strategy
 from core.damage import TELLING_STEPS
@@ -49,8 +48,10 @@ from core.unified_source import strategy_of
 WORKER_BYTES = 32 * 2**20
 """What the buffers of one worker take at most: of a remote file, half of it is under way."""
 _REMOTE_FILES_AT_ONCE = 4
-_STRETCH_BYTES = 64 * 2**20
-"""Of a local file, read by one worker in one go: so that several share a large file."""
+_SHARE_BYTES = 64 * 2**20
+"""Of a local file, at least, that one worker reads in one go."""
+_MOST_SHARES = 4
+"""Of one file, for each worker: few, and yet enough for all to end at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -244,14 +245,20 @@ class CheckpointSide:
         advance = advancing(progress, stop)
         tallies = _Tallies(self._plan, frozenset(names), casts or {})
 
-        def read(work: _Work) -> None:
-            parts = with_retries(lambda: shard_sums(work.record, work.shares, advance, work.stretches), progress.note)
-            tallies.add(work.record.rank, parts)
+        def read(work: tuple[CatalogRecord, int, int]) -> None:
+            record, number, count = work
+            shares = tallies.shares(record)
+            stretches = share_of([record.index.entries[name] for name in shares], number, count)
+            tallies.add(
+                record.rank, with_retries(lambda: shard_sums(record, shares, advance, stretches), progress.note)
+            )
 
         records = self._plan.inputs.catalog.records.values()
         are_local = all(parse_url(record.location).is_local for record in records)
-        work = (each for record in records for each in _divided(record, tallies.shares(record), are_local))
         workers = self.workers if are_local else min(self.workers, _REMOTE_FILES_AT_ONCE)
+        # several may work on a large file at once; a remote one is asked for what is ahead by one
+        counts = {record.rank: self._shares_of(record, workers) if are_local else 1 for record in records}
+        work = ((record, number, counts[record.rank]) for record in records for number in range(counts[record.rank]))
         self._context.copy().run(in_threads, read, work, workers, stop)
         contents = tallies.contents()
         put_together = {
@@ -260,6 +267,11 @@ class CheckpointSide:
             if not found
         }
         return replace(contents, fingerprints={**contents.fingerprints, **put_together})
+
+    @staticmethod
+    def _shares_of(record: CatalogRecord, workers: int) -> int:
+        """How many shares a local file is read in."""
+        return max(1, min(_MOST_SHARES * workers, record.size_bytes // _SHARE_BYTES))
 
     def _assembled(self, name: str, cast: DType | None) -> int:
         """The fingerprint of a parameter of which each stage has a part only."""
@@ -369,31 +381,6 @@ def _chosen(request: ConversionRequest, names: Collection[str]) -> tuple[list[st
     patterns = {("include", pattern) for pattern in request.include} | {("exclude", each) for each in request.exclude}
     unused = frozenset(f"--{option} {pattern}" for option, pattern in patterns if (option, pattern) not in fitting)
     return [name for name in names if name not in excluded], unused
-
-
-@dataclass(frozen=True)
-class _Work:
-    """Some of a file's contents, for one worker."""
-
-    record: CatalogRecord
-    shares: Mapping[str, Sequence[Share]]
-    stretches: Sequence[Stretch]
-
-
-def _divided(record: CatalogRecord, shares: Mapping[str, Sequence[Share]], is_local: bool) -> Iterator[_Work]:
-    """The work on a file; on a large local one several can work at once."""
-    most_bytes = _STRETCH_BYTES if is_local else sys.maxsize
-    stretches: list[Stretch] = []
-    size_bytes = 0
-    for name in shares:
-        for stretch in Stretch.whole(record.index.entries[name]).divided(most_bytes):
-            stretches.append(stretch)
-            size_bytes += stretch.size_bytes
-            if size_bytes >= most_bytes:
-                yield _Work(record, shares, stretches)
-                stretches, size_bytes = [], 0
-    if stretches:
-        yield _Work(record, shares, stretches)
 
 
 class _Tallies:

@@ -49,7 +49,7 @@ FIELD_ORDER = (
     # what is damaged or said twice
     *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
     # what the files are, beyond their format
-    *("decrypt_key", "decrypt_mode", "encrypt_key", "encrypt_mode"),
+    *("decrypt_key", "decrypt_mode", "source_decrypt_key", "source_decrypt_mode", "encrypt_key", "encrypt_mode"),
     *("decrypt_key_a", "decrypt_mode_a", "decrypt_key_b", "decrypt_mode_b"),
     *("write_crc", "append_info", "remove_redundancy", "replicas"),
     # where it runs, and with what

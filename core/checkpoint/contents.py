@@ -31,16 +31,28 @@ class Stretch:
         """All of an entry."""
         return cls(entry, 0, math.prod(entry.shape))
 
-    def divided(self, most_bytes: int) -> "Iterator[Stretch]":
-        """Stretches of at most so many bytes, or one element; one of nothing, and a text, stay as they are."""
-        step = self.stop if self.entry.text is not None else max(1, most_bytes // self.entry.dtype.itemsize)
-        for start in range(self.start, max(self.stop, self.start + 1), max(step, 1)):
-            yield Stretch(self.entry, start, min(start + step, self.stop))
-
     @property
     def size_bytes(self) -> int:
         """Bytes of these elements."""
         return (self.stop - self.start) * self.entry.dtype.itemsize
+
+
+def share_of(entries: Sequence[TensorEntry], number: int, count: int) -> list[Stretch]:
+    """What one of `count` workers reads of entries, for all to have about as many bytes; texts stay whole."""
+    total_bytes = sum(entry.size_bytes for entry in entries)
+    low, high = (total_bytes * edge // count for edge in (number, number + 1))
+    stretches = []
+    begin = 0
+    for entry in entries:
+        end = begin + entry.size_bytes
+        if entry.text is not None or not entry.size_bytes:
+            if low <= begin < high or (begin == high and number + 1 == count):
+                stretches.append(Stretch.whole(entry))
+        elif begin < high and low < end:
+            start, stop = ((edge - begin) // entry.dtype.itemsize for edge in (max(low, begin), min(high, end)))
+            stretches.append(Stretch(entry, start, stop))
+        begin = end
+    return stretches
 
 
 def read_stretches(

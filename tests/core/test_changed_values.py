@@ -208,7 +208,7 @@ def test_a_turned_matrix_is_read_once_for_each_wide_block(
 ) -> None:
     """256 KiB of which every block of the target is a strip of all rows; the parameters beside it are read once."""
     matrix = np.arange(256 * 256, dtype=np.int32).reshape(256, 256)
-    tensors = {name: ("Int32", matrix) for name in ("before", "turned", "after")}
+    tensors = dict.fromkeys(("before", "turned", "after"), ("Int32", matrix))
     write_source(tmp_path / "src", tensors, dict.fromkeys(tensors, WHOLE), 1)
     url = str(tmp_path / "src")
     if remote:

@@ -78,7 +78,7 @@ def test_a_model_is_the_same_in_any_layout_and_one_changed_element_is_found(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fingerprints, "BLOCK_BYTES", data.draw(st.sampled_from([1000, 2**22])))
         patch.setattr(differences, "_BLOCK_BYTES", data.draw(st.sampled_from([200, 2**20])))
-        patch.setattr(sides, "_STRETCH_BYTES", data.draw(st.sampled_from([1000, 2**26])))
+        patch.setattr(sides, "_SHARE_BYTES", data.draw(st.sampled_from([500, 2**26])))
         a, strategy_a = one.write(directory / "a", data.draw(FORMATS), data.draw(st.sampled_from([101, 2**29])))
         b, strategy_b = other.write(directory / "b", data.draw(FORMATS))
         report = compared(a, b, strategy_a=strategy_a, strategy_b=strategy_b)

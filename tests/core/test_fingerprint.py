@@ -1,4 +1,5 @@
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def tensors(draw, itemsizes=ITEMSIZES, min_size=0, max_axes=4):
     memory = bits.integers(0, 256, (*stored, itemsize), np.uint8).view(f"u{itemsize}").reshape(stored)
     if draw(st.booleans()):
         memory &= bits.integers(0, 2, memory.shape).astype(memory.dtype)  # many zeros
-    return memory.transpose(np.argsort(order))[(..., *(slice(None, None, gap) for gap in gaps))]
+    index: tuple[Any, ...] = tuple(slice(None, None, gap) for gap in gaps)
+    return memory.transpose(np.argsort(order))[(..., *index)]
 
 
 def boxes(draw, shape: tuple[int, ...], most: int = 4) -> list[tuple[slice, ...]]:

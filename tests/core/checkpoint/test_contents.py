@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from core.checkpoint import ckpt
 from core.checkpoint.catalog import catalog_files
-from core.checkpoint.contents import Stretch, read_stretches, text_bytes
+from core.checkpoint.contents import Stretch, read_stretches, share_of, text_bytes
 from core.checkpoint.formats import plan_file
 from core.checkpoint.model import CheckpointFormat, OutputEntry
 from core.checkpoint.opening import open_checkpoint
@@ -57,15 +57,18 @@ def test_every_element_comes_once(tmp_path_factory: pytest.TempPathFactory, data
     if remote:
         url = put(directory / "m.ckpt", f"memory://{directory.name}/m.ckpt")
     record = record_of(url, assumed=remote and piece_bytes > 100 and data.draw(st.booleans()))
-    wholes = [Stretch.whole(entry) for entry in record.index.entries.values()]
-    most_bytes = data.draw(st.sampled_from([8, 20, 10**6]))
-    stretches = [part for whole in wholes for part in whole.divided(most_bytes)]
+    entries = list(record.index.entries.values())
+    workers = data.draw(st.integers(1, 5))
+    stretches = [stretch for number in range(workers) for stretch in share_of(entries, number, workers)]
+    assert {stretch.entry.name for stretch in stretches} == {entry.name for entry in entries}
     found = {name: np.zeros_like(whole) for name, (_, whole) in tensors.items()}
     counts = {name: np.zeros(whole.shape, int) for name, (_, whole) in tensors.items()}
     file = open_checkpoint(parse_url(url), None)
+    texts = 0
     buffer = np.empty(data.draw(st.sampled_from([8, 24, 100, 2**20])), np.uint8)
     for entry, box, values in read_stretches(file, record, stretches, buffer):
         if entry.text is not None:
+            texts += 1
             assert values.tobytes().decode("utf-32-le") == "hé"
             assert box.shape == values.shape == entry.shape
             continue
@@ -73,6 +76,7 @@ def test_every_element_comes_once(tmp_path_factory: pytest.TempPathFactory, data
         found[entry.name][box.as_index()] = values
         counts[entry.name][box.as_index()] += 1
     file.close()
+    assert texts == 1
     for name, (_, whole) in tensors.items():
         assert np.array_equal(found[name], whole)
         assert (counts[name] == 1).all()
