@@ -12,7 +12,7 @@ from core.comparison_request import ComparisonRequest, build_comparison
 from core.wording import seconds_text, size_text
 
 if TYPE_CHECKING:
-    from core.compare import ComparisonReport
+    from core.comparison_report import ComparisonReport
 
 _MOST_LISTED = 50
 _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))

@@ -38,7 +38,7 @@ class ComparisonRequest(BaseModel):
             title="A",
             min_length=1,
             description="A checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, or one file; "
-            "or what 'reshard fingerprint --json' told of one. A path or any URL that fsspec knows, without a password.",
+            "or what 'reshard fingerprint --json' told of one. A path or any URL of fsspec's, without a password.",
         ),
     ]
     b: Annotated[_Url, Field(title="B", min_length=1, description="The other one, likewise.")]

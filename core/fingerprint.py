@@ -222,8 +222,12 @@ def _weights(axis: _Axis, length: int) -> np.ndarray:
 
 def _mixed(stream: int, index: np.ndarray) -> np.ndarray:
     """Pseudo-random odd numbers, one for each index: splitmix64's, each stream begun elsewhere in its period."""
-    begin = _splitmix(np.array([stream % MODULUS], np.uint64))
-    return _splitmix(index + begin) | np.uint64(1)
+    return _splitmix(index + _begin(stream)) | np.uint64(1)
+
+
+@lru_cache(maxsize=64)
+def _begin(stream: int) -> np.ndarray:
+    return _splitmix(np.array([stream % MODULUS], np.uint64))
 
 
 def _splitmix(state: np.ndarray) -> np.ndarray:

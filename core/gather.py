@@ -250,6 +250,8 @@ class _Fetch:
     part: Part
     span: Span
     extents: tuple[Extent, ...]
+    offset: int
+    length: int
 
     @property
     def source_rank(self) -> int:
@@ -258,14 +260,6 @@ class _Fetch:
     @property
     def source_name(self) -> str:
         return self.block.parameters[self.part.name].sources[self.span.source].name
-
-    @property
-    def offset(self) -> int:
-        return self.extents[0].offset
-
-    @property
-    def length(self) -> int:
-        return self.span.length
 
     @property
     def goes_alone(self) -> bool:
@@ -302,15 +296,16 @@ class _Fetches:
     def of(self, blocks: Sequence[RankBlock]) -> "list[_Fetch]":
         """All that the parts of the blocks need."""
         return [
-            _Fetch(block, part, span, self._extents(block.parameters[part.name], span))
+            self._fetch(block, part, span)
             for block in blocks
             for part in block.parts
             for span in self._spans(block, part)
         ]
 
-    def _extents(self, parameter: ParameterPlan, span: Span) -> tuple[Extent, ...]:
-        entry = self._plan.source_entry(span.source_rank, parameter.sources[span.source].name)
-        return entry.extents_of(span.offset, span.length)
+    def _fetch(self, block: RankBlock, part: Part, span: Span) -> _Fetch:
+        name = block.parameters[part.name].sources[span.source].name
+        extents = self._plan.source_entry(span.source_rank, name).extents_of(span.offset, span.length)
+        return _Fetch(block, part, span, extents, extents[0].offset, span.length)
 
     def _spans(self, block: RankBlock, part: Part) -> tuple[Span, ...]:
         parameter = block.parameters[part.name]

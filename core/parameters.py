@@ -13,6 +13,9 @@ lacks it           lacks it           carried: copied unchanged to every target 
 (in no file)       holds it           missing: an error, unless excused, or another stage's and one stage is converted
 =================  =================  ==================================================================
 
+Changes that are declared come before: what they leave out is not looked up, and the target's strategy is asked for the
+names that they give. What they split, join or transpose can be moved, but not carried.
+
 MindSpore copies unmatched and strategy-less parameters uncut under the full name, which is garbage or a guess.
 """
 
@@ -202,6 +205,8 @@ def match_parameters(
     held = held_by_stages(catalog, source, order, problems) if source else {}
     _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
     recipes = build_recipes(_all_names(order, known), changes, problems)
+    if REDUNDANCY_MARK in recipes.made:
+        problems.append(f"no parameter can be called {REDUNDANCY_MARK!r}: that marks files without redundancy")
     _raise_listed(PlanError, f"{catalog.url}: cannot be changed so", problems)
     if shared_parameters.isdigit():
         held = with_first(int(shared_parameters), held, source, problems)
@@ -351,13 +356,15 @@ def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> MovedP
         pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
     dtype = _dtype(recipe, made_of)
     layouts = _target_layouts(recipe.name, dtype, shape, target)
-    return MovedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, recipe.steps)
+    # a vector that is transposed, say, is what it was
+    steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps
+    return MovedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
 
 
 def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None:
     for source in made_of:
         if source.dtype in (TEXT, MAP_TENSOR) or (source.dtype is INT4 and "transposed" in recipe.steps):
-            raise LayoutError(f"{source.name!r} is a {source.dtype}, which cannot be {' or '.join(recipe.steps)}")
+            raise LayoutError(f"{source.name!r} has dtype {source.dtype}, which cannot be {' or '.join(recipe.steps)}")
 
 
 def _dtype(recipe: Recipe, made_of: Sequence[SourceTensor]) -> DType:

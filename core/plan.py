@@ -10,6 +10,8 @@ Both cuts are grids, so along each axis the source's cells that overlap a target
 without gap or overlap; their products fill the target cell exactly once. `core.holders` sees to the former, and to
 every part having a holder, which is all that is needed.
 
+Parameters that are split off others, joined or turned have classes of their own, in elements: `core.composed`.
+
 Nothing here reads or writes; the catalog tells what is where.
 """
 

@@ -77,9 +77,12 @@ class Recipe:
                 found[kinds[type(making.rule)]] = None
 
         gather(self.making)
-        if self.name != self.making.name:
-            found["renamed"] = None
-        return tuple(found)
+        return (*found, *self.renamed)
+
+    @property
+    def renamed(self) -> tuple[str, ...]:
+        """`renamed`, if a rename gave it its name."""
+        return ("renamed",) if self.name != self.making.name else ()
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ class _Steps:
             name = self._new_name(making.name)
             if name in made:
                 self._collision(repr(made[name].making.name), repr(making.name), name)
+            if making.name and not name:
+                self._problems.append(f"nothing is left of the name of {making.name!r}")
             made[name] = Recipe(name, making, self._cast(name))
         return made
 
@@ -217,6 +222,8 @@ class _Steps:
         return left
 
     def _put(self, into: dict[str, Making], making: Making) -> None:
+        if not making.name:
+            self._problems.append(f"nothing is left of the name of {_told(making)}")
         there = into.get(making.name)
         if there is not None:
             self._collision(_told(there), _told(making), making.name)

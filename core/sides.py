@@ -7,7 +7,7 @@ slice, and fingerprinted where they lie.
 
 import math
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, replace
@@ -20,21 +20,17 @@ from core.changes import Selection
 from core.checkpoint.contents import share_of
 from core.checkpoint.records import CatalogRecord
 from core.convert import catalog_source, load_strategy
-from core.damage import TELLING_STEPS
 from core.declared import declared_changes
 from core.dtypes import DType, dtype_from_name
 from core.errors import InputError
 from core.fingerprint import box_fingerprint, combined, fingerprint_text
-from core.fingerprints import BLOCK_BYTES, Cells, Share, shard_sums
-from core.holders import SourceCopy
+from core.fingerprints import BLOCK_BYTES, shard_sums
 from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all, read_model_fingerprint
 from core.named_values import Resolver
 from core.numpy_types import cast_bits
-from core.parameters import MovedParameter
 from core.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
 from core.progress import advancing, current_progress
 from core.recipes import excluded_names
-from core.replicas import differing_copies_text
 from core.request import ConversionRequest
 from core.resources import resources_of
 from core.retry import with_retries
@@ -42,6 +38,7 @@ from core.saved_whole import contents_say_whole
 from core.shared import WholeReader
 from core.slices import Shape, TensorSlice, contiguous_boxes
 from core.storage.urls import parse_url
+from core.tallies import Contents, Tallies
 from core.threads import in_threads
 from core.unified_source import strategy_of
 
@@ -61,19 +58,6 @@ class Tensor:
     dtype: DType
     shape: Shape
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What was read of parameters.
-
-    Attributes:
-        fingerprints: of each parameter; several if no strategy knows it, and ranks have different contents.
-        differing: which copies differ although they should be alike, in sentences.
-    """
-
-    fingerprints: Mapping[str, tuple[int, ...]]
-    differing: tuple[str, ...]
 
 
 class Side(Protocol):
@@ -243,7 +227,7 @@ class CheckpointSide:
         """
         progress, stop = current_progress(), threading.Event()
         advance = advancing(progress, stop)
-        tallies = _Tallies(self._plan, frozenset(names), casts or {})
+        tallies = Tallies(self._plan, frozenset(names), casts or {})
 
         def read(work: tuple[CatalogRecord, int, int]) -> None:
             record, number, count = work
@@ -383,86 +367,5 @@ def _chosen(request: ConversionRequest, names: Collection[str]) -> tuple[list[st
     return [name for name in names if name not in excluded], unused
 
 
-class _Tallies:
-    """Takes in what files have of the fingerprints of parameters."""
-
-    def __init__(self, plan: ConversionPlan, names: frozenset[str], casts: Mapping[str, DType]) -> None:
-        self.casts = casts
-        self._copies: dict[str, list[Cells]] = {}
-        self._by_ranks: dict[range, dict[str, Cells]] = {}
-        for parameter in plan.match.moved:
-            if parameter.name not in names:
-                continue
-            for copy in _copies(plan, parameter):
-                cells = Cells(copy.layout, parameter.shape, copy.first_rank)
-                self._copies.setdefault(parameter.name, []).append(cells)
-                self._by_ranks.setdefault(cells.ranks, {})[parameter.name] = cells
-        # what no strategy knows: each rank's is by itself
-        self._loose: dict[str, dict[int, int]] = {
-            carried.name: dict.fromkeys(sorted(carried.holders), 0)
-            for carried in plan.match.carried
-            if carried.name in names
-        }
-        self._lock = threading.Lock()
-
-    def shares(self, record: CatalogRecord) -> dict[str, list[Share]]:
-        """What the entries of a rank's file count for."""
-        cells = self._cells_of(record.rank)
-        shares = {}
-        for name, entry in record.index.entries.items():
-            if name in cells:
-                start = cells[name].box(record.rank).start
-            elif name in self._loose:
-                start = (0,) * len(entry.shape)
-            else:
-                continue
-            shares[name] = [Share(name, start, dtype=self.casts.get(name))]
-        return shares
-
-    def add(self, rank: int, parts: Mapping[Hashable, int]) -> None:
-        """Takes in what a rank has of parameters' fingerprints, or some of that."""
-        cells = self._cells_of(rank)
-        with self._lock:
-            for key, part in parts.items():
-                name = str(key)
-                if name in self._loose:
-                    self._loose[name][rank] = combined([self._loose[name][rank], part])
-                else:
-                    cells[name].add(rank, part)
-
-    def contents(self) -> Contents:
-        """What came of it, when all files were read; of a parameter that no stage has all of, nothing."""
-        fingerprints: dict[str, tuple[int, ...]] = {}
-        differing: list[str] = []
-        for name, stages in self._copies.items():
-            for cells in stages:
-                differing += (differing_copies_text(name, str(box), groups) for box, groups in cells.differing())
-            wholes: dict[int, list[int]] = {}
-            for cells in stages:
-                whole = cells.fingerprint()
-                if whole is not None:
-                    wholes.setdefault(whole, []).extend(cells.holders)
-            fingerprints[name] = tuple(wholes)[:1]
-            if len(wholes) > 1:
-                differing.append(differing_copies_text(name, "which stages share", list(wholes.values())))
-        for name, parts in self._loose.items():
-            ranks: dict[int, list[int]] = {}
-            for rank, part in parts.items():
-                ranks.setdefault(part, []).append(rank)
-            fingerprints[name] = tuple(ranks)
-            if len(ranks) > 1 and name in TELLING_STEPS:
-                differing.append(differing_copies_text(name, "which no strategy knows", list(ranks.values())))
-        return Contents(fingerprints, tuple(differing))
-
-    def _cells_of(self, rank: int) -> dict[str, Cells]:
-        stages = [cells for ranks, cells in self._by_ranks.items() if rank in ranks]
-        return stages[0] if len(stages) == 1 else {name: cells for each in stages for name, cells in each.items()}
-
-
 def _box_part(values: np.ndarray, box: TensorSlice, dtype: DType, cast: DType | None) -> int:
     return box_fingerprint(values if cast is None else cast_bits(values, dtype, cast), box.start)
-
-
-def _copies(plan: ConversionPlan, parameter: MovedParameter) -> list[SourceCopy]:
-    """All copies of a parameter, each a pipeline stage's; the one that counts is first."""
-    return [copy for _, copy in plan.match.shared.get(parameter.name, ())] or [parameter.copies[0]]

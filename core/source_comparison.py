@@ -4,13 +4,17 @@ import threading
 from collections.abc import Callable
 
 from core import __version__
+from core.checkpoint.formats import read_index
+from core.checkpoint.opening import open_checkpoint
 from core.content import ContentCheck, target_starts
-from core.errors import CatalogError, InputError, StorageError
+from core.errors import CatalogError, CheckpointError, InputError, StorageError
+from core.keys import source_key
 from core.manifest import Manifest, ShardRecord
 from core.plan import ConversionPlan, build_plan
 from core.plan_file import load_inputs, load_plan
 from core.slices import Shape
 from core.storage.files import is_missing
+from core.storage.urls import parse_url
 from core.target import Workspace
 from core.threads import in_threads
 
@@ -43,13 +47,14 @@ class SourceComparison:
         """Takes in what the source has.
 
         Raises:
-            InputError: it is not there any more, or changed.
+            InputError: it is not there any more, or changed, or its key is not in force.
             StorageError: it cannot be read.
         """
         source = f"{self._target}: its values are to be compared with those of {self._plan.inputs.catalog.url}"
         advice = "put it back, or do without: `--level checksum` needs nothing but the checkpoint itself"
         ranks = self._content.source_ranks
         try:
+            self._check_readable(source)
             found = in_threads(lambda rank: self._content.source_parts(rank, advance), ranks, workers, stop)
         except StorageError as error:
             if not is_missing(error):
@@ -59,6 +64,23 @@ class SourceComparison:
             raise InputError(f"{source}, which is not what it was: {advice}\n  {error}") from error
         for rank, parts in zip(ranks, found, strict=True):
             self._content.add_source(rank, parts)
+
+    def _check_readable(self, source: str) -> None:
+        """Makes sure that a file's headers are what they were: without its key its values would mean nothing."""
+        record = next(iter(self._plan.inputs.catalog.records.values()))
+        try:
+            file = open_checkpoint(parse_url(record.location), source_key())
+            try:
+                is_same = file.version != record.version or read_index(file).entries == record.index.entries
+            finally:
+                file.close()
+        except CheckpointError:
+            is_same = False
+        if not is_same:
+            raise InputError(
+                f"{source}, but {record.location} cannot be read as it was then. If it is encrypted, name its key with "
+                "--source-decrypt-key, and how with --source-decrypt-mode; if not, name none"
+            )
 
     def add(self, record: ShardRecord) -> None:
         """Takes in what a target rank has; called from many threads."""

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from core.compare import ComparisonReport
+from core.comparison_report import ComparisonReport
 from core.comparison_request import ComparisonRequest
 from core.errors import DifferenceError
 from flows.outcome import carried_out, tail_of

@@ -12,7 +12,7 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from core.compare import ComparisonReport
+from core.comparison_report import ComparisonReport
 from core.errors import ReshardError
 from core.latest import LatestReport
 from core.merge import MergeReport

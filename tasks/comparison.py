@@ -3,7 +3,7 @@
 from prefect import task
 
 from core import compare
-from core.compare import ComparisonReport
+from core.comparison_report import ComparisonReport
 from core.comparison_request import ComparisonRequest
 from core.progress import current_progress
 from tasks.policies import RETRIED

@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from core.compare import ComparisonReport
+from core.comparison_report import ComparisonReport
 from core.errors import DifferenceError, InputError, ReshardError, VerificationError
 from core.latest import LatestOutcome, LatestReport
 from core.merge import MergeReport

@@ -8,6 +8,7 @@ import pytest
 
 from core.convert import convert
 from core.report import VerificationReport
+from core.request import build_request
 from tests.support.checkpoints import case
 
 
@@ -95,6 +96,31 @@ def test_names_of_what_opens_the_source(reshard: Callable[..., Any], converted: 
     shown = reshard("verify", converted, "--level", "content", "--source-decrypt-key", "env:NOT_THERE")
     assert shown.code == 2
     assert "env:NOT_THERE: there is no such variable in the environment" in shown.err
+
+
+def test_an_encrypted_source_is_read_with_its_key(
+    reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY", "0123456789abcdef")
+    monkeypatch.setenv("OTHER", "fedcba9876543210")
+    found = case(7009)
+    convert(found.request(tmp_path / "src", encrypt_key="env:KEY", encrypt_mode="AES-CBC"))
+    convert(
+        build_request(
+            source=str(tmp_path / "src"),
+            target=str(tmp_path / "out"),
+            source_strategy=str(found.directory / "dst_strategy.ckpt"),
+            decrypt_key="env:KEY",
+            decrypt_mode="AES-CBC",
+        )
+    )
+    command = ("verify", tmp_path / "out", "--level", "content")
+    mode = ("--source-decrypt-mode", "AES-CBC")
+    assert reshard(*command, "--source-decrypt-key", "env:KEY", *mode).code == 0
+    for wrong in ((), ("--source-decrypt-key", "env:OTHER", *mode)):
+        shown = reshard(*command, *wrong)
+        assert (shown.code, shown.out) == (2, "")
+        assert "If it is encrypted, name its key with --source-decrypt-key" in shown.err
 
 
 def test_what_was_not_converted(reshard: Callable[..., Any]) -> None:

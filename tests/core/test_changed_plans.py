@@ -318,6 +318,15 @@ def test_what_changes_do_is_said() -> None:
     assert (effects_text(()), excluded_text(())) == ("", "")
 
 
+def test_what_stays_as_it_was_is_not_called_changed() -> None:
+    entries = [entry("norm", (6,)), entry("square", (4, 4)), entry("step", ())]
+    plan = changed(entries, transpose=[TransposeRule(parameters="*")], rename=[RenameRule(name="norm", to="scale")])
+    assert [(each.parameter, each.how) for each in effects_of(plan)] == [
+        ("scale", ("renamed",)),
+        ("square", ("transposed",)),
+    ]
+
+
 def test_rules_that_fit_nothing_are_refused() -> None:
     assert refusal(
         entry("weight", (2, 2)),
@@ -363,6 +372,17 @@ def test_names_that_become_one_are_refused() -> None:
     ]
     swapped = changed([a, b], rename=[RenameRule(name="a", to="b"), RenameRule(name="b", to="a")])
     assert [(each.name, each.sources[0].name) for each in swapped.match.moved] == [("b", "a"), ("a", "b")]
+
+
+def test_names_that_cannot_be_are_refused() -> None:
+    a, b = entry("a", (6,)), entry("b", (6,))
+    assert refusal(a, b, rename=[RenameRule(pattern="a(.*)", to=r"\1")]) == ["nothing is left of the name of 'a'"]
+    assert refusal(a, b, split=[SplitRule(parameters="a(.*)", into=(r"\1", "c"))]) == [
+        "nothing is left of the name of part 1 of 'a'",
+    ]
+    assert refusal(a, b, rename=[RenameRule(name="a", to="redundancy_removed")]) == [
+        "no parameter can be called 'redundancy_removed': that marks files without redundancy"
+    ]
 
 
 def test_joins_need_each_part_once() -> None:
@@ -417,10 +437,10 @@ def test_dtypes_that_rules_do_not_go_with_are_refused() -> None:
     for dtype in (TEXT, MAP_TENSOR):
         opaque = TensorEntry("t", dtype, (4,), (), "text" if dtype is TEXT else None)
         assert refusal(opaque, transpose=[TransposeRule(parameters="t")]) == [
-            f"parameter 't': 't' is a {dtype}, which cannot be transposed"
+            f"parameter 't': 't' has dtype {dtype}, which cannot be transposed"
         ]
     assert refusal(entry("i", (4, 2), INT4), transpose=[TransposeRule(parameters="i")]) == [
-        "parameter 'i': 'i' is a Int4, which cannot be transposed"
+        "parameter 'i': 'i' has dtype Int4, which cannot be transposed"
     ]
 
 

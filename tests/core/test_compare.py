@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from core import differences, fingerprints, sides
 from core.checkpoint.model import CheckpointFormat
-from core.compare import ComparisonReport, Kind, compare_checkpoints, fingerprint_checkpoint
+from core.compare import compare_checkpoints, fingerprint_checkpoint
+from core.comparison_report import ComparisonReport, Kind
 from core.comparison_request import NOWHERE, build_comparison
 from core.convert import convert
 from core.errors import CatalogError, InputError
