@@ -155,8 +155,6 @@ def _verified_text(report: "ConversionReport") -> str:
     read_back = f"; {size_text(report.verified_bytes)} read back" if report.verified_bytes else ""
     if report.verified is not VerifyLevel.CONTENT:
         return f"{report.verified}{read_back}"
-    if not report.committed:
-        return f"{VerifyLevel.CHECKSUM}{read_back}; values are compared when all ranks are there"
     values = f"the values of {counted(report.compared, 'parameter')} are the source's"
     return f"{report.verified}: {values}{read_back}, {size_text(report.compared_bytes)} of the source's"
 

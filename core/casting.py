@@ -4,8 +4,8 @@ The bits are those of numpy's and ml_dtypes' `astype`, and, but for two things, 
 
 - A NaN becomes a NaN, but which one differs: here the sign stays, and the payload where numpy keeps it; MindSpore gives
   float16 and bfloat16 one NaN each, bfloat16 without a sign.
-- float64 to float16 is rounded once here, twice in MindSpore, which goes by way of float32: about one value in ten
-  thousand differs by one unit. Float64 to bfloat16 goes by way of float32 in all three.
+- float64 to float16 is rounded once here, twice in MindSpore, which goes by way of float32: about one value in
+  twenty thousand differs by one unit. Float64 to bfloat16 goes by way of float32 in all three.
 
 Subnormal values are kept, signed zeros, too. What is too large becomes infinite, which is counted.
 """

@@ -48,8 +48,8 @@ def _dtype(name: str) -> str:
 
 def _check_new_name(pattern: str, name: str) -> None:
     """Makes sure that the groups in a new name are groups of the pattern."""
-    # a pattern that may as well be empty matches, and every group that it has can be asked for
-    match = re.compile(f"{pattern}|").fullmatch("")
+    # a pattern that may as well be empty matches, and every group that it has can be asked for; the line ends comments
+    match = re.compile(f"{pattern}\n|").fullmatch("")
     try:
         if match is not None:
             match.expand(name)
@@ -62,6 +62,9 @@ Several = Annotated[tuple[Item, ...], FailFast()]
 """Of a list the first error is told: there may be one for every two bytes of a document."""
 Name = Annotated[str, Field(min_length=1)]
 Regular = Annotated[Name, AfterValidator(_regular)]
+Axis = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+"""Strict: `true` is no number, nor is a text."""
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 
 
 class _Rule(BaseModel):
@@ -78,9 +81,9 @@ class SplitRule(_Rule):
 
     parameters: Regular
     into: Annotated[Several[Name], Field(min_length=2)]
-    axis: Annotated[int, Field(ge=0)] = 0
-    parts: Several[Annotated[int, Field(ge=1)]] = ()
-    groups: Annotated[int, Field(ge=1)] = 1
+    axis: Axis = 0
+    parts: Several[Count] = ()
+    groups: Count = 1
 
     @model_validator(mode="after")
     def _check(self) -> "SplitRule":
@@ -111,14 +114,15 @@ class JoinRule(_Rule):
 
     parameters: Annotated[Several[Regular], Field(min_length=2)]
     into: Name
-    axis: Annotated[int, Field(ge=0)] = 0
-    groups: Annotated[int, Field(ge=1)] = 1
+    axis: Axis = 0
+    groups: Count = 1
 
     @model_validator(mode="after")
     def _check(self) -> "JoinRule":
         if len({re.compile(pattern).groups for pattern in self.parameters}) > 1:
             raise ValueError("the regular expressions of 'parameters' have different numbers of groups")
-        _check_new_name(self.parameters[0], self.into)
+        for pattern in self.parameters:
+            _check_new_name(pattern, self.into)
         return self
 
     def __str__(self) -> str:
@@ -132,7 +136,7 @@ class TransposeRule(_Rule):
     """
 
     parameters: Name
-    axes: Several[int] = ()
+    axes: Several[Axis] = ()
 
     @field_validator("axes")
     @classmethod

@@ -1,84 +1,181 @@
 """Whether ranks hold the same where a strategy says so, and only there, by samples of their contents.
 
-Where they do not, other layouts are tried: what would explain it says what is wrong.
+Parameters that are cut alike and are of one kind (`layers.0.wq`, `layers.1.wq`) stand for each other, so that a
+parameter of which the strategy says something of its own is looked at, however small it is. Where ranks do not hold
+what they should, other layouts are tried: what would explain it says what is wrong.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import TypeVar
 
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import LayoutError
 from core.held import HeldParameter
+from core.keys import source_key
 from core.layout import ALL_REPEATED_AXES, Cut, ParameterLayout, whole_layout
 from core.misfits import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, Severity, listed
 from core.saved_whole import beginnings, is_one_value
 from core.slices import Shape
 from core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 
-_SAMPLED = 4
-_MOST_RANKS = 64
+_SAMPLED_OF_KIND = 2
+_MOST_SAMPLED = 512
+_MOST_SAMPLED_ENCRYPTED = 8
+_SAMPLED_CELLS = 8
+_SAMPLED_COPIES = 3
+_FIRST_LOOK_BYTES = 1 << 12
 _SAMPLED_BYTES = 1 << 16
+_NUMBER = re.compile(r"[0-9]+")
+
+_Item = TypeVar("_Item")
+_Told = tuple[str, str, str, Severity]
+_SAVED_WHOLE: _Told = (
+    "ranks hold whole tensors although the strategy cuts them",
+    "the checkpoint was saved whole (integrated_save)",
+    "nothing: a conversion sees it, and takes them as wholes",
+    Severity.NOTE,
+)
+_SOME_WHOLE: _Told = (
+    "ranks hold the same, as if it were whole, although the strategy cuts it, and others are cut",
+    "these parameters are not cut as the strategy says, or their slices happen to be the same (experts copied of one)",
+    f"{OWN_STRATEGY}, unless the slices are meant to be the same: a conversion takes them as slices",
+    Severity.PROBLEM,
+)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What ranks of a stage hold of a parameter at its beginning."""
+
+    name: str
+    layout: ParameterLayout
+    axis_count: int
+    cut: Cut
+    first_rank: int
+    contents: Mapping[int, bytes]
+    itemsize: int
+    proven: bool
+    """Whether shapes prove that these are slices."""
+
+    @cached_property
+    def telling(self) -> list[int]:
+        """The ranks whose contents are not all one value."""
+        return [rank for rank, content in self.contents.items() if not is_one_value(content, self.itemsize)]
+
+    def unlike(self, cut: Cut) -> tuple[int, int] | None:
+        """Two ranks that differ, and should not if the parameter were cut so."""
+        first_of: dict[Shape, int] = {}
+        for rank, content in self.contents.items():
+            first = first_of.setdefault(cut.cell_of(rank - self.first_rank), rank)
+            if self.contents[first] != content:
+                return first, rank
+        return None
+
+    def alike(self, cut: Cut) -> tuple[int, int] | None:
+        """Two ranks that hold the same, and should not if the parameter were cut so."""
+        first_of: dict[bytes, int] = {}
+        for rank in self.telling:
+            first = first_of.setdefault(self.contents[rank], rank)
+            if cut.cell_of(first - self.first_rank) != cut.cell_of(rank - self.first_rank):
+                return first, rank
+        return None
+
+    def explains(self, layout: ParameterLayout) -> bool:
+        """Whether ranks would hold what they do if this were the parameter's layout."""
+        try:
+            cut = layout.cut(self.axis_count)
+        except LayoutError:
+            return False
+        return bool(self.telling) and self.unlike(cut) is None and self.alike(cut) is None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether ranks hold different slices."""
+        return bool(self.telling) and len(set(self.contents.values())) > 1 and not self.cut.is_whole
 
 
 def content_misfits(catalog: CheckpointCatalog, held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
     """Whether ranks that should hold the same do, and those that should not do not, by samples of some parameters."""
-    by_kind: dict[tuple[str, str, str, Severity], list[str]] = {}
-    for copy, shape in _sampled(held):
-        found = _content_misfit(catalog, copy, len(shape))
-        if found:
-            by_kind.setdefault(found[0], []).append(found[1])
+    by_kind: dict[_Told, list[str]] = {}
+    some_are_cut = False
+    for copy, everywhere in _chosen(held):
+        sample = _sample(catalog, copy, everywhere)
+        if sample is None:
+            continue
+        unlike, alike = sample.unlike(sample.cut), None if sample.proven else sample.alike(sample.cut)
+        if unlike is None and alike is None:
+            some_are_cut = some_are_cut or sample.is_cut
+            continue
+        told = []
+        if unlike:
+            told.append(f"{sample.name!r} differs on {rank_names(unlike)}, which should hold the same")
+        if alike:
+            told.append(f"{sample.name!r} is the same on {rank_names(alike)}, which should hold different slices")
+        by_kind.setdefault(_explained(sample), []).append("; ".join(told))
+    if some_are_cut and _SAVED_WHOLE in by_kind:
+        by_kind[_SOME_WHOLE] = by_kind.pop(_SAVED_WHOLE)
     return [
         Misfit("contents", f"{found}: {listed(details, '; ')}", means, advice, severity)
         for (found, means, advice, severity), details in by_kind.items()
     ]
 
 
-def _content_misfit(
-    catalog: CheckpointCatalog, held: HeldParameter, axis_count: int
-) -> tuple[tuple[str, str, str, Severity], str] | None:
-    name, layout = held.entry.name, held.layout
+def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -> _Sample | None:
+    """None if there is nothing to compare."""
+    name, layout, shape = held.entry.name, held.layout, held.entry.shape
     try:
-        cut = layout.cut(axis_count)
+        cut = layout.cut(len(shape))
+        proven = layout.tensor_shape not in (None, shape) and layout.tensor_shape == cut.whole_shape(
+            held.shards[0][0], shape
+        )
     except LayoutError:
         return None
-    ranks = [
+    having = [
         rank
         for rank in range(held.first_rank, held.first_rank + cut.device_count)
         if rank in catalog.records and name in catalog.records[rank].index.entries
-    ][:_MOST_RANKS]
-    entries = [catalog.records[rank].index.entries[name] for rank in ranks]
-    if len(ranks) < 2 or any(entry.shape != entries[0].shape for entry in entries):
+    ]
+    ranks = having if everywhere else _some_ranks(having, cut, held.first_rank)
+    if len(ranks) < 2 or any(catalog.records[rank].index.entries[name].shape != shape for rank in ranks):
         return None
-    contents = dict(zip(ranks, beginnings(catalog, ranks, name, _SAMPLED_BYTES), strict=True))
-    cells = {rank: cut.cell_of(rank - held.first_rank) for rank in ranks}
-    telling = [rank for rank in ranks if not is_one_value(contents[rank], held.entry.dtype.itemsize)]
-    unlike = _first_pair(ranks, lambda a, b: cells[a] == cells[b] and contents[a] != contents[b])
-    alike = _first_pair(telling, lambda a, b: cells[a] != cells[b] and contents[a] == contents[b])
-    if unlike is None and alike is None:
-        return None
-    explained = _explained(layout, axis_count, held.first_rank, contents, telling)
-    told = []
-    if unlike:
-        told.append(f"{name!r} differs on {rank_names(unlike)}, which should hold the same")
-    if alike:
-        told.append(f"{name!r} is the same on {rank_names(alike)}, which should hold different slices")
-    return explained, "; ".join(told)
+    sample: _Sample | None = None
+    for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
+        contents = dict(zip(ranks, beginnings(catalog, ranks, name, length), strict=True))
+        sample = _Sample(name, layout, len(shape), cut, held.first_rank, contents, held.entry.dtype.itemsize, proven)
+        if sample.telling and sample.alike(cut) is None:
+            break  # else what is the same may differ further on
+    return sample
 
 
-def _explained(
-    layout: ParameterLayout, axis_count: int, first_rank: int, contents: Mapping[int, bytes], telling: Sequence[int]
-) -> tuple[str, str, str, Severity]:
+def _some_ranks(having: Sequence[int], cut: Cut, first_rank: int) -> list[int]:
+    """A few ranks of a few slices."""
+    holders: dict[Shape, list[int]] = {}
+    for rank in having:
+        holders.setdefault(cut.cell_of(rank - first_rank), []).append(rank)
+    cells = _spread(list(holders.values()), _SAMPLED_CELLS)
+    return sorted(rank for ranks in cells for rank in _spread(ranks, _SAMPLED_COPIES))
+
+
+def _spread(items: Sequence[_Item], most: int) -> list[_Item]:
+    """At most so many of them, the first and the last among these."""
+    if len(items) <= most:
+        return list(items)
+    return [items[place * (len(items) - 1) // (most - 1)] for place in range(most)]
+
+
+def _explained(sample: _Sample) -> _Told:
     """Which other layout would explain what ranks hold."""
+    layout = sample.layout
     bare = without_optimizer_shard(layout)
-    if _explains(whole_layout(axis_count, layout.device_count), axis_count, first_rank, contents, telling):
-        return (
-            "ranks hold whole tensors although the strategy cuts them",
-            "the checkpoint was saved whole (integrated_save)",
-            "nothing: a conversion sees it, and takes them as wholes",
-            Severity.NOTE,
-        )
-    if has_optimizer_shard(layout) and _explains(bare, axis_count, first_rank, contents, telling):
+    if sample.explains(whole_layout(sample.axis_count, layout.device_count)):
+        return _SAVED_WHOLE
+    if has_optimizer_shard(layout) and sample.explains(bare):
         return (
             "the optimizer shard does not cut what ranks hold",
             SHARDS_OFF,
@@ -86,7 +183,7 @@ def _explained(
             Severity.PROBLEM,
         )
     more = with_optimizer_shard(bare, None, ALL_REPEATED_AXES)
-    if more is not None and _explains(more, axis_count, first_rank, contents, telling):
+    if more is not None and sample.explains(more):
         return (
             "what should be copies differs as if optimizer parallel cut it",
             "optimizer parallel was on when the checkpoint was saved, or copies were saved at different moments",
@@ -95,41 +192,38 @@ def _explained(
         )
     return (
         "ranks do not hold what the strategy says they share",
-        "another arrangement of devices, files of different steps, or a damaged copy",
+        "another arrangement of devices, rank folders that were swapped, files of different steps, or a damaged copy",
         f"{OWN_STRATEGY}; 'reshard convert --check-replicas' compares all copies",
         Severity.PROBLEM,
     )
 
 
-def _explains(
-    layout: ParameterLayout, axis_count: int, first_rank: int, contents: Mapping[int, bytes], telling: Sequence[int]
-) -> bool:
-    try:
-        cut: Cut = layout.cut(axis_count)
-    except LayoutError:
-        return False
-    cells = {rank: cut.cell_of(rank - first_rank) for rank in contents}
-    return (
-        _first_pair(list(contents), lambda a, b: cells[a] == cells[b] and contents[a] != contents[b]) is None
-        and _first_pair(telling, lambda a, b: cells[a] != cells[b] and contents[a] == contents[b]) is None
-        and bool(telling)
-    )
-
-
-def _sampled(held: Mapping[str, Sequence[HeldParameter]]) -> Iterator[tuple[HeldParameter, Shape]]:
-    """Of each stage the largest parameters that are cut, and the largest that are not."""
+def _chosen(held: Mapping[str, Sequence[HeldParameter]]) -> Iterator[tuple[HeldParameter, bool]]:
+    """Of each stage the largest parameters of each kind, and whether to look at all ranks: of the largest one."""
     by_stage: dict[int, list[HeldParameter]] = {}
     for copies in held.values():
         for copy in copies:
             if copy.entry.extents and copy.entry.dtype not in (TEXT, MAP_TENSOR):
                 by_stage.setdefault(copy.stage.stage, []).append(copy)
+    # to read anything of an encrypted file, much of it has to be decrypted
+    most = _MOST_SAMPLED if source_key() is None else _MOST_SAMPLED_ENCRYPTED
     for copies in by_stage.values():
-        largest = sorted(copies, key=lambda copy: copy.entry.size_bytes, reverse=True)
-        cut = [copy for copy in largest if any(copy.layout.tensor_map) or has_optimizer_shard(copy.layout)]
-        whole = [copy for copy in largest if copy not in cut]
-        for copy in (*cut[:_SAMPLED], *whole[: _SAMPLED // 2]):
-            yield copy, copy.entry.shape
+        chosen = islice(_of_each_kind(copies), most)
+        for number, copy in enumerate(chosen):
+            yield copy, number == 0
 
 
-def _first_pair(ranks: Sequence[int], fits: Callable[[int, int], bool]) -> tuple[int, int] | None:
-    return next(((a, b) for place, a in enumerate(ranks) for b in ranks[place + 1 :] if fits(a, b)), None)
+def _of_each_kind(copies: Sequence[HeldParameter]) -> Iterator[HeldParameter]:
+    """The first and last of each kind, large ones before small ones, those that are cut before those that are not."""
+    kinds: dict[tuple[str, ParameterLayout, str, Shape], list[HeldParameter]] = {}
+    for copy in copies:
+        entry = copy.entry
+        kind = (_NUMBER.sub("", entry.name), copy.layout, entry.dtype.name, entry.shape)
+        kinds.setdefault(kind, []).append(copy)
+    found = [copy for alike in kinds.values() for copy in _spread(alike, _SAMPLED_OF_KIND)]
+    found.sort(key=lambda copy: (_is_cut(copy.layout), copy.entry.size_bytes), reverse=True)
+    return iter(found)
+
+
+def _is_cut(layout: ParameterLayout) -> bool:
+    return any(layout.tensor_map) or has_optimizer_shard(layout)

@@ -19,6 +19,7 @@ from core.storage.files import read_small_file
 from core.storage.urls import parse_url
 
 _LARGEST_DOCUMENT_BYTES = 2**20
+_MOST_NODES = 2**20
 _MOST_PROBLEMS_TOLD = 20
 
 Member = TypeVar("Member")
@@ -65,7 +66,8 @@ def parse_changes(data: bytes, origin: str) -> Changes:
     try:
         text = data.decode()
         said = _from_json(text) if origin.endswith(".json") else _from_yaml(text)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
+    # the last three are what PyYAML raises for values that are not what their tags say, such as !!bool maybe
+    except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
         told = " ".join(str(error).split())
         raise InputError(f"{origin}: not a readable document of changes: {told}") from error
     if said is None:
@@ -104,18 +106,21 @@ def _from_json(text: str) -> Any:
 
 
 def _from_yaml(text: str) -> Any:
-    left, seen = [yaml.compose(text, yaml.SafeLoader)], set[int]()
+    loader = yaml.SafeLoader(text)
+    document = loader.get_single_node()
+    left = [document]
+    count = 0
     while left:
         node = left.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
+        count += 1
+        if count > _MOST_NODES:  # what aliases repeat counts each time: a few lines of them can stand for billions
+            raise ValueError(f"it has more than {_MOST_NODES} values, with what its aliases repeat")
         if isinstance(node, yaml.MappingNode):
-            _check_once([str(name.value) for name, _ in node.value])
-            left.extend(value for _, value in node.value)
+            _check_once([name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
+            left.extend(each for pair in node.value for each in pair)
         elif isinstance(node, yaml.SequenceNode):
             left.extend(node.value)
-    return yaml.safe_load(text)
+    return None if document is None else loader.construct_document(document)
 
 
 def _check_once(names: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from core.content_misfits import content_misfits
 from core.damage import mixed_steps, scattered, torn_ranks
 from core.errors import InputError
 from core.held import held_by_stages, is_integrated, names_in_order
-from core.misfits import Misfit, Severity, name_misfits, shape_misfits, stage_misfits
+from core.misfits import Misfit, Severity, likeness_misfits, name_misfits, shape_misfits, stage_misfits
 from core.parameters import lost_text, match_parameters
 from core.report import Summary
 from core.saved_whole import contents_say_whole
@@ -116,11 +116,11 @@ def _of_contents(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]
         )
         for problem in problems
     ]
-    misfits += shape_misfits(held)
     of_contents = content_misfits(within, held)
-    says_whole = [each for each in of_contents if each.severity is Severity.NOTE]
-    if not says_whole and is_integrated(held, None, {}):
-        misfits.append(
+    saved_whole = any(each.severity is Severity.NOTE for each in of_contents)
+    of_shapes = shape_misfits(held, saved_whole)
+    if not saved_whole and not of_shapes and is_integrated(held, None, {}):
+        of_shapes.append(
             Misfit(
                 "shapes",
                 "ranks hold whole tensors although the strategy cuts them",
@@ -129,6 +129,9 @@ def _of_contents(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]
                 Severity.NOTE,
             )
         )
+    elif not saved_whole:
+        of_shapes += likeness_misfits(held)
+    misfits += of_shapes
     misfits += [*of_contents, *_removed(within)]
     if any(each.severity is Severity.PROBLEM for each in misfits) or within.lost:
         return misfits

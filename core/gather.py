@@ -303,9 +303,12 @@ class _Fetches:
         ]
 
     def _fetch(self, block: RankBlock, part: Part, span: Span) -> _Fetch:
-        name = block.parameters[part.name].sources[span.source].name
-        extents = self._plan.source_entry(span.source_rank, name).extents_of(span.offset, span.length)
+        extents = self._extents(block.parameters[part.name], span)
         return _Fetch(block, part, span, extents, extents[0].offset, span.length)
+
+    def _extents(self, parameter: ParameterPlan, span: Span) -> tuple[Extent, ...]:
+        entry = self._plan.source_entry(span.source_rank, parameter.sources[span.source].name)
+        return entry.extents_of(span.offset, span.length)
 
     def _spans(self, block: RankBlock, part: Part) -> tuple[Span, ...]:
         parameter = block.parameters[part.name]

@@ -3,6 +3,7 @@
 Every function gives what it found, and goes on where one parameter is wrong: whoever asks wants to know of all.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,7 @@ from core.strategy.staging import owner_of
 from core.wording import counted
 
 _MOST_NAMED = 6
+_NUMBER = re.compile(r"[0-9]+")
 OWN_STRATEGY = "use the strategy of the job that saved the checkpoint"
 WITHOUT_SHARDS = (
     "use a strategy without optimizer parallel: 'reshard make-strategy' of the same sizes, without --optimizer-parallel"
@@ -29,6 +31,13 @@ WITH_SHARDS = (
     f"{OWN_STRATEGY}; 'reshard make-strategy' with the same sizes and --optimizer-parallel makes one that cuts alike"
 )
 SHARDS_OFF = "optimizer parallel was off when the checkpoint was saved, or its shards were gathered for saving"
+
+
+_SOME_WHOLE = (
+    "ranks hold the whole of what the strategy cuts, though they hold slices of others",
+    "another layout of these parameters when the checkpoint was saved",
+    OWN_STRATEGY,
+)
 
 
 class Severity(StrEnum):
@@ -170,9 +179,15 @@ def name_misfits(catalog: CheckpointCatalog, source: Strategy) -> list[Misfit]:
     return misfits
 
 
-def shape_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
-    """Shards that do not fit their layouts, or the shapes that a JSON strategy tells, or another stage's."""
+def shape_misfits(held: Mapping[str, Sequence[HeldParameter]], saved_whole: bool) -> list[Misfit]:
+    """Shards that do not fit their layouts, or the shapes that a JSON strategy tells, or another stage's.
+
+    `saved_whole`: contents say that ranks hold whole tensors.
+    """
     by_kind: dict[tuple[str, str, str], list[str]] = {}
+    told_whole = {name: copy for name, stages in held.items() for copy in stages if _is_whole(copy)}
+    if told_whole and any(_is_slice(copy) for stages in held.values() for copy in stages):
+        by_kind[_SOME_WHOLE] = [f"{name!r} is {list(copy.entry.shape)}" for name, copy in told_whole.items()]
     for name, stages in held.items():
         for copy in stages:
             found = _shape_misfit(copy)
@@ -180,7 +195,7 @@ def shape_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
                 kind, detail = found
                 by_kind.setdefault(kind, []).append(f"{name!r} {detail}")
         found_wholes = {whole for copy in stages if (whole := _whole_shape(copy)) is not None}
-        if len(found_wholes) > 1:
+        if len(found_wholes) > 1 and not saved_whole:
             told = " and ".join(str(list(whole)) for whole in sorted(found_wholes))
             kind = (
                 "shards of several stages make wholes of different shapes",
@@ -191,6 +206,39 @@ def shape_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
     return [
         Misfit("shapes", f"{found}: {listed(details, '; ')}", means, advice)
         for (found, means, advice), details in by_kind.items()
+    ]
+
+
+def likeness_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
+    """Wholes that differ in shape where shards are alike, so that the strategy cuts one of them otherwise than it is.
+
+    These are parameters of which the names differ in numbers only (one layer's and another's), and parameters and
+    their optimizer's states. Which axis is cut shows in no shard, and protobuf strategies tell no shapes.
+    """
+    wholes = {
+        name: (copies[0].entry.shape, whole)
+        for name, copies in held.items()
+        if copies[0].entry.dtype not in (TEXT, MAP_TENSOR) and (whole := _whole_of(copies[0])) is not None
+    }
+    names = frozenset(wholes)
+    alike: dict[tuple[str, Shape], dict[Shape, str]] = {}
+    for name, (shard, whole) in wholes.items():
+        # a state stands beside its parameter
+        alike.setdefault((_NUMBER.sub("", owner_of(name, names)), shard), {}).setdefault(whole, name)
+    details = [
+        " but ".join(f"{name!r} {list(whole)}" for whole, name in by_whole.items()) + f", of shards {list(shard)}"
+        for (_, shard), by_whole in alike.items()
+        if len(by_whole) > 1
+    ]
+    if not details:
+        return []
+    return [
+        Misfit(
+            "shapes",
+            f"by the strategy, parameters that should be alike make wholes of other shapes: {listed(details, '; ')}",
+            "the strategy cuts one of them along another axis, or into other pieces, than it was when it was saved",
+            OWN_STRATEGY,
+        )
     ]
 
 
@@ -213,7 +261,7 @@ def _shape_misfit(held: HeldParameter) -> tuple[tuple[str, str, str], str] | Non
         return None
     detail = f"is {list(entry.shape)} on rank_{held.first_rank + held.shards[0][0]}, of {list(told)} in the strategy"
     if told == entry.shape:
-        return None  # saved whole: told for all of them at once
+        return None  # saved whole: told for all of them together
     bare = without_optimizer_shard(layout)
     if has_optimizer_shard(layout) and _makes(bare, held, told):
         return (
@@ -245,9 +293,25 @@ def _makes(layout: ParameterLayout, held: HeldParameter, shape: Shape) -> bool:
         return False
 
 
+def _is_whole(held: HeldParameter) -> bool:
+    """Whether ranks hold the whole tensor of a parameter that is cut, as far as the strategy tells shapes."""
+    told = held.layout.tensor_shape
+    return told == held.entry.shape and 0 not in told and _whole_of(held) not in (None, told)
+
+
+def _is_slice(held: HeldParameter) -> bool:
+    """Whether ranks hold the slices of a tensor that the strategy tells."""
+    told = held.layout.tensor_shape
+    return told not in (None, held.entry.shape) and _whole_of(held) == told
+
+
 def _whole_shape(held: HeldParameter) -> Shape | None:
     if held.entry.dtype in (TEXT, MAP_TENSOR) or held.layout.tensor_shape is not None:
         return None
+    return _whole_of(held)
+
+
+def _whole_of(held: HeldParameter) -> Shape | None:
     try:
         return held.layout.cut(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
     except LayoutError:

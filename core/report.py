@@ -97,7 +97,7 @@ class ConversionReport(Summary):
         compared: parameters whose values were compared with the source's; none unless all of the target is there.
         compared_bytes: bytes of source contents that were read for that, in addition.
         retried_requests: requests to remote storages that failed for the moment, and were made again.
-        verified: how closely all was checked.
+        verified: how closely all was checked; values are compared only when all of the target is there.
         dropped: parameters of the source's strategy that the target's lacks.
         excused: parameters of the target's strategy that were allowed to be missing.
         carried: parameters that no strategy knows, copied to every rank.

@@ -249,7 +249,7 @@ class Session:
             compared=compared.parameter_count if compared else 0,
             compared_bytes=compared.source_bytes() if compared else 0,
             retried_requests=retries_counted(),
-            verified=level,
+            verified=VerifyLevel.CHECKSUM if content and not compared else level,
             dropped=plan.match.dropped,
             excused=plan.match.excused,
             carried=plan.match.beyond_strategies,

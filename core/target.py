@@ -215,9 +215,11 @@ class Target:
             return
         foreign = foreign_names(self.final)
         if foreign:
+            # such as config.json, which loaders of unified checkpoints want beside them
+            later = ", and back again when the checkpoint is there" if self.plan.inputs.unified else ""
             raise TargetError(
                 f"{self.final}: is not empty and holds what is not a checkpoint's ({', '.join(foreign[:5])}). "
-                "Name another target, or move that away"
+                f"Name another target, or move that away{later}"
             )
         if not self.overwrite:
             raise TargetError(f"{self.final}: is not empty. Name another target, or pass --overwrite to replace it")

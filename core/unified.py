@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
-from core.dtypes import MAP_TENSOR
+from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import PlanError
 from core.held import names_in_order
 from core.holders import SourceCopy
@@ -149,7 +149,8 @@ def _moved_once(catalog: CheckpointCatalog, carried: CarriedParameter, problems:
 
 
 def _size_bytes(parameter: MovedParameter) -> int:
-    return math.prod(parameter.shape) * parameter.dtype.itemsize
+    """What counts of it as a file's size: of a text nothing, or it might get a file that no index tells of."""
+    return 0 if parameter.dtype is TEXT else math.prod(parameter.shape) * parameter.dtype.itemsize
 
 
 def _in_file(parameter: MovedParameter, number: int) -> MovedParameter:

@@ -15,6 +15,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 MAP_NAME = "param_name_map.json"
 OTHERS_NAME = "hyper_param.safetensors"
 _NUMBERED = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors|part\d+\.safetensors", re.ASCII)
+_OF_SEVERAL = re.compile(r".*-\d{5,}-of-(\d{5,})\.safetensors", re.ASCII | re.DOTALL)
 _NAMES = frozenset({SINGLE_NAME, INDEX_NAME, MAP_NAME, OTHERS_NAME})
 
 
@@ -49,3 +50,9 @@ def is_index_name(name: str) -> bool:
 def is_unified_name(name: str) -> bool:
     """Whether a file has a name that files and indexes of unified checkpoints have."""
     return name in _NAMES or _NUMBERED.fullmatch(name) is not None
+
+
+def is_one_of_several(name: str) -> bool:
+    """Whether a file is one of several by its name, as Hugging Face's are: `model.fp16-00001-of-00002.safetensors`."""
+    match = _OF_SEVERAL.fullmatch(name)
+    return match is not None and int(match[1]) > 1

@@ -51,6 +51,7 @@ from core.threads import in_threads
 from core.unified_index import index_problem, places_problem
 
 _READ_BYTES = 2**20
+_SUMMED_BYTES = 4 * 2**20
 _WORKERS = 4
 
 
@@ -122,9 +123,7 @@ def resources_to_verify(
         InputError: a name cannot be resolved, or there is no finished conversion.
         StorageError: the target cannot be read.
     """
-    names = KeyNames(
-        request.source_decrypt_key, request.source_decrypt_mode, request.decrypt_key, request.decrypt_mode
-    )
+    names = KeyNames(request.source_decrypt_key, request.source_decrypt_mode, request.decrypt_key, request.decrypt_mode)
     pairs = [(request.target, request.storage)]
     with named_keys(names, resolvers):
         if request.level is VerifyLevel.CONTENT:
@@ -268,7 +267,7 @@ def _differing_bytes(
     problems: list[str] = []
     heads = []
     written = {parameter.name: parameter.digest for parameter in record.parameters}
-    buffer = np.empty(_READ_BYTES, np.uint8).data
+    buffer = np.empty(_READ_BYTES if starts is None else _SUMMED_BYTES, np.uint8).data
     files = [(part, read_index(part)) for part in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
     for each, held in files:
         if starts is None:

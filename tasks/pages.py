@@ -129,7 +129,7 @@ def report_page(report: ConversionReport) -> str:
         "Size": size_text(sum(rank.size_bytes for rank in report.ranks)),
         **_traffic(report),
         "Took": seconds_text(report.seconds),
-        "Verification": str(_verified_so_far(report)),
+        "Verification": str(report.verified),
         "Plan": _code(report.identity),
     }
     return _page(
@@ -258,19 +258,12 @@ def _what_was_done(report: ConversionReport) -> str:
     if len(resumed) == len(report.ranks):
         return (
             f"Nothing was left to do: {there} had been converted by an earlier run, and were checked again in "
-            f"{seconds_text(report.seconds)}. {_VERIFIED[_verified_so_far(report)]}"
+            f"{seconds_text(report.seconds)}. {_VERIFIED[report.verified]}"
         )
     rate = size_text(report.written_bytes / report.seconds) if report.seconds else "-"
     done = f"**{size_text(report.written_bytes)}** written in **{seconds_text(report.seconds)}** ({rate}/s)."
     kept = f" {there} had been done by an earlier run, and were checked again." if resumed else ""
-    return f"{done}{kept} {_VERIFIED[_verified_so_far(report)]}"
-
-
-def _verified_so_far(report: ConversionReport) -> VerifyLevel:
-    """How closely it was verified; values are compared when all ranks are there."""
-    if report.verified is VerifyLevel.CONTENT and not report.committed:
-        return VerifyLevel.CHECKSUM
-    return report.verified
+    return f"{done}{kept} {_VERIFIED[report.verified]}"
 
 
 def _recovered(stand_ins: Sequence[StandIn]) -> str:

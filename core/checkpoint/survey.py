@@ -23,7 +23,7 @@ from core.storage.files import file_info, list_folder
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
-from core.unified_names import MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name
+from core.unified_names import INDEX_NAME, MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name, is_one_of_several
 
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
@@ -166,6 +166,11 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
         found, beside = _split(items)
         if not found:
             raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
+        if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
+            raise CatalogError(
+                f"{root}: has {one}, by its name one of several files, but no index that tells of all ({INDEX_NAME}): "
+                "get that as well, or name the one file that is meant"
+            )
         files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
     ignored += [_relative(root, item) for item in beside if item.location.name != STATE_DIRECTORY]
     return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))

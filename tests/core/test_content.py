@@ -100,7 +100,7 @@ def test_what_was_converted_before_is_compared_later(target: Path) -> None:
 
 def test_values_are_compared_when_all_ranks_are_there(target: Path) -> None:
     first = convert(FOUR_TO_THREE.request(target, verify="content", ranks="0-1"))
-    assert (first.committed, first.compared) == (False, 0)
+    assert (first.committed, first.compared, first.verified) == (False, 0, VerifyLevel.CHECKSUM)
     last = convert(FOUR_TO_THREE.request(target, verify="content", ranks="2"))
     assert (last.committed, last.compared) == (True, 7)
 

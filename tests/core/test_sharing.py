@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import core.gather
+from core.changes import Changes, TransposeRule
+from core.checkpoint.model import CheckpointFormat
 from core.convert import convert, make_plan
 from core.errors import ConversionError, StorageError
 from core.layout import ParameterLayout
 from core.manifest import ShardRecord
-from core.plan import ConversionPlan
+from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import SilentProgress
 from core.request import build_request
 from core.retry import WORK, RetryPolicy
@@ -52,6 +54,18 @@ def test_ranks_that_need_parts_of_the_same_rows_are_together(
 ) -> None:
     plan = plan_from_one(matrix, w=tensor_map)
     assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == want
+
+
+def test_turned_ranks_that_need_parts_of_the_same_rows_are_together() -> None:
+    """The source's rows are the target's columns: the target's rows are cut over the fast device axis."""
+    catalog = make_catalog({0: [entry("w", (64, 4096), FLOAT)]})
+    target = make_strategy({"w": ParameterLayout((2, 4), ((0,), (1,)), nested=True)})
+    changes = Changes(transpose=(TransposeRule(parameters="w"),))
+    plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes))
+    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    target = make_strategy({"w": ParameterLayout((4, 2), ((1,), (0,)), nested=True)})
+    plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes))
+    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 2, 4, 6), (1, 3, 5, 7))
 
 
 def test_the_costliest_parameters_decide() -> None:

@@ -21,7 +21,7 @@ from core.errors import ConversionError, InputError, PlanError, StorageError, Ta
 from core.latest import convert_latest
 from core.manifest import ShardRecord
 from core.plan_file import load_plan
-from core.report import ConversionReport
+from core.report import ConversionReport, Outcome
 from core.request import TargetLayout, VerifyLevel, build_request
 from core.storage.urls import parse_url
 from core.target import read_manifest
@@ -29,7 +29,7 @@ from core.transform import transform_ranks
 from core.unified import split_in_order
 from core.unified_names import file_names, is_unified_name
 from core.verify import verify_target
-from tests.support.checkpoints import Contents, case, read_safetensors, read_tree
+from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 from tests.support.training import latest_request, save_step
@@ -224,6 +224,19 @@ def test_texts_stand_in_the_metadata(tmp_path: Path, target: Path) -> None:
         assert list(file.keys()) == ["w"]
 
 
+@pytest.mark.parametrize("naming", ["huggingface", "mindspore"])
+@pytest.mark.parametrize("size", ["1B", "20B"])
+def test_no_file_has_texts_alone_which_no_index_tells_of(tmp_path: Path, target: Path, naming: str, size: str) -> None:
+    tensors = [("a", "Int8", (20,), bytes(20)), ("b", "Int8", (20,), bytes(20))]
+    content = checkpoint_bytes(text_entry("x", "x" * 99), tensors[0], text_entry("y", "y" * 9), tensors[1])
+    (tmp_path / "net.ckpt").write_bytes(content + checkpoint_bytes(text_entry("z", "z" * 99)))
+    options: dict[str, Any] = {"layout": "unified", "max_shard_size": size, "unified_naming": naming}
+    convert(build_request(source=str(tmp_path / "net.ckpt"), target=str(target), **options))
+    assert len([*target.glob("*.safetensors")]) == 2
+    convert(build_request(source=str(target), target=str(tmp_path / "back"), format="ckpt"))
+    assert read_rank(tmp_path / "back", 0) == read_ckpt(tmp_path / "net.ckpt")
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -408,9 +421,12 @@ def test_fewer_files_replace_more_and_ranks_replace_files(place: str) -> None:
 def test_what_is_no_checkpoints_is_not_replaced(target: Path) -> None:
     unify(target)
     (target / "config.json").write_text("{}")
-    with pytest.raises(TargetError, match=r"holds what is not a checkpoint's \(config\.json\)"):
+    advice = r"\(config\.json\). Name another target, or move that away, and back again when the checkpoint is there"
+    with pytest.raises(TargetError, match=advice):
         unify(target, "5GB", overwrite=True)
     assert read_as_transformers_does(target) == whole_model()
+    assert not [rank for rank in unify(target).ranks if rank.outcome is not Outcome.RESUMED]  # there it is no harm
+    assert verify_target(str(target), VerifyLevel.STRUCTURE).problems == ()
 
 
 def test_a_nightly_export_keeps_the_newest(tmp_path: Path, target: Path) -> None:

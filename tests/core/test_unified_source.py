@@ -165,6 +165,23 @@ def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], tol
     assert told in str(caught.value)
 
 
+@pytest.mark.parametrize("left", [1, 2])
+@pytest.mark.parametrize("stem", ["model", "model.fp16"])
+def test_some_of_several_files_without_their_index_are_no_checkpoint(tmp_path: Path, left: int, stem: str) -> None:
+    first, second = (f"{stem}-0000{number}-of-00002.safetensors" for number in (1, 2))
+    source = write_unified(tmp_path / "src", dict([(first, {"a": A}), (second, {"b": B})][:left]), name="")
+    with pytest.raises(CatalogError) as caught:
+        survey(str(source))
+    assert str(caught.value) == (
+        f"{source}: has {first}, by its name one of several files, but no index that tells of all ({INDEX}): get that "
+        "as well, or name the one file that is meant"
+    )
+    assert survey(str(source / first)).shape is CheckpointShape.FILE
+    (source / first).rename(source / "model-00001-of-00001.safetensors")
+    if left == 1:
+        assert survey(str(source)).shape is CheckpointShape.FOLDER
+
+
 def test_a_parameter_that_is_elsewhere_is_told(tmp_path: Path) -> None:
     source = write_unified(tmp_path / "src", TWO, a="model-00002-of-00002.safetensors", c=next(iter(TWO)))
     with pytest.raises(CatalogError) as caught:

@@ -1,0 +1,16 @@
+"""The page on changed parameters is carried out, in its order and as it stands."""
+
+from pathlib import Path
+
+import pytest
+
+from core.storage.urls import parse_url
+from demo.make_checkpoint import make_demo
+from tests.support.guides import follow
+
+pytestmark = pytest.mark.slow
+
+
+def test_changes(tmp_path: Path) -> None:
+    make_demo(parse_url(str(tmp_path / "demo-out")))
+    assert "the same model: 38 parameters" in follow("changes.md", tmp_path)
