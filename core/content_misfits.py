@@ -42,7 +42,7 @@ _SAVED_WHOLE: _Told = (
     Severity.NOTE,
 )
 _SOME_WHOLE: _Told = (
-    "ranks hold the same, as if it were whole, although the strategy cuts it, and others are cut",
+    "ranks hold the same, as if it were whole, although the strategy cuts it",
     "these parameters are not cut as the strategy says, or their slices happen to be the same (experts copied of one)",
     f"{OWN_STRATEGY}, unless the slices are meant to be the same: a conversion takes them as slices",
     Severity.PROBLEM,

@@ -4,7 +4,7 @@ A conversion stops at the first contradiction. Here everything is looked at by i
 of contents, and each finding says what it probably means and what to do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from core.checkpoint.catalog import build_catalog
@@ -15,8 +15,8 @@ from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
 from core.content_misfits import content_misfits
 from core.damage import mixed_steps, scattered, torn_ranks
 from core.errors import InputError
-from core.held import held_by_stages, is_integrated, names_in_order
-from core.misfits import Misfit, Severity, likeness_misfits, name_misfits, shape_misfits, stage_misfits
+from core.held import HeldParameter, held_by_stages, is_integrated, names_in_order
+from core.misfits import Misfit, Severity, likeness_misfits, made_wholes, name_misfits, shape_misfits, stage_misfits
 from core.parameters import lost_text, match_parameters
 from core.report import Summary
 from core.saved_whole import contents_say_whole
@@ -88,8 +88,14 @@ def diagnose(
     misfits = [*_rank_misfits(catalog, strategy), *_file_misfits(catalog, strategy)]
     unchecked: tuple[str, ...] = CHECKS[2:]
     if catalog.records.keys() & set(strategy.ranks):
-        misfits += _of_contents(catalog, strategy)
+        within = _within(catalog, strategy)
+        of_contents, held = _of_contents(catalog, within, strategy)
+        misfits += of_contents
         unchecked = ()
+        made = made_wholes(held)
+        if made and not any(each.check in ("shapes", "contents") for each in of_contents):
+            told = "the strategy tells no shapes, and shards do not show along which axis they were cut"
+            facts += (("makes", f"{made}; see that they are the network's: {told}"),)
     findings = _ordered(misfits)
     return Diagnosis(
         source=found.url,
@@ -101,9 +107,10 @@ def diagnose(
     )
 
 
-def _of_contents(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
-    """What stages, names, shapes and contents show."""
-    within = _within(catalog, strategy)
+def _of_contents(
+    catalog: CheckpointCatalog, within: CheckpointCatalog, strategy: Strategy
+) -> tuple[list[Misfit], Mapping[str, Sequence[HeldParameter]]]:
+    """What stages, names, shapes and contents show, and what the ranks that the strategy has hold by it."""
     misfits = [*stage_misfits(within, strategy), *name_misfits(catalog if strategy.merged else within, strategy)]
     problems: list[str] = []
     held = held_by_stages(within, strategy, names_in_order(within), problems)
@@ -134,8 +141,8 @@ def _of_contents(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]
     misfits += of_shapes
     misfits += [*of_contents, *_removed(within)]
     if any(each.severity is Severity.PROBLEM for each in misfits) or within.lost:
-        return misfits
-    return misfits + _of_match(within, strategy)
+        return misfits, held
+    return misfits + _of_match(within, strategy), held
 
 
 def _of_match(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:

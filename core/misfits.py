@@ -4,6 +4,7 @@ Every function gives what it found, and goes on where one parameter is wrong: wh
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,7 @@ from core.strategy.staging import owner_of
 from core.wording import counted
 
 _MOST_NAMED = 6
+_MANY_LAYERS = 3
 _NUMBER = re.compile(r"[0-9]+")
 OWN_STRATEGY = "use the strategy of the job that saved the checkpoint"
 WITHOUT_SHARDS = (
@@ -212,23 +214,30 @@ def shape_misfits(held: Mapping[str, Sequence[HeldParameter]], saved_whole: bool
 def likeness_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
     """Wholes that differ in shape where shards are alike, so that the strategy cuts one of them otherwise than it is.
 
-    These are parameters of which the names differ in numbers only (one layer's and another's), and parameters and
-    their optimizer's states. Which axis is cut shows in no shard, and protobuf strategies tell no shapes.
+    These are a layer's parameter and those of nearly all other layers, and a parameter and its optimizer's states.
+    Which axis is cut shows in no shard, and protobuf strategies tell no shapes.
     """
     wholes = {
         name: (copies[0].entry.shape, whole)
         for name, copies in held.items()
-        if copies[0].entry.dtype not in (TEXT, MAP_TENSOR) and (whole := _whole_of(copies[0])) is not None
+        if (whole := _whole_shape(copies[0])) is not None
     }
     names = frozenset(wholes)
-    alike: dict[tuple[str, Shape], dict[Shape, str]] = {}
+    layers: dict[tuple[str, Shape], list[str]] = {}
+    pairs = []
     for name, (shard, whole) in wholes.items():
-        # a state stands beside its parameter
-        alike.setdefault((_NUMBER.sub("", owner_of(name, names)), shard), {}).setdefault(whole, name)
+        layers.setdefault((_NUMBER.sub("", name), shard), []).append(name)
+        owner = owner_of(name, names)
+        if owner in wholes and wholes[owner][0] == shard and wholes[owner][1] != whole:
+            pairs.append((name, owner))
+    for alike in layers.values():
+        [(usual, count), *_] = Counter(wholes[name][1] for name in alike).most_common(1)
+        if count >= _MANY_LAYERS * (len(alike) - count):
+            like = next(name for name in alike if wholes[name][1] == usual)
+            pairs += [(name, like) for name in alike if wholes[name][1] != usual]
     details = [
-        " but ".join(f"{name!r} {list(whole)}" for whole, name in by_whole.items()) + f", of shards {list(shard)}"
-        for (_, shard), by_whole in alike.items()
-        if len(by_whole) > 1
+        f"{name!r} {list(wholes[name][1])} but {like!r} {list(wholes[like][1])}, of shards {list(wholes[name][0])}"
+        for name, like in pairs
     ]
     if not details:
         return []
@@ -240,6 +249,17 @@ def likeness_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit
             OWN_STRATEGY,
         )
     ]
+
+
+def made_wholes(held: Mapping[str, Sequence[HeldParameter]]) -> str:
+    """Shapes of the largest kinds of parameters that are cut, as the strategy makes them; empty if it tells shapes."""
+    names = frozenset(held)
+    kinds: dict[str, HeldParameter] = {}
+    for name, (copy, *_) in held.items():
+        if owner_of(name, names) == name and _whole_shape(copy) not in (None, copy.entry.shape):
+            kinds.setdefault(_NUMBER.sub("", name), copy)
+    largest = sorted(kinds.values(), key=lambda copy: copy.entry.size_bytes, reverse=True)[:_MOST_NAMED]
+    return ", ".join(f"{copy.entry.name} {list(_whole_shape(copy) or ())}" for copy in largest)
 
 
 def _shape_misfit(held: HeldParameter) -> tuple[tuple[str, str, str], str] | None:

@@ -6,6 +6,7 @@ from core.casting import Overflow
 from core.changes import OverflowPolicy
 from core.errors import CastError
 from core.plan import ConversionPlan, ParameterPlan
+from core.slices import TensorSlice
 from core.wording import counted
 
 _MOST_TOLD = 6
@@ -45,16 +46,21 @@ class OverflowTally:
 
 
 def total_overflows(plan: ConversionPlan, counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, int]:
-    """How many values of each whole parameter overflowed, from each rank's counts; what ranks share counts once."""
-    seen = set()
+    """How many values of each whole parameter overflowed, from each rank's counts; what ranks share counts once.
+
+    Stages that hold the same parameter may cut it differently: it counts where most of it was found.
+    """
+    by_rank = {rank: by_name for rank, by_name in counts if by_name}
     totals: dict[str, int] = {}
-    for rank, by_name in counts:
-        if by_name:
-            boxes = {parameter.name: parameter.box for parameter in plan.rank_plan(rank).parameters}
-            for name, count in by_name.items():
-                if (name, boxes[name]) not in seen:
-                    seen.add((name, boxes[name]))
-                    totals[name] = totals.get(name, 0) + count
+    for stage in plan.stages:
+        of_boxes: dict[str, dict[TensorSlice, int]] = {}
+        for rank in stage.ranks:
+            if rank in by_rank:
+                boxes = {parameter.name: parameter.box for parameter in plan.rank_plan(rank).parameters}
+                for name, count in by_rank[rank].items():
+                    of_boxes.setdefault(name, {}).setdefault(boxes[name], count)
+        for name, here in of_boxes.items():
+            totals[name] = max(totals.get(name, 0), sum(here.values()))
     return totals
 
 

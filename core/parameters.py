@@ -150,6 +150,7 @@ class ParameterMatch:
         outside: of a unified target, parameters that no strategy knows; they are among those that are moved.
         files: of a unified target, the names of its files; the last one has what is appended.
         excluded: source names that were left out as declared -> what says so.
+        left_out: what they would be called in the target.
         part: the stage whose part of the target this is; None if it is all of it.
     """
 
@@ -165,6 +166,7 @@ class ParameterMatch:
     outside: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
     part: int | None = None
 
     @property
@@ -266,6 +268,7 @@ def match_parameters(
         elsewhere,
         shared,
         excluded={name: why for name, why in recipes.excluded.items() if name in names.in_files},
+        left_out=recipes.excused,
         part=part if elsewhere else None,
     )
 

@@ -7,14 +7,16 @@ Dropped by `weights-only`:
 - an optimizer's state of a parameter, a prefix, a dot and its name (`nn.optim`, `mint.optim`, `experimental.optim`):
   `adam_m`, `adam_v` (AdamWeightDecay, and MindFormers' AdamW); `moment1`, `moment2`, `vhat` (Adam, LazyAdam, AdaMax);
   `moments` (Momentum, Ftrl, Thor); `lamb_m`, `lamb_v` (Lamb); `exp_avg_sq`, `max_exp_avg_sq` (mint's Adam and AdamW);
-  `momentum_buf` (mint's SGD); `accum_update` (Adadelta)
+  `momentum_buf` (mint's SGD); `accum_update` (Adadelta); `exp_inf` (experimental Adamax)
 - likewise `exp_avg` (mint's Adam and AdamW, Adafactor), `moment`, `mean_grad`, `mean_square` (RMSProp), `accum` (SGD,
-  Adagrad, Adadelta), `stat` (SGD), `linear` (Ftrl), `prev`, `step_size` (Rprop), `ax_` (ASGD): since layers may be
-  called so, too, only where what follows the dot is itself a parameter
-- `exp_avg_sq_row_…`, `exp_avg_sq_col_…`, `exp_avg_sq_…` (Adafactor), `mu_…`, `eta_…` (ASGD): the same, without a dot
+  Adagrad, Adadelta), `stat` (SGD), `linear` (Ftrl), `prev`, `step_size` (Rprop), `ax_`, `ax` (ASGD): since layers may
+  be called so, too, only where what follows the dot is itself a parameter; `linear`, which many layers are called,
+  only where that has `moments` as well, as Ftrl gives it both
+- `exp_avg_sq_row_…`, `exp_avg_sq_col_…`, `exp_avg_sq_…` (Adafactor), `mu_…`, `eta_…` (ASGD), `mu_product_…` (NAdam):
+  the same, without a dot
 - an optimizer's numbers: `global_step`, `learning_rate`, `learning_rate_group_…`, `weight_decay`, `momentum`,
-  `beta1_power`, `beta2_power`, `state_step`, `afactor_step`, `cov_step`, `matrix_a_inv_…`, `matrix_g_inv_…` (Thor),
-  `fake_param`, `fake_lr` (LARS)
+  `beta1_power`, `beta2_power`, `state_step`, `step_t`, `afactor_step`, `cov_step`, `matrix_a_inv_…`,
+  `matrix_g_inv_…` (Thor), `fake_param`, `fake_lr` (LARS)
 - loss scaling (`nn.wrap.loss_scale`, `amp`, MindFormers): `scale_sense`, `loss_scale`, `scale_value`,
   `current_iterator_step`, `last_overflow_iterator_step`
 - what callbacks append: `epoch_num`, `step_num`, `batch_num`, `cur_rank`
@@ -25,15 +27,15 @@ from collections.abc import Collection
 
 _STATE = (
     *("accu_grads", "adam_m", "adam_v", "moment1", "moment2", "vhat", "moments", "lamb_m", "lamb_v"),
-    *("exp_avg_sq", "max_exp_avg_sq", "momentum_buf", "accum_update"),
+    *("exp_avg_sq", "max_exp_avg_sq", "momentum_buf", "accum_update", "exp_inf"),
 )
 _STATE_OR_LAYER = (
     *("exp_avg.", "moment.", "mean_grad.", "mean_square.", "accum.", "stat.", "linear.", "prev.", "step_size.", "ax_."),
-    *("accu_grads", "exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_sq_", "mu_", "eta_"),
+    *("ax.", "accu_grads", "exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_sq_", "mu_", "eta_", "mu_product_"),
 )
 _NUMBERS = (
     *("global_step", "learning_rate", "weight_decay", "momentum", "beta1_power", "beta2_power"),
-    *("state_step", "afactor_step", "cov_step", "fake_param", "fake_lr"),
+    *("state_step", "step_t", "afactor_step", "cov_step", "fake_param", "fake_lr"),
     *("scale_sense", "loss_scale", "scale_value", "current_iterator_step", "last_overflow_iterator_step"),
     *("epoch_num", "step_num", "batch_num", "cur_rank"),
 )
@@ -46,4 +48,9 @@ def is_training_state(name: str, names: Collection[str]) -> bool:
     """Whether a parameter is nothing that a model needs to be used; `names` are all of the checkpoint."""
     if _CERTAIN.fullmatch(name):
         return True
-    return any(name.startswith(prefix) and name.removeprefix(prefix) in names for prefix in _STATE_OR_LAYER)
+    return any(
+        name.startswith(prefix)
+        and (of := name.removeprefix(prefix)) in names
+        and (prefix != "linear." or f"moments.{of}" in names)
+        for prefix in _STATE_OR_LAYER
+    )

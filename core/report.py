@@ -311,9 +311,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             f"{len(match.elsewhere)} parameters are NOT in it ({_listed(match.elsewhere)}). Convert the other stages "
             "likewise, and join the parts: reshard join-parts"
         )
-    if match.excused:
-        why = "as allowed, or left out, as declared" if match.excluded else "as allowed"
-        notes.append(f"missing in the source, {why}: {_listed(match.excused)}")
+    if missing := [name for name in match.excused if name not in match.left_out]:
+        notes.append(f"missing in the source, as allowed: {_listed(missing)}")
     if match.carried:
         names = [carried.name for carried in match.carried]
         changed = {effect.parameter for effect in effects}

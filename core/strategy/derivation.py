@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from core.dtypes import DType
 from core.errors import LayoutError, StrategyError
-from core.layout import ParameterLayout
+from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.slices import Shape
 from core.strategy.model import StageStrategy, Strategy
 from core.strategy.optimizer_shards import (
     ShardWish,
+    copies_of,
     has_optimizer_shard,
     wish_like,
     with_optimizer_shard,
@@ -170,6 +171,7 @@ class _Sharder:
         self._told = any(has_optimizer_shard(layout) for stage in source.stages for layout in stage.layouts.values())
         self._whole: dict[str, None] = {}
         self._assumed = False
+        self._limits: set[int] = set()
 
     def sharded(self, name: str, like: ParameterLayout, base: ParameterLayout) -> ParameterLayout:
         """The layout with its optimizer shard, if it gets one."""
@@ -180,6 +182,8 @@ class _Sharder:
         wish = self._wished(name, like)
         if wish is None:
             return base
+        if wish.size == ALL_REPEATED_AXES and 0 < like.optimizer_shard_size < copies_of(base):
+            self._limits.add(like.optimizer_shard_size)
         shape = self._facts[name].shape if name in self._facts else None
         cut = with_optimizer_shard(base, shape, wish.size)
         if cut is None:
@@ -192,9 +196,10 @@ class _Sharder:
             return wish
         owner = owner_of(name, self._names)
         of_owner = self._layouts.get(owner, like)
-        if self._told and (has_optimizer_shard(of_owner) or _could_be_sharded(of_owner)):
-            return wish_like(of_owner)  # the network decided, and its states follow
         facts = self._facts.get(owner) or self._facts.get(name)
+        could_be = with_optimizer_shard(of_owner, facts.shape if facts else None, ALL_REPEATED_AXES) is not None
+        if self._told and (has_optimizer_shard(of_owner) or could_be):
+            return wish_like(of_owner)  # the network decided, and its states follow
         if facts is None:
             raise LayoutError(
                 "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not tell. "
@@ -215,18 +220,18 @@ class _Sharder:
                 f"since axis 0 does not divide or there is one copy only: {', '.join([*self._whole][:4])}"
                 f"{', …' if len(self._whole) > 4 else ''}"
             )
+        if self._limits:
+            sizes = ", ".join(map(str, sorted(self._limits)))
+            notes.append(
+                f"optimizer parallel cut parameters into {sizes} pieces, as many as there were copies, and now cuts "
+                "them into as many as there will be. If optimizer_weight_shard_size keeps the number, the job will not"
+            )
         if self._assumed:
             notes.append(
                 "what optimizer parallel cuts was told by size, of 4 bytes a value since the strategy tells no dtypes; "
                 "--checkpoint would tell them"
             )
         return notes
-
-
-def _could_be_sharded(layout: ParameterLayout) -> bool:
-    """Whether there are copies that an optimizer shard could use, so that its not being there tells something."""
-    shape = layout.tensor_shape
-    return with_optimizer_shard(layout, shape, -1) is not None
 
 
 def _rules_of(texts: Sequence[str], names: frozenset[str]) -> dict[str, CutRule]:

@@ -65,6 +65,12 @@ class Rescaler:
         """What was assumed."""
         if self._roles.model_parallel == 1 < self._model:
             yield "the source cuts nothing by model parallel: what the rules do not name stays whole"
+        if self._model > 1 and self._roles.pieces > 1 and not self._keeps_all and not self._roles.is_one_kind:
+            yield (
+                f"{self._roles.conflict or self._roles.kinds}. All into {self._roles.pieces} pieces, so this is taken "
+                "for one model parallel, arranged in several ways. If it is tensor and expert parallel, say how the "
+                "fewer of them are to be cut, with --cut"
+            )
 
     def check(self, origin: str) -> None:
         """Makes sure that the source tells which axes model parallel of that size cuts.

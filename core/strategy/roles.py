@@ -90,8 +90,11 @@ class Roles:
     @property
     def several_sizes(self) -> str:
         """Why model parallel has no one size, in words; empty if it has."""
-        if self.pieces or self.conflict:
-            return "" if self.pieces else self.conflict
+        return "" if self.pieces else self.conflict or self.kinds
+
+    @property
+    def kinds(self) -> str:
+        """Which devices cut which parameters, in words."""
         sizes: dict[frozenset[tuple[str, int]], int] = {}
         for axis in self.model_axes:
             sizes[axis.cuts] = sizes.get(axis.cuts, 1) * axis.size

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from core.errors import StrategyError
 from core.strategy.model import Strategy
@@ -111,6 +112,11 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
         stages = {name: tuple(of_name) for name, of_name in sources.items()} | placed
     else:
         stage_of = _stage_of_layers(ordered, stage_count, layers, notes)
+        if stage_count > 1 and not layers and _take_turns(names, layer_of, sources, ordered):
+            notes.append(
+                "the source's stages hold layers in turns, as interleaved pipelines do; here they hold them one after "
+                "another. Give them with --layers as the network does: 0-3+8-11,4-7+12-15"
+            )
         stages = placed | {
             name: (stage_of[layer],)
             for name in names
@@ -150,6 +156,17 @@ def _ordered_layers(
             first_stage[layer[0]] = min(sources[name][0], first_stage.get(layer[0], sources[name][0]))
     stacks = sorted(first_stage, key=first_stage.__getitem__)  # stable: else in the order of the file
     return sorted({layer for layer in layer_of.values() if layer}, key=lambda layer: (stacks.index(layer[0]), layer[1]))
+
+
+def _take_turns(
+    names: Sequence[str],
+    layer_of: Mapping[str, _Layer | None],
+    sources: Mapping[str, Sequence[int]],
+    ordered: Sequence[_Layer],
+) -> bool:
+    """Whether a later layer is in an earlier stage of the source."""
+    stages = {layer: sources[name][0] for name in names if (layer := layer_of[name]) is not None}
+    return any(stages[one] > stages[other] for one, other in pairwise(ordered))
 
 
 def _stage_of_layers(
@@ -238,6 +255,7 @@ def _beside_layers(
     last = stage_count - 1
     placed: dict[str, tuple[int, ...]] = {}
     by_name: list[str] = []
+    in_both: list[str] = []
     untold: list[str] = []
     for name in names:
         where = sources[name]
@@ -245,6 +263,8 @@ def _beside_layers(
             placed[name] = (0,)
         elif source_count > 1 and set(where) <= {0, source_count - 1}:
             placed[name] = tuple(sorted({0 if stage == 0 else last for stage in where}))
+            if source_count == len(where) < stage_count and owner_of(name, known) == name:
+                in_both.append(name)
         elif source_count > 1 and len(where) == source_count:
             placed[name] = tuple(range(stage_count))
         elif source_count == 1 and (told := _told_by_name(owner_of(name, known))):
@@ -257,6 +277,11 @@ def _beside_layers(
         raise StrategyError(
             f"which stages hold {_listed(list(map(repr, untold)))} cannot be told: they are of no layer, and in no "
             "stage that says it. Say it with --place PATTERN=first, =last, =first,last or =all"
+        )
+    if in_both:
+        notes.append(
+            f"in both of the source's stages, so taken to be in the first and the last: {_listed(in_both)}. If all "
+            "stages hold one of these, as they do tables of positions, say so: --place PATTERN=all"
         )
     if by_name:
         notes.append(

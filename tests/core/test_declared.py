@@ -81,6 +81,13 @@ def test_yaml_and_json_say_the_same() -> None:
         (b"cast: [{parameters: a, dtype: int4}]\njoin: 3", "changes.yaml: join: Input should be"),
         (b"".join(b"field%d: 1\n" % number for number in range(30)), "changes.yaml: and 10 more"),
         (b"cast: [" + b"3," * 100_000 + b"]", "changes.yaml: cast[0]: Input should be a valid"),
+        (b"exclude: !!int ''", "not a readable document of changes: string index out of range"),
+        (b"exclude: !!bool maybe", "not a readable document of changes: 'maybe'"),
+        (b"exclude: !!timestamp now", "not a readable document of changes: 'NoneType'"),
+        (b"transpose: [{parameters: a, axes: [true, false]}]", "transpose[0].axes[0]: Input should be a valid integer"),
+        (b"split: [{parameters: a, into: [b, c], axis: 0x" + b"9" * 9999 + b"}]", "split[0].axis: Input should be"),
+        (b"rename: [{pattern: '(?x)(.) # one', to: '\\2'}]", r"rename[0]: '\\2' does not go with the regular"),
+        (b"join: [{parameters: ['(?P<a>.)q', '(.)k'], into: '\\g<a>'}]", r"join[0]: '\\g<a>' does not go with the reg"),
     ],
 )
 def test_documents_that_are_not_understood(text: bytes, message: str) -> None:
@@ -88,6 +95,35 @@ def test_documents_that_are_not_understood(text: bytes, message: str) -> None:
         parse_changes(text, "changes.yaml")
     assert message in str(error.value)
     assert str(error.value).startswith("changes.yaml: ")
+
+
+def repeated(first: str, line: str, last: str) -> bytes:
+    """Twelve lines of which each repeats the one before nine times."""
+    lines = [line.format(number, ", ".join([f"*a{number - 1}"] * 9)) for number in range(1, 13)]
+    return "\n".join([f"a0: &a0 {first}", *lines, last, ""]).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        repeated("[x]", "a{0}: &a{0} [{1}]", "select: *a12"),
+        repeated("[x]", "a{0}: &a{0} [{1}]", "? *a12\n: 1"),
+        repeated("{include: [x]}", "a{0}: &a{0} {{<<: [{1}]}}", "<<: *a12"),
+        b"include: &a [*a]",
+    ],
+    ids=["values", "a name", "merged", "itself"],
+)
+def test_a_few_lines_that_stand_for_billions(text: bytes) -> None:
+    with pytest.raises(InputError, match="it has more than 1048576 values, with what its aliases repeat"):
+        parse_changes(text, "changes.yaml")
+
+
+def test_aliases_that_repeat_little_are_understood() -> None:
+    text = b"cast: [&half {parameters: a, dtype: float16}, {<<: *half, parameters: b}]"
+    assert [(rule.parameters, rule.dtype) for rule in parse_changes(text, "changes.yaml").cast] == [
+        ("a", "float16"),
+        ("b", "float16"),
+    ]
 
 
 def test_json_names_what_is_there_twice() -> None:

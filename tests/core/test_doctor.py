@@ -24,6 +24,8 @@ from tests.support.ckpt_writer import checkpoint_bytes
 ROWS = ParameterLayout((2, 2), ((0,), ()))
 COLUMNS = ParameterLayout((2, 2), ((), (0,)))
 NORM = ParameterLayout((2, 2), ((),))
+SLOWER_NORM = ParameterLayout((2, 2), ((1,),))
+CUT_NORM = ParameterLayout((2, 2), ((0,),))
 STAGES = (
     {"net.embed.w": ROWS, "net.l.0.wq": ROWS, "net.l.0.wo": COLUMNS, "net.l.0.norm": NORM},
     {"net.l.1.wq": ROWS, "net.l.1.wo": COLUMNS, "net.l.1.norm": NORM, "net.head.w": ROWS},
@@ -395,6 +397,90 @@ def test_all_zeros_tell_nothing(tmp_path: Path) -> None:
         entries = [("net.l.0.wq", "Float32", (4, 8), bytes(128)), ("net.embed.w", "Float32", (4, 8), bytes(128))]
         put(tmp_path / "src", rank, *entries)
     assert all(finding.check == "names" for finding in looked_at(tmp_path).findings)
+
+
+LAYERS = {f"l.{n}.{name}": lay for n in range(4) for name, lay in (("wq", ROWS), ("wo", COLUMNS), ("norm", NORM))}
+SLOWER = ParameterLayout((2, 2), ((1,), ()))
+
+
+@pytest.mark.parametrize(
+    ("saved", "strategy_says"),
+    [({}, {"l.3.wq": SLOWER}), ({"l.3.norm": SLOWER_NORM}, {}), ({"l.2.norm": SLOWER_NORM}, {"l.2.norm": CUT_NORM})],
+    ids=["order of devices", "cut, not whole", "order of devices of a small one"],
+)
+def test_one_layer_of_many(
+    tmp_path: Path, saved: Mapping[str, ParameterLayout], strategy_says: Mapping[str, ParameterLayout]
+) -> None:
+    write(tmp_path / "src", [{**LAYERS, **saved}])
+    for name, stages in (("s.ckpt", [{**LAYERS, **strategy_says}]), ("s.json", shaped([{**LAYERS, **strategy_says}]))):
+        found = problems(looked_at(tmp_path, stages, name))
+        assert any(repr([*saved, *strategy_says][0]) in finding.found for finding in found)
+
+
+@pytest.mark.parametrize("names", [["l.3.wq"], ["adam_m.l.3.wq"], ["l.3.wq", "adam_m.l.3.wq"]])
+def test_one_layer_along_another_axis(tmp_path: Path, names: Sequence[str]) -> None:
+    layers = {**LAYERS, **{f"adam_m.{name}": layout for name, layout in LAYERS.items()}}
+    write(tmp_path / "src", [layers])
+    diagnosis = looked_at(tmp_path, [{**layers, **dict.fromkeys(names, COLUMNS)}])
+    finding = only(diagnosis, "shapes")
+    assert "parameters that should be alike make wholes of other shapes" in finding.found
+    assert "'adam_m.l.3.wq'" in finding.found or "'l.3.wq' [4, 16] but 'l.0.wq' [8, 8]" in finding.found
+
+
+def test_layers_that_are_all_unlike_tell_nothing(tmp_path: Path) -> None:
+    unlike = {"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": ROWS}
+    write(tmp_path / "src", [unlike])
+    told = looked_at(tmp_path, [{"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": COLUMNS}])
+    assert (told.fits, told.findings) == (True, ())
+
+
+@pytest.mark.parametrize("name", ["net.l.0.wq", "net.l.0.norm"])
+def test_one_parameter_was_saved_whole(tmp_path: Path, name: str) -> None:
+    stages = [{**STAGES[0], "net.l.0.norm": CUT_NORM}, STAGES[1]]
+    write(tmp_path / "src", [{**stages[0], name: whole_layout(whole(name).ndim, 4)}, stages[1]])
+    finding = only(looked_at(tmp_path, stages), "contents")
+    assert finding.found.startswith(
+        f"ranks hold the same, as if it were whole, although the strategy cuts it: {name!r}"
+    )
+    of_shapes = problems(looked_at(tmp_path, shaped(stages), "strategy.json"))[0]
+    assert of_shapes.found.startswith(
+        "ranks hold the whole of what the strategy cuts, though they hold slices of others"
+    )
+
+
+def test_slices_that_are_the_same(tmp_path: Path) -> None:
+    stages = [{**STAGES[0], "net.l.0.wo": ParameterLayout((2, 2), ((1,), (0,)))}, STAGES[1]]
+    write(tmp_path / "src", stages)
+    for rank in range(4):
+        entries = [("net.embed.w", "Float32", (4, 8), np.arange(32, dtype=np.float32).tobytes())]
+        entries += [
+            (name, "Float32", shard.shape, shard.tobytes())
+            for name, layout in stages[0].items()
+            if name != "net.embed.w"
+            for shard in [whole(name)[layout.cut(whole(name).ndim).box_of(rank, whole(name).shape).as_index()]]
+        ]
+        put(tmp_path / "src", rank, *entries)
+    # shapes prove that these are slices
+    assert looked_at(tmp_path, shaped(stages), "strategy.json").fits
+    assert "(experts copied of one)" in only(looked_at(tmp_path, stages), "contents").means
+
+
+def test_rank_folders_swapped_among_many(tmp_path: Path) -> None:
+    many = ParameterLayout((64, 2), ((0,), ()))
+    write(tmp_path / "src", [{"l.0.wq": many}])
+    (tmp_path / "src/rank_50").rename(tmp_path / "src/kept")
+    (tmp_path / "src/rank_51").rename(tmp_path / "src/rank_50")
+    (tmp_path / "src/kept").rename(tmp_path / "src/rank_51")
+    finding = only(looked_at(tmp_path, [{"l.0.wq": many}]), "contents")
+    assert "'l.0.wq' differs on rank_0, rank_50, which should hold the same" in finding.found
+    assert "rank folders that were swapped" in finding.means
+
+
+def test_what_a_strategy_without_shapes_makes_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "src", [LAYERS])
+    facts = dict(looked_at(tmp_path, [LAYERS]).facts)
+    assert facts["makes"].startswith("l.0.wq [8, 8], l.0.wo [8, 8]; see that they are the network's")
+    assert "makes" not in dict(looked_at(tmp_path, shaped([LAYERS]), "s.json").facts)
 
 
 # ---- no strategy, and no checkpoint ----

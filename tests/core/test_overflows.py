@@ -98,6 +98,14 @@ def test_what_may_overflow_is_told_and_counts_once_whoever_has_it(paths: Path) -
     assert read_tree(paths / "out")[3]["shared"] == ("Float16", (8, 4), wanted.tobytes())
 
 
+def test_what_stages_cut_differently_counts_once(paths: Path) -> None:
+    columns = ParameterLayout((4,), ((), (0,)), True)
+    write_strategy(make_strategy({"cut": ROWS}, {"cut": columns}), str(paths / "target.ckpt"))
+    report = run(paths, cast_overflow="allow", exclude=["shared"])
+    assert report.overflowed == {"cut": 2}
+    assert [rank.overflowed.get("cut", 0) for rank in report.ranks] == [1, 0, 0, 1, 0, 1, 1, 0]
+
+
 def test_ranks_that_are_done_keep_their_counts(paths: Path) -> None:
     first = run(paths, cast_overflow="allow", ranks="0")
     assert not first.committed

@@ -66,7 +66,7 @@ def python(server: PrefectServer, directory: Path, program: str) -> str:
 
 
 def test_every_example_is_known() -> None:
-    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (5, 1, 2)
+    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (8, 1, 2)
 
 
 def test_readme(server: PrefectServer, directory: Path) -> None:
@@ -87,8 +87,17 @@ def test_several_at_once(server: PrefectServer, directory: Path) -> None:
     ]
 
 
+def test_a_rank_without_files_and_a_comparison(server: PrefectServer, directory: Path) -> None:
+    """It follows what the page does before: one of the conversions is compared with its source."""
+    loaded = python(server, directory, PROGRAMS[2]).splitlines()
+    assert len(loaded) == 38
+    assert {line.split()[1] for line in loaded} == {"bfloat16"}
+    assert python(server, directory, PROGRAMS[3]).startswith("range(0, 4) {")
+    assert python(server, directory, PROGRAMS[4]).startswith("the same model: 119 parameters")
+
+
 def test_runs_on_a_worker(server: PrefectServer, directory: Path, serving: Worker) -> None:
-    start, verify, manifest = PROGRAMS[2:]
+    start, verify, manifest = PROGRAMS[5:]
     wait_until_served(server)
     python(server, directory, start)
     assert python(server, directory, verify) == "Completed\n"

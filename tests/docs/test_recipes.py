@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401 - with it numpy, and so safetensors, knows bfloat16
 import numpy as np
 import pytest
 from safetensors import safe_open

@@ -257,6 +257,36 @@ def test_without_a_word_of_the_network_the_size_decides() -> None:
         derived(strategy(NETWORK), 2, 4, 1, facts={}, optimizer_parallel=True)
 
 
+def test_what_did_not_divide_before_tells_nothing() -> None:
+    source = strategy({"l.0.wq": sharded(ROWS), "l.0.wo": COLUMNS})
+    shapes = {"l.0.wq": TensorFacts((24, 8)), "l.0.wo": TensorFacts((9, 24))}
+    options = {"optimizer_parallel": True, "optimizer_threshold_bytes": 9 * 24 * 4}
+    # two copies could not share nine rows, three can
+    assert shards(derived(source, 3, 4, 1, facts=shapes, **options)) == {"l.0.wq": (-1, 4), "l.0.wo": (-1, 4)}
+    options["optimizer_threshold_bytes"] += 1
+    assert shards(derived(source, 3, 4, 1, facts=shapes, **options)) == {"l.0.wq": (-1, 4)}
+
+
+def test_all_copies_may_have_been_a_limit() -> None:
+    source = strategy({"l.0.wq": sharded(ROWS, 2)})
+    more = derive_strategy(source, StrategyWish(6, 4, 1, optimizer_parallel=True), SHAPES)
+    assert shards(more.strategy) == {"l.0.wq": (-1, 4)}
+    assert "cut parameters into 2 pieces, as many as there were copies" in more.notes[0]
+    assert derive_strategy(source, StrategyWish(2, 2, 1, optimizer_parallel=True), SHAPES).notes == ()
+
+
+def test_several_arrangements_may_be_several_kinds() -> None:
+    source = strategy({"l.0.wq": ROWS4, "l.0.experts": ParameterLayout((2, 4, 4), ((1,), ()))})
+    facts = {"l.0.wq": TensorFacts((24, 8)), "l.0.experts": TensorFacts((24, 8))}
+    [note] = derive_strategy(source, StrategyWish(1, 4, 1), facts).notes
+    assert note.startswith("different devices cut different parameters: 4 devices cut 'l.0.experts' along axis 0; 4")
+    assert "this is taken for one model parallel" in note
+    assert derive_strategy(source, StrategyWish(8, 4, 1), facts).notes == ()
+
+
+ROWS4 = ParameterLayout((8, 4), ((0,), ()))
+
+
 def test_whole_parameters_are_shared_by_all_devices() -> None:
     source = strategy({"l.0.norm": WHOLE})
     made = derived(source, 4, 2, 1, cuts=["l.0.norm=whole"], optimizer_parallel=True, optimizer_threshold_bytes=0)

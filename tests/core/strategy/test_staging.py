@@ -92,6 +92,23 @@ def test_what_all_stages_share() -> None:
     assert names(staged(strategy("f l.0.w", "f l.1.w", "f l.2.w l.3.w"), 4)) == [f"f l.{n}.w" for n in range(4)]
 
 
+def test_what_both_stages_share_is_taken_to_be_tied() -> None:
+    both = strategy("f l.0.w l.1.w adam_m.f", "f l.2.w l.3.w adam_m.f")
+    staging = staged(both, 4)
+    assert names(staging) == ["adam_m.f f l.0.w", "l.1.w", "l.2.w", "adam_m.f f l.3.w"]
+    [note] = staging.notes
+    assert note.startswith("in both of the source's stages, so taken to be in the first and the last: f. If all stages")
+    assert names(staged(both, 4, "", "f=all"))[1] == "adam_m.f f l.1.w"
+    assert staged(both, 4, "", "f=all").notes == staged(both, 2).notes == staged(both, 1).notes == ()
+
+
+def test_layers_in_turns() -> None:
+    interleaved = strategy("l.0.w l.2.w", "l.1.w l.3.w")
+    [note] = staged(interleaved, 4).notes
+    assert note.startswith("the source's stages hold layers in turns, as interleaved pipelines do")
+    assert staged(interleaved, 4, "0,1,2,3").notes == staged(interleaved, 1).notes == ()
+
+
 def test_stacks_of_layers_follow_each_other() -> None:
     stacks = strategy("enc.layers.0.w enc.layers.1.w", "dec.layers.0.w dec.layers.1.w")
     staging = staged(stacks, 4)
