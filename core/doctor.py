@@ -261,12 +261,22 @@ def _file_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit
     damaged = {rank: why for rank, why in catalog.lost.items() if why != NO_FILE}
     torn = torn_ranks({rank: record for rank, record in catalog.records.items() if rank in strategy.ranks}, strategy)
     advice = "'reshard recover' tells whether other ranks hold the same, and 'convert --recover' takes it from them"
+    ranks_of: dict[str, list[int]] = {}
+    for rank, why in sorted((damaged | torn).items()):
+        ranks_of.setdefault(why, []).append(rank)
     return [
         Misfit(
-            "files", f"rank_{rank}'s file cannot be used: {why}", "it is damaged, or was not written to its end", advice
+            "files",
+            f"{_files_of(ranks)} cannot be used: {why}",
+            "damaged, not written to the end, or not written at all",
+            advice,
         )
-        for rank, why in sorted((damaged | torn).items())
+        for why, ranks in ranks_of.items()
     ]
+
+
+def _files_of(ranks: Sequence[int]) -> str:
+    return f"rank_{ranks[0]}'s file" if len(ranks) == 1 else f"the files of ranks {ranks_text(ranks)}"
 
 
 def _removed(catalog: CheckpointCatalog) -> list[Misfit]:

@@ -18,7 +18,7 @@ _LARGEST_GRID_PIXELS = 448
 _LARGEST_CELL_PIXELS = 56
 _LABELLED_CELLS = 8
 """Up to so many ranks on both sides, each cell is large enough for a number."""
-_MOST_TICKS = 8
+_MOST_TICKS, _TICK_PIXELS = 8, 14
 
 _LEFT, _TOP, _LEGEND = 64, 64, 132
 _LEVEL_FACTOR = 4
@@ -210,19 +210,21 @@ def _axes(feeds: Feeds, side: int) -> list[str]:
         f'<text class="head" x="{_LEFT}" y="20">{axis_title(f"Source {source}", per_column)}</text>',
         f"<text {upright}>{axis_title(f'Target {target}', per_row)}</text>",
     ]
-    for column in _ticks(columns):
+    for column in _ticks(columns, side):
         x = _LEFT + column * side + side // 2
         label = feeds.source_ranks[column * per_column]
         parts.append(f'<text class="middle" x="{x}" y="{_TOP - 8}">{label}</text>')
-    for row in _ticks(rows):
+    for row in _ticks(rows, side):
         y = _TOP + row * side + side // 2 + 4
         label = feeds.target_ranks[row * per_row]
         parts.append(f'<text class="end" x="{_LEFT - 8}" y="{y}">{label}</text>')
     return parts
 
 
-def _ticks(count: int) -> range:
-    return range(0, count, 1 if count <= 2 * _MOST_TICKS else -(-count // _MOST_TICKS))
+def _ticks(count: int, side: int) -> range:
+    """Which cells along an edge are labelled; labels of neighbors must not touch."""
+    step = 1 if count <= 2 * _MOST_TICKS else -(-count // _MOST_TICKS)
+    return range(0, count, max(step, -(-_TICK_PIXELS // side)))
 
 
 def _legend(feeds: Feeds, x: int) -> list[str]:

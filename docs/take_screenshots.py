@@ -16,6 +16,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import FloatRect, Locator, expect
 
+from cli.main import run
 from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
 from tests.support.browser import CHROMIUM, NO_CHROMIUM, PrefectPages, served_to_a_browser
@@ -84,6 +85,19 @@ def take(pages: PrefectPages, demo: Path) -> Iterator[tuple[str, bytes]]:
     picture = page.get_by_role("img", name="Bytes from each source rank to each target rank")
     expect(picture).to_be_visible()
     yield "picture", _down_to(pages, picture)
+
+    page.goto(_plan_page(demo).as_uri())
+    yield "plan", _down_to(pages, page.get_by_text("Changed parameters"))
+
+
+def _plan_page(demo: Path) -> Path:
+    """What `reshard plan --html` makes of the demo."""
+    file = demo / "plan.html"
+    strategies = ("--source-strategy", str(demo / "strategy"), "--target-strategy", str(demo / "target_strategy"))
+    changed = ("--select", "weights-only", "--cast", "*=float32")
+    if run(["plan", str(demo / "checkpoint"), *strategies, *changed, "--html", str(file)]):
+        sys.exit("the plan's page was not made")
+    return file
 
 
 @contextmanager

@@ -219,7 +219,7 @@ def _numbers(part: str, layers: str) -> list[int]:
     numbers: list[int] = []
     for span in part.split("+"):
         found = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", span)
-        if not found:
+        if not found or int(found[2] or found[1]) < int(found[1]):
             raise StrategyError(f"--layers {layers}: {span!r} is no range of layers: 0-11,12-23 say")
         numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
     return numbers

@@ -88,7 +88,7 @@ def test_dtypes_are_those_of_checkpoints() -> None:
     assert not any(dtype_from_name(name).is_float for name in ("Int8", "Int32", "Bool", "Int4", "str", "MapTensor"))
 
 
-NAMES = {"w", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "accum.w"}
+NAMES = {"w", "weight", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "accum.w"}
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,19 @@ NAMES = {"w", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "accum.w"}
             for name in ("scale_sense", "loss_scale", "current_iterator_step", "epoch_num", "matrix_a_inv_3")
         ),
         *((name, True) for name in ("linear.w", "last_overflow_iterator_step")),
+        *((name, True) for name in ("step_t", "exp_inf.w", "ax.w", "ax_.w", "mu_product_w")),
         *(
             (name, False)
-            for name in ("w", "linear.weight", "mu", "stat.mean", "moment.weight", "accum.bias", "x.adam_m.w")
+            for name in (
+                "w",
+                "linear.weight",
+                "ax.bias",
+                "mu",
+                "stat.mean",
+                "moment.weight",
+                "accum.bias",
+                "x.adam_m.w",
+            )
         ),
         *((name, False) for name in ("global_step.w", "matrix_a_inv_x", "learning_rates")),
     ],

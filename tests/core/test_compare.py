@@ -92,10 +92,10 @@ def test_a_model_is_the_same_in_any_layout_and_one_changed_element_is_found(
         shard.reshape(-1)[place] ^= np.array(1 << data.draw(st.integers(0, 8 * shard.itemsize - 1)), shard.dtype)
         b, strategy_b = other.write(directory / "changed", data.draw(FORMATS))
         report = compared(a, b, strategy_a=strategy_a, strategy_b=strategy_b)
-        check_found(report, other, name, rank, place)
+        check_found(report, one, other, name, rank, place)
 
 
-def check_found(report: ComparisonReport, model: Model, name: str, rank: int, place: int) -> None:
+def check_found(report: ComparisonReport, one: Model, model: Model, name: str, rank: int, place: int) -> None:
     """That a report tells of the one element that was changed in one rank's copy."""
     assert (report.only_a, report.only_b, report.a.differing) == ((), (), ())
     whole = model.values[name][1]
@@ -106,8 +106,12 @@ def check_found(report: ComparisonReport, model: Model, name: str, rank: int, pl
         others = [other for other in sharing if other != rank]
         assert (f"rank_{rank}" in sentence.split("another on")[1]) or len(others) == 1, sentence
     elif name not in model.layouts and len(sharing) > 1:
-        # no strategy says that the ranks' contents are one
-        assert report.same
+        # no strategy says that the ranks' contents are one: those of fewer ranks may be some of them
+        assert report.same == (one.devices < model.devices)
+        if not report.same:
+            [difference] = report.differences
+            assert difference.message.endswith("between ranks 1 different contents in A, 2 in B")
+            return
         assert f"{name!r}, which no strategy knows" in report.notes[0]
         return
     assert not report.same
@@ -378,6 +382,22 @@ def test_what_every_rank_has_for_itself_may_be_a_part_of_the_other_sides(tmp_pat
         tmp_path / "other.ckpt", ("w", "Float32", values["w"][1]), ("cur_rank", "Int32", np.full(1, 5, np.int32))
     )
     assert told(checkpoint, other, strategy_a=strategy) == "1 of 1 element; the first at [0]: 0 and 5"
+
+
+def test_a_copy_that_only_one_side_of_as_many_ranks_has_is_a_difference(tmp_path: Path) -> None:
+    values = {"w": ("Float32", random_bits("Float32", (4,), 1)), "extra": ("Int32", np.zeros(2, np.uint32))}
+    model = Model(values, {"w": ROWS}, 2)
+    a, strategy = model.write(tmp_path / "a", CheckpointFormat.CKPT)
+    model.shards[1]["extra"][1] = 7
+    b, _ = model.write(tmp_path / "b", CheckpointFormat.CKPT)
+    options = {"strategy_a": strategy, "strategy_b": strategy}
+    assert told(a, b, **options) == "between ranks 1 different contents in A, 2 in B"
+    assert told(b, a, **options) == "between ranks 2 different contents in A, 1 in B"
+    model.shards[0]["extra"][0] = 3
+    c, _ = model.write(tmp_path / "c", CheckpointFormat.CKPT)
+    assert told(b, c, **options) == (
+        "1 of 2 elements; the first at [0]: 0 and 3; between ranks 2 different contents in A, 2 in B"
+    )
 
 
 def test_fingerprints_stand_for_a_checkpoint(tmp_path: Path) -> None:

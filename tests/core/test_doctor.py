@@ -162,6 +162,14 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     assert "convert --recover" in finding.advice
 
 
+def test_files_that_are_wrong_alike_are_told_together(tmp_path: Path) -> None:
+    write(tmp_path / "src")
+    for rank in (1, 5, 6):
+        (tmp_path / f"src/rank_{rank}/net.ckpt").write_bytes(b"")
+    finding = only(looked_at(tmp_path), "files")
+    assert finding.found == "the files of ranks 1,5-6 cannot be used: the file is empty"
+
+
 def test_a_file_cut_off_between_parameters(tmp_path: Path) -> None:
     write(tmp_path / "src")
     whole_file = (tmp_path / "src/rank_2/net.ckpt").read_bytes()

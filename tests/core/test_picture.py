@@ -60,6 +60,14 @@ def test_thousands_of_ranks_make_a_small_picture() -> None:
     assert {"Source rank, 64 to a cell", "Target rank, 48 to a cell", "512"} <= set(texts(svg))
 
 
+def test_labels_of_flat_rows_do_not_touch() -> None:
+    svg = ElementTree.fromstring(draw_feeds(Feeds(np.ones((16, 64)), range(16), range(64), (1, 1))))
+    labels = [element for element in svg.iter("{http://www.w3.org/2000/svg}text") if element.get("class") == "end"]
+    heights = [int(element.get("y", "")) for element in labels]
+    assert len(heights) >= 4
+    assert min(np.diff(heights)) >= 12
+
+
 def test_bins_are_equal_if_that_costs_few_of_them() -> None:
     ranks = range(1024)
     plan_bins = {most: _ranks_per_bin(len(ranks), most) for most in (2000, 64, 36, 57, 1)}

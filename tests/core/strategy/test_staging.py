@@ -74,6 +74,7 @@ def test_as_given() -> None:
         ("0-2,2-3", "layer 2: is given twice"),
         ("0-1,3", "gives no stage to layers 2"),
         ("0-1,x", "'x' is no range of layers"),
+        ("1-0,2-3", "'1-0' is no range of layers"),
     ],
 )
 def test_wrong_layers(layers: str, message: str) -> None:
