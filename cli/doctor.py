@@ -38,6 +38,9 @@ def command(
     should hold the same have to, and others must not. All that is found is told, with what it probably means and what
     to do. Ends with 0 if they belong together, with 1 if not, and with 2 if one of them cannot be read.
 
+    Along which axis a shard was cut does not show in it. Where the strategy tells no shapes, as protobuf ones do not,
+    the shapes that it makes are told: see that they are the network's.
+
     Without a strategy it tells what the checkpoint is, and what strategy it needs.
 
     \b

@@ -115,7 +115,7 @@ class _Comparison:
             one, other = self.a.tensors[name], self.b.tensors[name]
             if one.dtype is other.dtype and (one.shape == other.shape or one.dtype in (TEXT, MAP_TENSOR)):
                 ones, others = self.contents_a.fingerprints[name], self.contents_b.fingerprints[name]
-                if set(ones) <= set(others) or set(others) <= set(ones):
+                if self._are_alike(ones, others):
                     notes += _loose_note(name, len(ones), len(others))
                 else:
                     unequal[name] = one.dtype
@@ -130,12 +130,33 @@ class _Comparison:
             if not (cast.get(name) and ignore_dtype):
                 one, other = self.a.tensors[name], self.b.tensors[name]
                 text = self._texts(name) if one.dtype is TEXT else None
-                found.append(_told(name, one, other, cast.get(name), located.get(name), text))
+                told = _told(name, one, other, cast.get(name), located.get(name), text)
+                found.append(self._with_counts(told))
         if ignore_dtype and any(cast.values()):
             count = sum(equal is True for equal in cast.values())
             notes.append(f"{counted(count, 'parameter')} of other dtypes, equal when cast")
         order = {name: place for place, name in enumerate(self.a.tensors)}
         return sorted(found, key=lambda each: order[each.name]), notes
+
+    def _are_alike(self, ones: tuple[int, ...], others: tuple[int, ...]) -> bool:
+        """Whether contents are the same; a side may lack some of what ranks have, if a conversion would not take them.
+
+        Every target rank takes those of the source rank at its place in the stage: with one stage, and no more ranks
+        than the target's stages have, none is left out.
+        """
+        if len(ones) == len(others):
+            return set(ones) == set(others)
+        few, many = (self.a, self.b) if len(ones) < len(others) else (self.b, self.a)
+        may_lack = many.stages > 1 or few.ranks_of_stage < many.ranks_of_stage
+        return may_lack and (set(ones) <= set(others) or set(others) <= set(ones))
+
+    def _with_counts(self, difference: ParameterDifference) -> ParameterDifference:
+        """Said, too, how many contents there are, if there are several on a side."""
+        ones, others = (len(side.fingerprints[difference.name]) for side in (self.contents_a, self.contents_b))
+        if max(ones, others) == 1:
+            return difference
+        told = f"between ranks {ones} different contents in A, {others} in B"
+        return difference.model_copy(update={"message": "; ".join(filter(None, [difference.message, told]))})
 
     def _equal_when_cast(self, unequal: Mapping[str, DType]) -> dict[str, bool | None]:
         """Of parameters whose dtypes differ whether they are equal in the common one; None: it cannot be told."""

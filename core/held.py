@@ -164,8 +164,10 @@ def unheld_names(
         ranks = source.stage_ranks(stage)
         lost = [rank for rank in ranks if rank in catalog.lost]
         names = [name for name in stage.layouts if name not in held and name in needed]
+        if not (lost and names):
+            continue
         here = [each for stages in held.values() for each in stages if each.first_rank == ranks.start]
-        if lost and names and not any(_copies_left(each) > len(lost) for each in here):
+        if not any(_copies_left(each) > len(lost) for each in here):
             for name in names:
                 unheld[name] = (*unheld.get(name, ()), *ranks)
     return unheld

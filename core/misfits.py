@@ -150,8 +150,9 @@ def name_misfits(catalog: CheckpointCatalog, source: Strategy) -> list[Misfit]:
         absent = [name for name in absent if renaming.applied(name) not in there]
         strangers = [name for name in strangers if name not in renamed]
     if absent:
-        kept = len(absent) < len(source.parameters)
-        states = kept and all(_is_state(name) for name in absent)
+        # none of a kind, adam_m say: where others of it are saved, these were lost
+        saved = {_state_kind(name) for name in there}
+        states = len(absent) < len(source.parameters) and all(_state_kind(name) not in {"", *saved} for name in absent)
         misfits.append(
             Misfit(
                 "names",
@@ -359,8 +360,9 @@ def _is_shared(name: str, source: Strategy) -> bool:
     return len([*source.stages_holding(name)]) > 1
 
 
-def _is_state(name: str) -> bool:
-    return owner_of(name, frozenset()) != name
+def _state_kind(name: str) -> str:
+    """What stands before the parameter's name in that of an optimizer's state: `adam_m.`; empty if it is none."""
+    return name.removesuffix(owner_of(name, frozenset()))
 
 
 def _span(ranks: range) -> str:

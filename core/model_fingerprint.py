@@ -47,6 +47,7 @@ class ModelFingerprint(_Document):
         checkpoint: URL of the checkpoint.
         step: the step looked at, if the names of its files carry one.
         ranks: how many it has; of a unified one, how many files.
+        stages: how many pipeline stages its ranks are in.
         unified: whether it is unified.
         size_bytes: of all whole tensors.
         fingerprint: of all parameters together: names, dtypes, shapes and contents, in the order of the names; 32
@@ -60,6 +61,7 @@ class ModelFingerprint(_Document):
     checkpoint: str
     step: str | None
     ranks: int
+    stages: Annotated[int, Field(ge=1)] = 1
     unified: bool = False
     size_bytes: int
     fingerprint: str

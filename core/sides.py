@@ -79,6 +79,14 @@ class Side(Protocol):
         """How many the checkpoint has."""
 
     @property
+    def stages(self) -> int:
+        """How many pipeline stages its ranks are in."""
+
+    @property
+    def ranks_of_stage(self) -> int:
+        """How many ranks each of them has; of a unified one 1."""
+
+    @property
     def is_unified(self) -> bool:
         """Whether these are files of whole tensors."""
 
@@ -175,6 +183,17 @@ class CheckpointSide:
     def ranks(self) -> int:
         """How many it has."""
         return self._plan.inputs.catalog.world_size
+
+    @property
+    def stages(self) -> int:
+        """How many pipeline stages its ranks are in."""
+        strategy = self._plan.inputs.source_strategy
+        return len(strategy.stages) if strategy else 1
+
+    @property
+    def ranks_of_stage(self) -> int:
+        """How many ranks each of them has; of a unified one 1."""
+        return 1 if self.is_unified else self.ranks // self.stages
 
     @property
     def is_unified(self) -> bool:
@@ -312,6 +331,7 @@ class CheckpointSide:
             checkpoint=self.url,
             step=self.step,
             ranks=self.ranks,
+            stages=self.stages,
             unified=self.is_unified,
             size_bytes=sum(tensor.size_bytes for tensor in self.tensors.values()),
             fingerprint=fingerprint_of_all(parameters),
@@ -331,6 +351,8 @@ class DocumentSide:
         self.url = request.source
         self.step = document.step
         self.ranks = document.ranks
+        self.stages = document.stages
+        self.ranks_of_stage = 1 if document.unified else document.ranks // document.stages
         self.notes = document.notes
         self.is_unified = document.unified
         parameters = {each.name: each for each in document.parameters}

@@ -120,7 +120,10 @@ def _effects(summary: PlanSummary) -> str:
 
 def report_page(report: ConversionReport) -> str:
     """The page of a finished conversion."""
-    missing = f"**Not complete yet: target ranks {ranks_text(report.missing_ranks)} are still to be converted.**"
+    missing = (
+        f"**Not complete yet: target {report.target_kind}s {ranks_text(report.missing_ranks)} are still to be "
+        "converted.**"
+    )
     facts = {
         "Source": _code(report.source),
         "Target": _code(report.target),

@@ -14,10 +14,9 @@ from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.slices import Shape
 from core.strategy.model import StageStrategy, Strategy
 from core.strategy.optimizer_shards import (
-    ShardWish,
     copies_of,
     has_optimizer_shard,
-    wish_like,
+    size_like,
     with_optimizer_shard,
     without_optimizer_shard,
 )
@@ -105,7 +104,12 @@ def derive_strategy(source: Strategy, wish: StrategyWish, facts: Mapping[str, Te
     sharder = _Sharder(source, wish, facts)
     stages = _made_stages(source, staging, rescaler, sharder, rules, facts, wish)
     unchecked = len({name for stage in stages for name in stage.layouts} - facts.keys())
-    notes = (*staging.notes, *rescaler.notes, *sharder.notes, *_unchecked_note(unchecked, len(names)))
+    notes = (
+        *staging.notes,
+        *rescaler.notes,
+        *sharder.notes,
+        *_unchecked_note(unchecked, len(names), wish.optimizer_parallel),
+    )
     origin = f"a strategy like {source.origin}"
     return Derived(Strategy(stages, origin), roles, staging, unchecked, notes)
 
@@ -168,10 +172,18 @@ class _Sharder:
         self._names = source.parameters
         # of several stages' the lowest one's
         self._layouts = {name: layout for stage in reversed(source.stages) for name, layout in stage.layouts.items()}
-        self._told = any(has_optimizer_shard(layout) for stage in source.stages for layout in stage.layouts.values())
+        sizes = {
+            size_like(layout)
+            for stage in source.stages
+            for layout in stage.layouts.values()
+            if has_optimizer_shard(layout)
+        }
+        self._told = bool(sizes)
+        # a limit is one for all of a job
+        self._size = max(sizes, default=ALL_REPEATED_AXES)
         self._whole: dict[str, None] = {}
         self._assumed = False
-        self._limits: set[int] = set()
+        self._all_copies: set[int] = set()
 
     def sharded(self, name: str, like: ParameterLayout, base: ParameterLayout) -> ParameterLayout:
         """The layout with its optimizer shard, if it gets one."""
@@ -179,27 +191,29 @@ class _Sharder:
             return base
         if self._told and without_optimizer_shard(like) == base:
             return replace(like, tensor_shape=base.tensor_shape)
-        wish = self._wished(name, like)
-        if wish is None:
+        size = self._size_for(name, like)
+        if size is None:
             return base
-        if wish.size == ALL_REPEATED_AXES and 0 < like.optimizer_shard_size < copies_of(base):
-            self._limits.add(like.optimizer_shard_size)
+        if size == ALL_REPEATED_AXES and 0 < like.optimizer_shard_size < copies_of(base):
+            self._all_copies.add(like.optimizer_shard_size)
         shape = self._facts[name].shape if name in self._facts else None
-        cut = with_optimizer_shard(base, shape, wish.size)
+        cut = with_optimizer_shard(base, shape, size)
         if cut is None:
             self._whole[name] = None
         return cut or base
 
-    def _wished(self, name: str, like: ParameterLayout) -> ShardWish | None:
-        wish = wish_like(like)
-        if wish is not None:
-            return wish
+    def _size_for(self, name: str, like: ParameterLayout) -> int | None:
+        """Into how many pieces an optimizer shard should cut a parameter, -1 for all copies; None: it should not."""
+        if has_optimizer_shard(like):
+            return self._size_like(like)
         owner = owner_of(name, self._names)
         of_owner = self._layouts.get(owner, like)
+        if self._told and has_optimizer_shard(of_owner):
+            return self._size_like(of_owner)
         facts = self._facts.get(owner) or self._facts.get(name)
-        could_be = with_optimizer_shard(of_owner, facts.shape if facts else None, ALL_REPEATED_AXES) is not None
-        if self._told and (has_optimizer_shard(of_owner) or could_be):
-            return wish_like(of_owner)  # the network decided, and its states follow
+        shape = facts.shape if facts else None
+        if self._told and with_optimizer_shard(of_owner, shape, self._size) is not None:
+            return None  # it could have been cut: the network decided, and its states follow
         if facts is None:
             raise LayoutError(
                 "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not tell. "
@@ -208,7 +222,12 @@ class _Sharder:
         if facts.dtype is None:
             self._assumed = True
         size_bytes = math.prod(facts.shape) * (facts.dtype.itemsize if facts.dtype else _ASSUMED_ITEMSIZE)
-        return ShardWish() if size_bytes >= self._wish.optimizer_threshold_bytes else None
+        return self._size if size_bytes >= self._wish.optimizer_threshold_bytes else None
+
+    def _size_like(self, layout: ParameterLayout) -> int:
+        size = size_like(layout)
+        # a parameter that has as few copies as the limit has it all the same
+        return self._size if size == ALL_REPEATED_AXES < layout.optimizer_shard_size else size
 
     @property
     def notes(self) -> list[str]:
@@ -220,8 +239,8 @@ class _Sharder:
                 f"since axis 0 does not divide or there is one copy only: {', '.join([*self._whole][:4])}"
                 f"{', …' if len(self._whole) > 4 else ''}"
             )
-        if self._limits:
-            sizes = ", ".join(map(str, sorted(self._limits)))
+        if self._all_copies:
+            sizes = ", ".join(map(str, sorted(self._all_copies)))
             notes.append(
                 f"optimizer parallel cut parameters into {sizes} pieces, as many as there were copies, and now cuts "
                 "them into as many as there will be. If optimizer_weight_shard_size keeps the number, the job will not"
@@ -251,11 +270,12 @@ def _named(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names[:_MOST_TOLD]))}{more}"
 
 
-def _unchecked_note(unchecked: int, count: int) -> Iterable[str]:
+def _unchecked_note(unchecked: int, count: int, optimizer_parallel: bool) -> Iterable[str]:
     if unchecked:
         which = "no parameter's shape" if unchecked == count else f"the shapes of {unchecked} of {count} parameters"
         are = "is" if unchecked == count else "are not"
+        also = ", which decides what optimizer parallel cuts, too" if optimizer_parallel else ""
         yield (
-            f"{which} {are} known, so that it could not be checked whether they divide; name a checkpoint of this "
-            "strategy with --checkpoint to be sure"
+            f"{which} {are} known, so that it could not be checked whether they divide{also}; name a checkpoint of "
+            "this strategy with --checkpoint to be sure"
         )

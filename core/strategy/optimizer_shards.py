@@ -6,25 +6,12 @@ and where the network says so, of which only a strategy of the network tells. An
 parameter is, whatever their own size.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from core.errors import LayoutError
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.slices import Shape
-
-
-@dataclass(frozen=True)
-class ShardWish:
-    """What is to be cut.
-
-    Attributes:
-        size: pieces; -1: as many as there are copies.
-        told: the network's own strategy cuts this parameter: its size does not matter.
-    """
-
-    size: int = ALL_REPEATED_AXES
-    told: bool = False
 
 
 def without_optimizer_shard(layout: ParameterLayout) -> ParameterLayout:
@@ -44,15 +31,13 @@ def copies_of(layout: ParameterLayout) -> int:
     return prod(size for axis, size in enumerate(reversed(matrix)) if axis not in named)
 
 
-def wish_like(layout: ParameterLayout) -> ShardWish | None:
-    """What a layout that has an optimizer shard would be with other numbers of devices; None if it tells nothing.
+def size_like(layout: ParameterLayout) -> int:
+    """The size of an optimizer shard with other numbers of devices, -1 for all copies.
 
-    A size below the number of copies is a limit that the network sets (`optimizer_weight_shard_size`), and kept.
+    A size below the number of copies is a limit that the job sets (`optimizer_weight_shard_size`), and kept.
     """
-    if not has_optimizer_shard(layout):
-        return None
     size = layout.optimizer_shard_size
-    return ShardWish(ALL_REPEATED_AXES if size == copies_of(layout) else size, told=True)
+    return ALL_REPEATED_AXES if size == copies_of(layout) else size
 
 
 def with_optimizer_shard(layout: ParameterLayout, shape: Shape | None, size: int) -> ParameterLayout | None:

@@ -88,7 +88,7 @@ def test_dtypes_are_those_of_checkpoints() -> None:
     assert not any(dtype_from_name(name).is_float for name in ("Int8", "Int32", "Bool", "Int4", "str", "MapTensor"))
 
 
-NAMES = {"w", "weight", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "accum.w"}
+NAMES = {"w", "own", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "accum.w"}
 
 
 @pytest.mark.parametrize(

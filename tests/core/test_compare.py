@@ -381,7 +381,9 @@ def test_what_every_rank_has_for_itself_may_be_a_part_of_the_other_sides(tmp_pat
     other = file_of(
         tmp_path / "other.ckpt", ("w", "Float32", values["w"][1]), ("cur_rank", "Int32", np.full(1, 5, np.int32))
     )
-    assert told(checkpoint, other, strategy_a=strategy) == "1 of 1 element; the first at [0]: 0 and 5"
+    assert told(checkpoint, other, strategy_a=strategy) == (
+        "1 of 1 element; the first at [0]: 0 and 5; between ranks 2 different contents in A, 1 in B"
+    )
 
 
 def test_a_copy_that_only_one_side_of_as_many_ranks_has_is_a_difference(tmp_path: Path) -> None:

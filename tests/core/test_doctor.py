@@ -292,6 +292,13 @@ def test_optimizer_states_were_not_saved(tmp_path: Path) -> None:
     assert finding.means == "optimizer states were not saved"
 
 
+def test_some_optimizer_states_were_lost(tmp_path: Path) -> None:
+    states = [{**layouts, **{f"adam_m.{name}": lay for name, lay in layouts.items()}} for layouts in STAGES]
+    write(tmp_path / "src", [{name: lay for name, lay in states[0].items() if name != "adam_m.net.l.0.wq"}, states[1]])
+    finding = only(looked_at(tmp_path, states), "names")
+    assert finding.found == "in the strategy, and in no file: 'adam_m.net.l.0.wq'"
+
+
 def test_cut_and_in_no_strategy(tmp_path: Path) -> None:
     uneven = ParameterLayout((2, 2), ((0,), ()), param_split_shape=(3, 5), indices_offset=(0, 3))
     write(tmp_path / "src", [{**STAGES[0], "lora.a": uneven}, STAGES[1]])

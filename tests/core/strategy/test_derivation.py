@@ -267,6 +267,40 @@ def test_what_did_not_divide_before_tells_nothing() -> None:
     assert shards(derived(source, 3, 4, 1, facts=shapes, **options)) == {"l.0.wq": (-1, 4)}
 
 
+def test_a_limit_is_one_for_all() -> None:
+    limited = ParameterLayout((4, 2), ((0,), ()))
+    source = strategy({"l.0.wq": sharded(limited, 2, 2), "l.0.wo": ParameterLayout((4, 2), ((), (0,)))})
+    shapes = {"l.0.wq": TensorFacts((24, 8)), "l.0.wo": TensorFacts((6, 24))}
+    options = {"optimizer_parallel": True, "optimizer_threshold_bytes": 0}
+    # two of its four copies could have shared six rows
+    assert shards(derived(source, 8, 2, 1, facts=shapes, **options)) == {"l.0.wq": (2, 2)}
+    shapes["l.0.wo"] = TensorFacts((3, 24))
+    assert shards(derived(source, 8, 2, 1, facts=shapes, **options)) == {"l.0.wq": (2, 2)}
+    shapes["l.0.wo"] = TensorFacts((4, 24))
+    bare = strategy({"l.0.wq": sharded(limited, 2, 2), "l.0.wo": ParameterLayout((1, 8), ((), (0,)))})
+    assert shards(derived(bare, 8, 8, 1, facts=shapes, cuts=["l.0.wo=1"], **options))["l.0.wo"] == (2, 8)
+
+
+def test_a_limit_that_is_all_copies_of_one_parameter() -> None:
+    source = strategy(
+        {
+            "l.0.wq": sharded(ParameterLayout((4, 2), ((0,), ())), 2, 2),
+            "l.0.wo": sharded(ParameterLayout((2, 2, 2), ((1,), ())), 2, 1),
+            "l.0.w": sharded(ParameterLayout((2, 2, 2), ((2,), (1,))), 2, 1),
+        }
+    )
+    shapes = dict.fromkeys(("l.0.wq", "l.0.wo", "l.0.w"), TensorFacts((24, 8)))
+    options = {"optimizer_parallel": True, "cuts": ["l.0.w=0"]}
+    assert shards(derived(source, 8, 2, 1, facts=shapes, **options))["l.0.w"] == (2, 2)
+
+
+def test_without_shapes_what_was_left_out_stays_out() -> None:
+    source = strategy({"l.0.wq": sharded(ROWS), "l.0.wo": COLUMNS})
+    done = derive_strategy(source, StrategyWish(3, 4, 1, optimizer_parallel=True), {})
+    assert shards(done.strategy) == {"l.0.wq": (-1, 4)}
+    assert "whether they divide, which decides what optimizer parallel cuts, too; name a checkpoint" in done.notes[-1]
+
+
 def test_all_copies_may_have_been_a_limit() -> None:
     source = strategy({"l.0.wq": sharded(ROWS, 2)})
     more = derive_strategy(source, StrategyWish(6, 4, 1, optimizer_parallel=True), SHAPES)
