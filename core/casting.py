@@ -71,7 +71,8 @@ def find_overflow(values: np.ndarray, source: DType, target: DType) -> Overflow 
     count = int(np.count_nonzero(overflowed))
     if not count:
         return None
-    largest = max((float(each) for each in read[overflowed].astype(np.float64)), key=abs)
+    large = read[overflowed].astype(np.float64)
+    largest = float(large[np.argmax(np.abs(large))])
     first = np.unravel_index(int(np.argmax(overflowed)), overflowed.shape)
     return Overflow(count, largest, tuple(map(int, first)))
 

@@ -4,6 +4,7 @@ Each side's files and layout alone give every parameter's dtype, shape and finge
 differs is read once more, from both sides, to say where and how much.
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from core.threads import in_threads
 from core.wording import counted, size_text
 
 _LONGEST_TEXT = 40
+_SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|decrypt-key|decrypt-mode)\b")
+"""What messages advise for the source of a conversion; each side of a comparison has its own."""
 
 
 def compare_checkpoints(
@@ -92,7 +95,10 @@ def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
 
 def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Mapping[str, Resolver] | None) -> Side:
     side = request.side(letter)
-    return open_document(side, resolvers) if names_fingerprints(side.source) else open_side(side, resolvers)
+    try:
+        return open_document(side, resolvers) if names_fingerprints(side.source) else open_side(side, resolvers)
+    except InputError as error:
+        raise type(error)(_SIDES_OPTION.sub(rf"--\1-{letter}", str(error))) from error
 
 
 @dataclass(frozen=True)

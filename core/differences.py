@@ -73,7 +73,7 @@ def _located(box: TensorSlice, a: np.ndarray, b: np.ndarray, dtype: DType) -> Lo
     one, other = (typed(values.reshape(-1)[places], dtype) for values in (a, b))
     chosen, largest, nan_count = 0, None, 0
     if is_float(dtype):
-        chosen, largest, nan_count = _farthest(one.astype(np.float64), other.astype(np.float64))
+        chosen, largest, nan_count = _farthest(one, other)
     return Located(
         count,
         _index(box, int(places[0])),
@@ -86,9 +86,10 @@ def _located(box: TensorSlice, a: np.ndarray, b: np.ndarray, dtype: DType) -> Lo
 
 def _farthest(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None, int]:
     """Which pair is farthest apart, how far, and how many are a NaN on one side only."""
-    nan_one, nan_other = np.isnan(one), np.isnan(other)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # of a signaling NaN even the cast
+        one, other = one.astype(np.float64), other.astype(np.float64)
         distance = np.abs(one - other)
+    nan_one, nan_other = np.isnan(one), np.isnan(other)
     distance[nan_one | nan_other] = -1.0
     chosen = int(np.argmax(distance))
     largest = float(distance[chosen])

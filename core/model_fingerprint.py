@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from core.dtypes import dtype_from_name
 from core.errors import CheckpointError, InputError, StorageError
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
@@ -104,6 +105,11 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
             f"{location}: is no checkpoint, nor what 'reshard fingerprint --json' tells of one: name the checkpoint's "
             "directory, a pattern with {rank}, or its file"
         ) from None
+    try:
+        for each in document.parameters:
+            dtype_from_name(each.dtype)
+    except CheckpointError as error:
+        raise InputError(f"{location}: {error}") from None
     if fingerprint_of_all(document.parameters) != document.fingerprint:
         raise InputError(f"{location}: was changed: its parameters do not give its fingerprint {document.fingerprint}")
     return document

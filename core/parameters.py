@@ -377,7 +377,8 @@ def _dtype(recipe: Recipe, made_of: Sequence[SourceTensor]) -> DType:
         return dtype_from_name(FLOAT_NAMES[recipe.cast.dtype])
     if len(found) > 1:
         told = ", ".join(f"{source.name!r} {source.dtype}" for source in made_of[:8])
-        raise LayoutError(f"what it is made from has different dtypes ({told}), which a cast could make one")
+        advice = ", which a cast could make one" if all(dtype.is_float for dtype in found) else ""
+        raise LayoutError(f"what it is made from has different dtypes ({told}){advice}")
     return found.pop()
 
 

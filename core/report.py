@@ -319,7 +319,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         how = "copied unchanged" if changed.isdisjoint(names) else "copied"
         notes.append(f"in no strategy, {how} to every target rank: {_listed(names)}")
     if match.outside:
-        notes.append(f"in no strategy, the same on all source ranks, and once in the target: {_listed(match.outside)}")
+        told = _listed(match.outside)
+        notes.append(f"in no strategy, the same on all source ranks that have it, and once in the target: {told}")
     if match.appended:
         where = match.files[-1] if match.files else "every target file"
         notes.append(f"appended to {where}: {_listed([_told_info(each) for each in match.appended])}")

@@ -211,8 +211,9 @@ class ConversionOptions(BaseModel):
         str,
         Field(
             title="Source storage",
-            description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, file:PATH "
-            "or block:NAME, which hold fsspec's storage options as a JSON object. Empty: as the environment says.",
+            description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, "
+            "file:PATH or block:NAME, which hold fsspec's storage options as a JSON object. Empty: as the environment "
+            "says.",
             json_schema_extra=_STORAGE_NAME,
         ),
     ] = ""

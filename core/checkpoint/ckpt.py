@@ -140,7 +140,7 @@ def plan_file(
     Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
 
     Raises:
-        CheckpointError: there is nothing to write, which no reader accepts as a file.
+        CheckpointError: there is nothing to write, which no reader accepts as a file, or a name is too long.
     """
     if not entries:
         raise CheckpointError("a .ckpt file has to hold at least one parameter")
@@ -169,6 +169,8 @@ def planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
     """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
     name = entry.name
     tag = name.encode()
+    if len(tag) > _MAX_NAME_BYTES:
+        raise CheckpointError(f"parameter '{name[:40]}…': a name of {len(tag)} bytes, more than {_MAX_NAME_BYTES}")
     tag = build_head(_VALUE_TAG, len(tag)) + tag
     if entry.text is not None:
         encoded = (entry.text or "\0").encode(_TEXT_CODE, "surrogatepass")

@@ -342,7 +342,8 @@ def _checked_tag(entry: OutputEntry) -> str:
         raise CheckpointError(f"parameter {name!r} is a {entry.dtype}, which .safetensors cannot hold; write .ckpt")
     if name in _RESERVED_NAMES or name.startswith(_TEXT_PREFIX):
         raise CheckpointError(
-            f"parameter {name!r}: .safetensors files use this name for something else in their header; give it another, or write .ckpt"
+            f"parameter {name!r}: .safetensors files use this name for something else in their header; give it "
+            "another, or write .ckpt"
         )
     return tag
 

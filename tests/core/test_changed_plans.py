@@ -432,6 +432,8 @@ def test_dtypes_that_rules_do_not_go_with_are_refused() -> None:
         "parameter 'ab': what it is made from has different dtypes ('a' Float32, 'b' Float16), which a cast could "
         "make one"
     )
+    [told] = refusal(parts[0], entry("b", (4,)), join=join)
+    assert told.endswith("has different dtypes ('a' Float32, 'b' Int32)")
     plan = changed(parts, join=join, cast=[CastRule(parameters="ab", dtype="bfloat16")])
     assert plan.match.moved[0].dtype.name == "BFloat16"
     assert (plan.read_bytes, plan.written_bytes) == (4 * 4 + 4 * 2, 8 * 2)

@@ -18,6 +18,7 @@ from core.comparison_request import NOWHERE, build_comparison
 from core.convert import convert
 from core.errors import CatalogError, InputError
 from core.layout import ParameterLayout
+from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
 from core.request import build_request
 from core.strategy.files import write_strategy
 from tests.core.test_plan import make_strategy
@@ -470,6 +471,36 @@ def test_changed_fingerprints_are_refused(tmp_path: Path) -> None:
         compared(tmp_path / "there.json", case(7010).directory / "full")
     with pytest.raises(InputError, match="fingerprints have no strategy, no other steps and no key"):
         compared(tmp_path / "there.json", case(7010).directory / "full", strategy_a="strategy.ckpt")
+
+
+def test_fingerprints_of_unknown_dtypes_are_refused(tmp_path: Path) -> None:
+    parameters = (ParameterFingerprint(name="w", dtype="Foo", shape=(), fingerprint="0" * 16),)
+    whole = fingerprint_of_all(parameters)
+    document = ModelFingerprint(
+        checkpoint="c", step=None, ranks=1, size_bytes=0, fingerprint=whole, parameters=parameters
+    )
+    path = tmp_path / "there.json"
+    path.write_text(document.model_dump_json())
+    with pytest.raises(InputError, match=r"there.json: unknown dtype 'Foo'"):
+        compared(path, path)
+
+
+def test_advice_names_the_options_of_the_side() -> None:
+    source, strategy = case(7010).directory / "src", str(case(7010).directory / "src_strategy.ckpt")
+    with pytest.raises(InputError, match=r"none is given: name it with --strategy-b$"):
+        compared(source, source, strategy_a=strategy)
+    encrypted = FIXTURES / "formats/encrypted_SM4-CBC.ckpt"
+    with pytest.raises(InputError, match=r"name its key with --decrypt-key-a, and --decrypt-mode-a SM4-CBC$"):
+        compared(encrypted, encrypted)
+
+
+def test_signaling_nans_are_told_without_a_warning(tmp_path: Path) -> None:
+    bits = np.array([0x7F800001, 0x3F800000], np.uint32)
+    one = file_of(tmp_path / "one.ckpt", ("w", "Float32", bits))
+    other = file_of(tmp_path / "other.ckpt", ("w", "Float32", bits ^ np.array([0, 1], np.uint32)))
+    quiet = file_of(tmp_path / "quiet.ckpt", ("w", "Float32", bits ^ np.array([2, 0], np.uint32)))
+    assert told(one, other).startswith("1 of 2 elements; by 1.19209e-07 at most, at [1]")
+    assert told(one, quiet) == "1 of 2 elements; the first at [0]: nan and nan"
 
 
 def test_nothing_to_compare_is_refused() -> None:

@@ -169,7 +169,8 @@ def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], tol
 @pytest.mark.parametrize("stem", ["model", "model.fp16"])
 def test_some_of_several_files_without_their_index_are_no_checkpoint(tmp_path: Path, left: int, stem: str) -> None:
     first, second = (f"{stem}-0000{number}-of-00002.safetensors" for number in (1, 2))
-    source = write_unified(tmp_path / "src", dict([(first, {"a": A}), (second, {"b": B})][:left]), name="")
+    files: Files = {first: {"a": A}} if left == 1 else {first: {"a": A}, second: {"b": B}}
+    source = write_unified(tmp_path / "src", files, name="")
     with pytest.raises(CatalogError) as caught:
         survey(str(source))
     assert str(caught.value) == (

@@ -555,6 +555,11 @@ class TestPlan:
         with pytest.raises(CheckpointError, match="has to hold at least one parameter"):
             ckpt.plan_file([])
 
+    def test_a_name_that_would_not_be_read(self) -> None:
+        assert ckpt.plan_file([OutputEntry("n" * 2**16, dtype_from_name("Int8"), ())]).size_bytes > 2**16
+        with pytest.raises(CheckpointError, match=f"parameter '{'n' * 40}…': a name of 65537 bytes, more than 65536"):
+            ckpt.plan_file([OutputEntry("n" * (2**16 + 1), dtype_from_name("Int8"), ())])
+
     def test_map_tensor_needs_its_pieces(self) -> None:
         with pytest.raises(ValueError, match=r"pieces .* do not make 7 bytes"):
             ckpt.plan_file([OutputEntry("table", MAP_TENSOR, (7,), None, (3, 3))])
