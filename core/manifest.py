@@ -11,10 +11,11 @@ parameter, its digests mean nothing without the key, and what is sealed in it te
 import base64
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from core.changes import NO_CHANGES, Changes
 from core.errors import InputError, TargetError
+from core.fingerprint import TEXT_PATTERN
 from core.keys import Key
 from core.request import TargetLayout, VerifyLevel
 from core.sealing import is_sealed, seal, unseal
@@ -83,7 +84,7 @@ class ShardRecord(_Record):
     heads: tuple[str, ...]
     parameters: Several[ParameterRecord]
     overflows: Several[OverflowRecord] = ()
-    parts: Several[str] = ()
+    parts: Several[Annotated[str, Field(pattern=TEXT_PATTERN)]] = ()
 
     def is_checked(self, level: VerifyLevel) -> bool:
         """Whether the file was checked as closely as that; for `content`, whether it is ready to be compared."""

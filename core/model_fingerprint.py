@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from core.dtypes import dtype_from_name
 from core.errors import CheckpointError, InputError, StorageError
+from core.fingerprint import TEXT_PATTERN
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
 from core.unified_names import is_index_name
@@ -15,7 +16,7 @@ from core.unified_names import is_index_name
 _LARGEST_BYTES = 256 << 20
 
 
-Digits = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+Digits = Annotated[str, Field(pattern=TEXT_PATTERN)]
 
 
 class _Document(BaseModel):

@@ -170,6 +170,11 @@ class ParameterMatch:
     part: int | None = None
 
     @property
+    def allowed_missing(self) -> tuple[str, ...]:
+        """Of what is excused, what was not left out on purpose."""
+        return tuple(name for name in self.excused if name not in self.left_out)
+
+    @property
     def beyond_strategies(self) -> tuple[str, ...]:
         """Names of parameters that no strategy knows, and that are in the target all the same."""
         return tuple(carried.name for carried in self.carried) + self.outside

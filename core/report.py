@@ -232,7 +232,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         buffer_bytes=max(1, budget.workers // lanes) * budget.shares(largest, lanes, wide=plan.turns).total_bytes,
         workers=budget.workers,
         dropped=plan.match.dropped,
-        excused=plan.match.excused,
+        excused=plan.match.allowed_missing,
         carried=plan.match.beyond_strategies,
         integrated=plan.match.integrated,
         stand_ins=stand_ins_of(plan),
@@ -311,8 +311,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             f"{len(match.elsewhere)} parameters are NOT in it ({_listed(match.elsewhere)}). Convert the other stages "
             "likewise, and join the parts: reshard join-parts"
         )
-    if missing := [name for name in match.excused if name not in match.left_out]:
-        notes.append(f"missing in the source, as allowed: {_listed(missing)}")
+    if match.allowed_missing:
+        notes.append(f"missing in the source, as allowed: {_listed(match.allowed_missing)}")
     if match.carried:
         names = [carried.name for carried in match.carried]
         changed = {effect.parameter for effect in effects}

@@ -251,7 +251,7 @@ class Session:
             retried_requests=retries_counted(),
             verified=VerifyLevel.CHECKSUM if content and not compared else level,
             dropped=plan.match.dropped,
-            excused=plan.match.excused,
+            excused=plan.match.allowed_missing,
             carried=plan.match.beyond_strategies,
             stand_ins=stand_ins_of(plan),
             overflowed=overflowed,

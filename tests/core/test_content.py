@@ -131,6 +131,16 @@ def test_records_have_the_parts_of_the_whole(target: Path) -> None:
 # ---- what is wrong with the source ----
 
 
+@pytest.mark.parametrize("parts", [["x" * 16], ["0"], [1], []], ids=str)
+def test_a_record_of_damaged_parts_counts_as_none(target: Path, parts: list[object]) -> None:
+    convert(FOUR_TO_THREE.request(target, verify="content", ranks="0"))
+    [path] = target.parent.glob("*/.reshard/records/rank_0.json")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "parts": parts * len(record["parts"])}))
+    assert not convert(FOUR_TO_THREE.request(target, verify="content", ranks="1-2")).committed
+    assert convert(FOUR_TO_THREE.request(target, verify="content")).committed
+
+
 @pytest.fixture
 def differing(tmp_path: Path) -> Path:
     """A source of which one rank has another copy of a parameter that four ranks share."""
