@@ -403,6 +403,20 @@ def test_a_copy_that_only_one_side_of_as_many_ranks_has_is_a_difference(tmp_path
     )
 
 
+def test_equal_texts_of_the_first_rank_are_not_told(tmp_path: Path) -> None:
+    sides = {}
+    for side, texts in {"a": ("one", "one"), "b": ("one", "other")}.items():
+        for rank, text in enumerate(texts):
+            path = tmp_path / side / f"rank_{rank}" / "m.ckpt"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(checkpoint_bytes(("w", "Float32", (2,), bytes(8)), text_of("text", text)))
+        sides[side] = tmp_path / side
+    strategy = str(tmp_path / "strategy.ckpt")
+    write_strategy(make_strategy({"w": ParameterLayout((2,), ((0,),), nested=True)}), strategy)
+    message = told(sides["a"], sides["b"], strategy_a=strategy, strategy_b=strategy)
+    assert message == "between ranks 1 different contents in A, 2 in B"
+
+
 def test_fingerprints_stand_for_a_checkpoint(tmp_path: Path) -> None:
     source, strategy = case(7010).directory / "src", str(case(7010).directory / "src_strategy.ckpt")
     document = tmp_path / "there.json"

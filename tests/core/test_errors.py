@@ -22,6 +22,7 @@ PARENTS = {
     "CheckpointError": "InputError",
     "CatalogError": "InputError",
     "PlanError": "InputError",
+    "CastError": "InputError",
     "TargetError": "InputError",
     "TargetBusyError": "TargetError",
     "VerificationError": "ReshardError",
