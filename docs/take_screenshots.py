@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from PIL import Image
@@ -95,7 +95,9 @@ def _plan_page(demo: Path) -> Path:
     file = demo / "plan.html"
     strategies = ("--source-strategy", str(demo / "strategy"), "--target-strategy", str(demo / "target_strategy"))
     changed = ("--select", "weights-only", "--cast", "*=float32")
-    if run(["plan", str(demo / "checkpoint"), *strategies, *changed, "--html", str(file)]):
+    with redirect_stdout(io.StringIO()):
+        exit_code = run(["plan", str(demo / "checkpoint"), *strategies, *changed, "--html", str(file)])
+    if exit_code:
         sys.exit("the plan's page was not made")
     return file
 

@@ -16,6 +16,7 @@ CHROMIUM = shutil.which("chromium")
 NO_CHROMIUM = "there is no chromium here: apt-get install chromium"
 _PAGE_MILLISECONDS = 60_000
 _PATIENCE_MILLISECONDS = 5_000
+_MOST_CLICKS = 4
 
 
 @contextmanager
@@ -82,11 +83,11 @@ class PrefectPages:
 
     def submit_corrected(self) -> None:
         """Starts the run after a refusal. Prefect's form may hold on to the old error: then a click only clears it."""
-        self.submit()
-        with suppress(PlaywrightTimeout):
-            self._view_run.wait_for(timeout=_PATIENCE_MILLISECONDS)
-            return
-        self.submit()
+        for _ in range(_MOST_CLICKS):
+            self.submit()
+            with suppress(PlaywrightTimeout):
+                self._view_run.wait_for(timeout=_PATIENCE_MILLISECONDS)
+                return
 
     def view_run(self) -> None:
         """Follows the link to the run that was started just now."""
