@@ -4,7 +4,7 @@ from collections import Counter
 
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.survey import CheckpointShape, survey
-from core.errors import InputError, StrategyError
+from core.errors import StrategyError
 from core.parameters import match_parameters
 from core.report import Summary
 from core.saved_whole import contents_say_whole
@@ -14,7 +14,7 @@ from core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_
 from core.strategy.files import read_strategy, stages_beside, write_strategy
 from core.strategy.model import Strategy
 from core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
-from core.target import check_apart
+from core.target import check_new_file
 
 
 class MadeStage(Summary):
@@ -88,13 +88,7 @@ def make_strategy_file(
         StorageError: something cannot be read or written.
     """
     location = parse_url(target)
-    # inside, it would be taken for one more rank's file next time
-    check_apart(parse_url(like), location)
-    kind = kind_of(location)
-    if kind == "directory":
-        raise InputError(f"{location}: is a directory; name the file to be written")
-    if not overwrite and kind is not None:
-        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
+    check_new_file(location, parse_url(like), overwrite)
     source = read_strategy(like)
     _check_all_stages(source, like)
     facts = told_by_strategy(source)

@@ -4,13 +4,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from core.errors import InputError
 from core.report import Summary
 from core.request import WITHOUT_CREDENTIALS, StorageName, without_credentials
-from core.storage.files import kind_of
 from core.storage.urls import parse_url
 from core.strategy.files import read_strategy, write_strategy
-from core.target import check_apart
+from core.target import check_new_file
 
 
 class MergeRequest(BaseModel):
@@ -63,13 +61,7 @@ def merge_files(source: str, target: str, overwrite: bool = False) -> MergeRepor
         StorageError: it cannot be read or written.
     """
     location = parse_url(target)
-    # inside, it would be taken for one more rank's file next time
-    check_apart(parse_url(source), location)
-    kind = kind_of(location)
-    if kind == "directory":
-        raise InputError(f"{location}: is a directory; name the file to be written")
-    if not overwrite and kind is not None:
-        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
+    check_new_file(location, parse_url(source), overwrite)
     strategy = read_strategy(source)
     write_strategy(strategy, target)
     return MergeReport(

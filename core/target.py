@@ -40,7 +40,7 @@ from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
 from core.sealing import keyed_digest, seal, unseal
-from core.storage.files import exists, read_small_file, remove_file, unless_missing, write_bytes
+from core.storage.files import exists, kind_of, read_small_file, remove_file, unless_missing, write_bytes
 from core.storage.filesystems import same_storage
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
@@ -383,6 +383,22 @@ def check_apart(source: Location, final: Location) -> None:
             raise TargetError(
                 f"{final}: the source {source} lies inside it, or where it is put together; name another target"
             )
+
+
+def check_new_file(location: Location, source: Location, overwrite: bool) -> None:
+    """Makes sure that a file may be written that is made from what stands at `source`.
+
+    Raises:
+        InputError: it is there already, or is a directory.
+        TargetError: it lies inside the source.
+    """
+    # inside, it would be taken for one more rank's file next time
+    check_apart(source, location)
+    kind = kind_of(location)
+    if kind == "directory":
+        raise InputError(f"{location}: is a directory; name the file to be written")
+    if not overwrite and kind is not None:
+        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
 
 
 def _check_place(final: Location) -> None:

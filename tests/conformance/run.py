@@ -25,6 +25,15 @@ from tests.conformance.unified import check_unified
 
 _PROGRESS_EVERY = 20
 _LINES_OF_A_FAILURE = 6
+_FURTHER_CHECKS = (
+    ("encrypted files", check_encryption),
+    ("CRC and information", check_crc_and_information),
+    ("redundancy and parts", check_redundancy_and_parts),
+    ("removed redundancy", check_removed_redundancy),
+    ("unified checkpoints", check_unified),
+    ("casts", check_casts),
+    ("made strategies", check_made_strategies),
+)
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
 
@@ -114,27 +123,10 @@ def _check_api(only: str, directory: Path) -> int:
                 click.echo(f"API differs: {case.name}")
                 for line in lines[:_LINES_OF_A_FAILURE]:
                     click.echo(f"    {line}")
-        for line in [] if only else check_encryption(judge, directory / "encryption"):
-            unlike.append("encryption")
-            click.echo(f"encrypted files: {line}")
-        for line in [] if only else check_crc_and_information(judge, directory / "information"):
-            unlike.append("CRC and information")
-            click.echo(f"CRC and information: {line}")
-        for line in [] if only else check_redundancy_and_parts(judge, directory / "redundancy"):
-            unlike.append("redundancy and parts")
-            click.echo(f"redundancy and parts: {line}")
-        for line in [] if only else check_removed_redundancy(judge, directory / "removed_redundancy"):
-            unlike.append("removed redundancy")
-            click.echo(f"removed redundancy: {line}")
-        for line in [] if only else check_unified(judge, directory / "unified"):
-            unlike.append("unified checkpoints")
-            click.echo(f"unified checkpoints: {line}")
-        for line in [] if only else check_casts(judge, directory / "casts"):
-            unlike.append("casts")
-            click.echo(f"casts: {line}")
-        for line in [] if only else check_made_strategies(judge, directory / "made_strategies"):
-            unlike.append("made strategies")
-            click.echo(f"made strategies: {line}")
+        for name, check in () if only else _FURTHER_CHECKS:
+            for line in check(judge, directory / name.replace(" ", "_")):
+                unlike.append(name)
+                click.echo(f"{name}: {line}")
     click.echo(f"{len(cases)} cases of MindSpore's API in {time.monotonic() - started:.0f} s: {len(unlike)} differ")
     if unlike:
         again = next((case.name for case in cases if case.name in unlike), "")

@@ -26,10 +26,10 @@ from core.storage.urls import parse_url
 from core.target import Workspace, read_manifest
 from core.transform import transform_ranks
 from core.verify import verify_target
-from tests.core.test_changed_values import SOURCE_DEVICES, TARGET_DEVICES, changed, make_plan, write_source
 from tests.core.test_transform import Buffers
+from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, Case, case
-from tests.support.reference import RandomLayout, layouts, shard_of
+from tests.support.reference import RandomLayout, shard_of
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
@@ -245,11 +245,8 @@ def problems_of(plan: ConversionPlan, out: Path, records: tuple[ShardRecord, ...
 @given(st.data())
 def test_any_change_on_either_side_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("work")
-    source, changes, wanted = data.draw(changed())
-    source_cuts = {name: data.draw(layouts(SOURCE_DEVICES, each.ndim)) for name, (_, each) in source.items()}
-    target_cuts = {name: data.draw(layouts(TARGET_DEVICES, each.ndim)) for name, (_, each) in wanted.items()}
-    write_source(directory / "src", source, source_cuts, SOURCE_DEVICES)
-    plan = make_plan(str(directory / "src"), changes, source_cuts, target_cuts)
+    job = draw_job(data, directory, remote=False)
+    plan = job.plan()
     budget = Buffers(scratch_bytes=1000, a_block_bytes=1000, wide_bytes=1000)
     out = directory / "out"
     records = transform_ranks(
@@ -264,8 +261,8 @@ def test_any_change_on_either_side_is_found(tmp_path_factory: pytest.TempPathFac
     assert problems_of(plan, out, records) == []
 
     rank = data.draw(st.integers(0, TARGET_DEVICES - 1))
-    name = data.draw(st.sampled_from(sorted(wanted)))
-    size = shard_bytes(wanted[name][1], target_cuts[name], rank)
+    name = data.draw(st.sampled_from(sorted(job.target)))
+    size = shard_bytes(job.target[name][1], job.target_cuts[name], rank)
     byte = data.draw(st.integers(0, size - 1))
     spoil(out / records[rank].file, name, byte)
     [(message, ranks), *_] = problems_of(plan, out, records)
@@ -274,14 +271,13 @@ def test_any_change_on_either_side_is_found(tmp_path_factory: pytest.TempPathFac
     spoil(out / records[rank].file, name, byte)
 
     rank = data.draw(st.integers(0, SOURCE_DEVICES - 1))
-    name = data.draw(st.sampled_from(sorted(source)))
-    size = shard_bytes(source[name][1], source_cuts[name], rank)
+    name = data.draw(st.sampled_from(sorted(job.source)))
+    size = shard_bytes(job.source[name][1], job.source_cuts[name], rank)
     # the highest bytes of values: a cast may round others away
-    itemsize = source[name][1].itemsize
+    itemsize = job.source[name][1].itemsize
     byte = data.draw(st.integers(0, size // itemsize - 1)) * itemsize + itemsize - 1
     spoil(directory / "src" / f"rank_{rank}" / "m.ckpt", name, byte)
-    later = make_plan(str(directory / "src"), changes, source_cuts, target_cuts)
-    assert problems_of(later, out, records)
+    assert problems_of(job.plan(), out, records)
 
 
 def shard_bytes(tensor: np.ndarray, cut: RandomLayout, rank: int) -> int:

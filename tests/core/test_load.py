@@ -7,7 +7,6 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import ml_dtypes
 import numpy as np
 import pytest
@@ -23,18 +22,10 @@ from core.keys import source_key
 from core.load import LoadPlan, load_rank, plan_load
 from core.request import build_request
 from core.values import INT4, Value, dtype_of, is_same
-from tests.core.test_changed_values import (
-    SOURCE_DEVICES,
-    TARGET_DEVICES,
-    changed,
-    make_plan,
-    overflowing_plan,
-    write_source,
-)
 from tests.endurance.test_memory import run_limited
+from tests.support.changed_values import TARGET_DEVICES, draw_job, overflowing_plan
 from tests.support.checkpoints import Case, Contents, case, read_ckpt
 from tests.support.ckpt_writer import checkpoint_bytes
-from tests.support.reference import layouts, shard_of
 
 FOUR_TO_THREE = case(7009)
 CASES = [case(7001), FOUR_TO_THREE, case(7011)]
@@ -74,23 +65,15 @@ def test_changed_values_are_those_of_numpy(
     tmp_path_factory: pytest.TempPathFactory, remote: bool, data: st.DataObject
 ) -> None:
     directory = tmp_path_factory.mktemp("work")
-    source, changes, target = data.draw(changed())
-    source_cuts = {name: data.draw(layouts(SOURCE_DEVICES, each.ndim)) for name, (_, each) in source.items()}
-    target_cuts = {name: data.draw(layouts(TARGET_DEVICES, each.ndim)) for name, (_, each) in target.items()}
-    write_source(directory / "src", source, source_cuts, SOURCE_DEVICES)
-    url = str(directory / "src")
-    if remote:
-        url = f"memory://{directory.name}"
-        fsspec.filesystem("memory").put(str(directory / "src"), url, recursive=True)
-    loaded = LoadPlan(NOT_WRITTEN, make_plan(url, changes, source_cuts, target_cuts), copy_context())
+    job = draw_job(data, directory, remote)
+    loaded = LoadPlan(NOT_WRITTEN, job.plan(), copy_context())
     rank = data.draw(st.integers(0, TARGET_DEVICES - 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load_module, "_PART_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
         patch.setattr(load_module, "_MOST_TOGETHER_BYTES", data.draw(st.sampled_from([0, 5000, 2**20])))
         patch.setattr(load_module, "_MOST_SCRATCH_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
         found = contents(dict(loaded.load(rank)))
-    shards = {name: shard_of(each, target_cuts[name], rank) for name, (_, each) in target.items()}
-    assert found == {name: (target[name][0], each.shape, each.tobytes()) for name, each in shards.items()}
+    assert found == job.wanted(rank)
 
 
 @pytest.fixture
