@@ -8,8 +8,7 @@ from cli.options import conversion_options
 from cli.output import print_json, printable
 from cli.progress import shown_progress
 from cli.storages import resolvers_for
-from core.comparison_request import NOWHERE
-from core.request import build_request
+from core.request import NOWHERE, build_request
 from core.wording import counted, size_text
 
 if TYPE_CHECKING:

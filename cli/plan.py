@@ -11,7 +11,7 @@ from cli.options import PLANNING, GroupedCommand, conversion_options
 from cli.output import print_facts, print_json, print_table, printable
 from cli.storages import resources_named_in
 from core.errors import InputError
-from core.request import build_request
+from core.request import NOWHERE, build_request
 from core.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _MOST_EFFECTS = 16
 """Of changed parameters, and of those that are left out, that are shown."""
 _MOST_SOURCES = 4
-_NOWHERE = "memory://reshard-plan"
-"""Stands for a target that nobody named: it is on no disk, so no source lies inside it."""
 
 
 @click.command("plan", cls=GroupedCommand)
@@ -72,7 +70,7 @@ def command(
         raise click.UsageError("--rank goes with --param, which says which parameter of the rank")
     if rank is not None and html:
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
-    request = build_request(source=source, target=target or _NOWHERE, **options)
+    request = build_request(source=source, target=target or NOWHERE, **options)
     from core.convert import describe_plan
 
     with resources_named_in(request):

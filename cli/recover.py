@@ -7,7 +7,7 @@ import click
 from cli.options import conversion_options
 from cli.output import print_facts, print_json, print_table, printable
 from cli.storages import resources_named_in
-from core.request import build_request
+from core.request import NOWHERE, build_request
 from core.wording import counted, ranks_text
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ _OPTIONS = (
     "decrypt_key",
     "decrypt_mode",
 )
-_NOWHERE = "memory://reshard-recover"
-"""Stands for a target, of which there is none."""
 _MOST_LISTED = 200
 
 
@@ -54,7 +52,7 @@ def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json:
       reshard recover ckpt --source-strategy strategy --fault-ranks 3,7 --json
       reshard recover ckpt --group-info group_info.json --step 10_5
     """
-    request = build_request(source=source, target=_NOWHERE, recover=True, fault_ranks=fault_ranks, **options)
+    request = build_request(source=source, target=NOWHERE, recover=True, fault_ranks=fault_ranks, **options)
     from core.recover import assess_recovery
 
     with resources_named_in(request):

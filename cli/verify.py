@@ -55,9 +55,10 @@ def command(as_json: bool, **options: str) -> int:
       reshard verify out --level content        reads the source again, all of it
       reshard verify s3://bucket/out --json
     """
-    from core.verify import build_verification, resources_to_verify, verify_target
+    from core.request import build_options
+    from core.verify import VerificationRequest, resources_to_verify, verify_target
 
-    request = build_verification(**options)
+    request = build_options(VerificationRequest, **options)
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)
     with resources_to_verify(request, resolvers_for(*names)), shown_progress("verifying") as progress:
         report = verify_target(request.target, request.level, progress)

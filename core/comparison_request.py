@@ -1,30 +1,27 @@
 """What a user may ask of a comparison of two checkpoints."""
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from core.changes import Selection
-from core.errors import InputError
 from core.request import (
+    NOWHERE,
+    STEP_PATTERN,
     WITHOUT_CREDENTIALS,
     ConversionRequest,
     EncryptionMode,
     KeyName,
     StorageName,
+    build_options,
     build_request,
-    describe_validation,
+    epoch_and_step,
     mode_with_key,
     without_credentials,
 )
 
-NOWHERE = "memory://reshard-nowhere"
-"""Stands for a target, of which there is none."""
-
 _Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS)]
-_STEP = r"^([0-9]+_[0-9]+(_breakpoint)?)?$"
-_Step = Annotated[str, Field(json_schema_extra={"pattern": _STEP})]
+_Step = Annotated[str, Field(json_schema_extra=STEP_PATTERN)]
 
 
 class ComparisonRequest(BaseModel):
@@ -107,9 +104,7 @@ class ComparisonRequest(BaseModel):
     @field_validator("step_a", "step_b")
     @classmethod
     def _check_step(cls, value: str) -> str:
-        if not re.match(_STEP, value):
-            raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
-        return value
+        return epoch_and_step(value)
 
     @field_validator("decrypt_mode_a", "decrypt_mode_b")
     @classmethod
@@ -146,10 +141,7 @@ def build_comparison(**options: object) -> ComparisonRequest:
     Raises:
         InputError: options are wrong; the message names each.
     """
-    try:
-        request = ComparisonRequest.model_validate(options)
-    except ValidationError as error:
-        raise InputError(describe_validation(error, _option_of)) from error
+    request = build_options(ComparisonRequest, _option_of, **options)
     request.side("a")  # what both have in common is checked there
     return request
 

@@ -24,7 +24,6 @@ import numpy as np
 from core.blocks import Part, expected_entries, turned_parameters
 from core.checkpoint.model import OutputEntry
 from core.checkpoint.selection import listed
-from core.comparison_request import NOWHERE
 from core.convert import make_plan
 from core.dtypes import MAP_TENSOR
 from core.errors import InputError
@@ -35,7 +34,7 @@ from core.overflows import OverflowTally, overflow_notes
 from core.plan import ConversionPlan
 from core.progress import current_progress
 from core.report import plan_notes
-from core.request import ConversionRequest, build_request, option_of
+from core.request import NOWHERE, ConversionRequest, build_request, option_of
 from core.resources import resources_of
 from core.retry import with_retries
 from core.slices import TensorSlice, contiguous_boxes

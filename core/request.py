@@ -20,7 +20,7 @@ _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
-_STEP = re.compile(r"(\d+_\d+(_breakpoint)?)?")
+_STEP = re.compile(r"([0-9]+_[0-9]+(_breakpoint)?)?")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
 _SHARED = re.compile(r"^(first|fail|[0-9]+)$")
@@ -48,6 +48,9 @@ def _pattern(pattern: str) -> JsonDict:
 
 WITHOUT_CREDENTIALS = _pattern(r"^(?!.*://[^/@]*:(?!\d+/)[^@]*@)(?!.*[?&]([Xx]-\w+-)?[Ss]ig(nature)?=)")
 """What is refused by its schema is not even stored."""
+STEP_PATTERN = _pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$")
+NOWHERE = "memory://reshard-nowhere"
+"""Stands for a target where there is none: it is on no disk, so no source lies inside it."""
 _SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
 _STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
 
@@ -105,6 +108,17 @@ def without_credentials(url: str) -> str:
     if carries_credentials(url):
         raise ValueError(ADVICE)
     return url
+
+
+def epoch_and_step(step: str) -> str:
+    """An epoch and a step, or nothing, as it is.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not _STEP.fullmatch(step):
+        raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
+    return step
 
 
 def storage_name(name: str) -> str:
@@ -605,7 +619,7 @@ class ConversionRequest(ConversionOptions):
             title="Step",
             description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. "
             "Empty: the newest that every rank has.",
-            json_schema_extra=_pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$"),
+            json_schema_extra=STEP_PATTERN,
         ),
     ] = ""
     ranks: Annotated[
@@ -645,9 +659,7 @@ class ConversionRequest(ConversionOptions):
     @field_validator("step")
     @classmethod
     def _check_step(cls, value: str) -> str:
-        if not _STEP.fullmatch(value):
-            raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
-        return value
+        return epoch_and_step(value)
 
     @field_validator("ranks", "fault_ranks")
     @classmethod
@@ -680,7 +692,7 @@ class ConversionRequest(ConversionOptions):
         return chosen
 
 
-Options = TypeVar("Options", bound=ConversionOptions)
+Request = TypeVar("Request", bound=BaseModel)
 
 
 def build_request(**options: object) -> ConversionRequest:
@@ -688,8 +700,8 @@ def build_request(**options: object) -> ConversionRequest:
     return build_options(ConversionRequest, **options)
 
 
-def build_options(model: type[Options], **options: object) -> Options:
-    """What a conversion is told, from loose options.
+def build_options(model: type[Request], name_of: Callable[[str], str] | None = None, /, **options: object) -> Request:
+    """A request of any kind, from loose options; `name_of` says what fields are called, if not as by `option_of`.
 
     Raises:
         InputError: options are wrong; the message names each.
@@ -697,7 +709,7 @@ def build_options(model: type[Options], **options: object) -> Options:
     try:
         return model.model_validate(options)
     except ValidationError as error:
-        raise InputError(describe_validation(error)) from error
+        raise InputError(describe_validation(error, name_of or option_of)) from error
 
 
 def option_of(name: str) -> str:

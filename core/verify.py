@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from core.checkpoint.digests import file_digests
 from core.checkpoint.encryption import DecryptedSource
@@ -35,7 +35,6 @@ from core.request import (
     StorageName,
     TargetLayout,
     VerifyLevel,
-    describe_validation,
     mode_with_key,
     without_credentials,
 )
@@ -99,18 +98,6 @@ class VerificationRequest(BaseModel):
     @classmethod
     def _check_source_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
         return mode_with_key(value, info.data.get("source_decrypt_key"), "--source-decrypt-key")
-
-
-def build_verification(**options: object) -> VerificationRequest:
-    """The request for a verification, from loose options.
-
-    Raises:
-        InputError: options are wrong; the message names each.
-    """
-    try:
-        return VerificationRequest.model_validate(options)
-    except ValidationError as error:
-        raise InputError(describe_validation(error)) from error
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from core import differences, fingerprints, sides
 from core.checkpoint.model import CheckpointFormat
 from core.compare import compare_checkpoints, fingerprint_checkpoint
 from core.comparison_report import ComparisonReport, Kind
-from core.comparison_request import NOWHERE, build_comparison
+from core.comparison_request import build_comparison
 from core.convert import convert
 from core.errors import CatalogError, InputError
 from core.layout import ParameterLayout
 from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
-from core.request import build_request
+from core.request import NOWHERE, build_request
 from core.strategy.files import write_strategy
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, case
