@@ -71,6 +71,11 @@ class VerifyLevel(StrEnum):
     CHECKSUM = "checksum"
     CONTENT = "content"
 
+    @property
+    def of_files(self) -> "VerifyLevel":
+        """How closely files alone can be checked; contents are compared when all files are there."""
+        return VerifyLevel.CHECKSUM if self is VerifyLevel.CONTENT else self
+
     def is_below(self, other: "VerifyLevel") -> bool:
         """Whether it looks less closely than `other`."""
         levels = list(VerifyLevel)

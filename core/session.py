@@ -249,7 +249,7 @@ class Session:
             compared=compared.parameter_count if compared else 0,
             compared_bytes=compared.source_bytes() if compared else 0,
             retried_requests=retries_counted(),
-            verified=VerifyLevel.CHECKSUM if content and not compared else level,
+            verified=level if compared else level.of_files,
             dropped=plan.match.dropped,
             excused=plan.match.allowed_missing,
             carried=plan.match.beyond_strategies,
@@ -299,7 +299,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
             current_progress().note(f"{problem}: it is written again")
         elif len(sound) == len(plan.target_ranks):
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
-            target.confirm(min(request.verify, VerifyLevel.CHECKSUM, key=list(VerifyLevel).index))
+            target.confirm(request.verify.of_files)
             if request.verify is VerifyLevel.CONTENT:
                 current_progress().begin(ContentCheck(plan).source_bytes())
             yield Session(request, target, finished, ranks, frozenset(sound), budget, committed=True)
@@ -409,8 +409,7 @@ def check_rank(
 
 def _note_checked(workspace: Workspace, record: ShardRecord, found: RankVerification) -> None:
     """Records how closely a file was checked; its contents are not compared by that, only ready to be."""
-    level = VerifyLevel.CHECKSUM if found.level is VerifyLevel.CONTENT else found.level
-    checked = record.model_copy(update={"verified": level, "parts": found.parts or record.parts})
+    checked = record.model_copy(update={"verified": found.level.of_files, "parts": found.parts or record.parts})
     if checked != record:
         workspace.write_record(checked)
 
