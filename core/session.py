@@ -193,25 +193,11 @@ class Session:
             InputError, VerificationError, ConversionError: ranks failed, or contents differ; the message lists them.
         """
         raise_failures(failures, self)
-        plan = self.plan
-        # a run that did other ranks may have completed the target a moment ago, with this one's
-        committed = self.committed or self.target.is_committed()
-        if not committed:
-            self.target.check_not_taken()
-        where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
-        # a record has a line for every parameter: thousands of them never stand in memory together
-        level = self.request.verify
-        results: dict[int, _RankResult] = {}
-        content = ContentCheck(plan) if level is VerifyLevel.CONTENT else None
-        unchecked = set(plan.target_ranks)
-        for record in read_records(where, plan.target_ranks):
-            results[record.rank] = _rank_result(record, resumed=record.rank in self.done)
-            if record.is_checked(level):
-                unchecked.discard(record.rank)
-                if content:
-                    content.add_target(record)
+        plan, level = self.plan, self.request.verify
+        found = self._finished_ranks()
+        committed, where, results = found.committed, found.where, found.results
         missing = tuple(
-            rank for rank in plan.target_ranks if rank not in results or (not committed and rank in unchecked)
+            rank for rank in plan.target_ranks if rank not in results or (not committed and rank in found.unchecked)
         )
         undone = [rank for rank in missing if rank in set(self.ranks)]
         if undone and not committed:
@@ -222,7 +208,7 @@ class Session:
                 f"only these again ({self.workspace.directory} holds what is done)",
                 transient=True,
             )
-        compared = content if content and not unchecked else None
+        compared = found.content if not found.unchecked else None
         if compared:
             self._check_content(compared, source_parts or {}, where)
         if not committed and not missing:
@@ -260,6 +246,34 @@ class Session:
             source_kind=source_kind(plan),
             target_kind=target_kind(plan),
         )
+
+    def _finished_ranks(self) -> "_FinishedRanks":
+        """What is recorded of the target's ranks, wherever they are by now.
+
+        Raises:
+            TargetError: another run converts something else into the target.
+            StorageError: the records could not be read.
+        """
+        plan, level = self.plan, self.request.verify
+        while True:
+            # a run that did other ranks may have completed the target a moment ago, with this one's
+            committed = self.committed or self.target.is_committed()
+            if not committed:
+                self.target.check_not_taken()
+            where = Workspace(self.target.final, self.workspace.identity) if committed else self.workspace
+            # a record has a line for every parameter: thousands of them never stand in memory together
+            results: dict[int, _RankResult] = {}
+            content = ContentCheck(plan) if level is VerifyLevel.CONTENT else None
+            unchecked = set(plan.target_ranks)
+            for record in read_records(where, plan.target_ranks):
+                results[record.rank] = _rank_result(record, resumed=record.rank in self.done)
+                if record.is_checked(level):
+                    unchecked.discard(record.rank)
+                    if content:
+                        content.add_target(record)
+            # or it completed it while the records were read: they were moved, and are read where they are now
+            if committed or not self.target.is_committed():
+                return _FinishedRanks(committed, where, results, frozenset(unchecked), content)
 
     def _check_content(self, content: ContentCheck, source_parts: Mapping[int, np.ndarray], where: Workspace) -> None:
         """Compares contents; ranks of the target that may be to blame lose their records, so a rerun does them anew.
@@ -309,10 +323,10 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
             current_progress().note(f"{target.final}: {left} of its files are to be mended")
         target.reopen()
     with target.claimed(ranks) as workspace:
-        if target.is_committed():
+        done = _sound_ranks(workspace, plan, request.verify, ranks, budget.workers)
+        if target.is_committed():  # by another run, until a moment ago; with pending ranks none could any more
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
             return
-        done = _sound_ranks(workspace, plan, request.verify, ranks, budget.workers)
         if done:
             current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
@@ -358,8 +372,8 @@ def convert_rank(
         workspace.write_record(record)
         return record
     if len(group) > 1:
-        if workspace.has_record(rank):
-            return workspace.read_record(rank)
+        if (record := workspace.find_record(rank)) is not None:
+            return record
         if rank == group[0]:
             try:
                 return _write_ranks(workspace, plan, group, budget, lanes, advance)
@@ -396,6 +410,8 @@ def check_rank(
         VerificationError: the file is not what it was to be.
         StorageError: a transient failure to read it.
     """
+    if level is VerifyLevel.NONE:  # another run may have committed the target with it already
+        return RankVerification(rank, level, 0, ())
     record = workspace.read_record(rank)
     expected = expected_entries(plan, plan.rank_plan(rank))
     starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None
@@ -494,9 +510,11 @@ def _is_sound(
     workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, rank: int, advance: Callable[[int], None]
 ) -> bool:
     try:
-        record = workspace.read_record(rank)
+        record = workspace.find_record(rank)
     except TargetError:
         workspace.remove_record(rank)  # a damaged record counts as none
+        return False
+    if record is None:  # another run has committed the target in this moment
         return False
     at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level
     expected = expected_entries(plan, plan.rank_plan(rank))
@@ -517,6 +535,25 @@ class _RankResult:
 
     report: RankReport
     summary: RankSummary
+
+
+@dataclass(frozen=True)
+class _FinishedRanks:
+    """What is recorded of a target's ranks when a run ends.
+
+    Attributes:
+        committed: the target was complete before.
+        where: where the records were read.
+        results: what is said of each rank that has one.
+        unchecked: ranks that are not recorded as checked as closely as the run wants it.
+        content: what the checked ones add to fingerprints, if contents are to be compared.
+    """
+
+    committed: bool
+    where: Workspace
+    results: Mapping[int, _RankResult]
+    unchecked: frozenset[int]
+    content: ContentCheck | None
 
 
 def _manifest(session: Session, results: Mapping[int, _RankResult], *, compared: bool) -> Manifest:

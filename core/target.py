@@ -40,7 +40,7 @@ from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
 from core.request import VerifyLevel
 from core.sealing import keyed_digest, seal, unseal
-from core.storage.files import exists, kind_of, read_small_file, remove_file, unless_missing, write_bytes
+from core.storage.files import kind_of, read_small_file, remove_file, unless_missing, write_bytes
 from core.storage.filesystems import same_storage
 from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
@@ -121,9 +121,14 @@ class Workspace:
             raise ForeignRecordError(f"{location}: is of another conversion")
         return record
 
-    def has_record(self, rank: int) -> bool:
-        """Whether a rank is recorded."""
-        return exists(self.record_location(rank))
+    def find_record(self, rank: int) -> ShardRecord | None:
+        """The record of a rank; None if there is none.
+
+        Raises:
+            TargetError: as `read_record`.
+            StorageError: it cannot be read.
+        """
+        return unless_missing(lambda: self.read_record(rank))
 
     def recorded_ranks(self) -> set[int]:
         """Ranks that have a record."""
@@ -437,11 +442,14 @@ def read_identity(state: Location) -> str | None:
 
 
 def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRecord]:
-    """The readable records of some ranks, one after another; a damaged one counts as none: its rank is done again."""
+    """The readable records of some ranks, one after another; a damaged one counts as none: its rank is done again.
+
+    Nor is one that is gone by the time it is read an error: another run may have given the workspace its final name.
+    """
 
     def read(rank: int) -> ShardRecord | None:
         try:
-            return workspace.read_record(rank)
+            return workspace.find_record(rank)
         except ForeignRecordError:
             return None
         except TargetError:

@@ -26,7 +26,7 @@ from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
 from core.retry import WORK, RetryPolicy
 from core.session import Session, check_rank, convert_rank, open_session
-from core.storage.publishing import publish
+from core.storage.publishing import PARTIAL_SUFFIX, publish
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import StageStrategy, Strategy
@@ -704,6 +704,55 @@ def test_a_run_whose_target_was_completed_by_another_says_so(target: Path) -> No
     assert (report.committed, report.missing_ranks) == (True, ())
     assert [rank.rank for rank in report.ranks] == [2]
     assert not partial(target).exists()
+
+
+def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = FOUR_TO_THREE.request(target, ranks="0-1"), FOUR_TO_THREE.request(target, ranks="2")
+    plan = make_plan(first)
+    read_record = Workspace.read_record
+
+    def slow_read(workspace: Workspace, rank: int) -> ShardRecord:
+        if rank == 1 and workspace.directory.path.endswith(PARTIAL_SUFFIX) and not ended:
+            ended.append(True)
+            assert quick.finish({}, 0).committed
+        return read_record(workspace, rank)
+
+    ended: list[bool] = []
+    with open_session(last, plan) as slow:
+        do_ranks(slow)
+        with open_session(first, plan) as quick:
+            do_ranks(quick)
+            monkeypatch.setattr(Workspace, "read_record", slow_read)
+            report = slow.finish({}, 0)
+    assert ended
+    assert (report.committed, report.missing_ranks) == (True, ())
+    assert [rank.outcome for rank in report.ranks] == ["written"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not partial(target).exists()
+
+
+@pytest.mark.parametrize("moment", ["list", "read"])
+def test_a_run_whose_target_is_completed_by_another_while_it_begins(
+    target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    convert(FOUR_TO_THREE.request(target, ranks="0-1"))
+    method = {"list": Workspace.recorded_ranks, "read": Workspace.read_record}[moment]
+    begun: list[bool] = []
+
+    def after_another_run(workspace: Workspace, *arguments: int) -> object:
+        if not begun:
+            begun.append(True)
+            assert convert(FOUR_TO_THREE.request(target, ranks="2")).committed
+        return method(workspace, *arguments)  # type: ignore[operator]
+
+    monkeypatch.setattr(Workspace, method.__name__, after_another_run)
+    report = convert(FOUR_TO_THREE.request(target, ranks="0-1"))
+    assert report.committed
+    assert outcomes(report) == ["resumed", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
 def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
