@@ -39,8 +39,9 @@ EMBEDDED_SETTINGS: dict[Any, Any] = {
     settings.PREFECT_SERVER_LOGGING_LEVEL: "CRITICAL",
     # it records task runs one by one otherwise, 50 a second, on the processor that the conversion needs
     settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE: 100,
-    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 100,
-    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL: 0.2,
+    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 10,
+    # ending a run waits for it; Prefect cuts this to whole seconds, and with 0 the server never sleeps
+    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL: 1,
     # ending a run would wait a second for the thread that tells a server we are alive
     settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
 }
