@@ -165,6 +165,9 @@ def _overhead(kind: str, ranks: int) -> Callable[[Job], Sequence[str]]:
 CP = Contender("cp", "`cp -r`", lambda job: ["cp", "-r", str(job.copied), str(job.target)], converts=False)
 NONE = Contender("none", "reshard, not verified", _reshard("--engine", "direct", "--verify", "none"))
 CHECKSUM = Contender("checksum", "reshard, every byte verified", _reshard("--engine", "direct", "--verify", "checksum"))
+CONTENT = Contender(
+    "content", "reshard, every value compared with the source's", _reshard("--engine", "direct", "--verify", "content")
+)
 FLOW = Contender(
     "flow", "reshard as a Prefect flow, every byte verified", _reshard("--verify", "checksum"), needs_server=True
 )
@@ -224,6 +227,7 @@ CONTENDERS = {
         CP,
         NONE,
         CHECKSUM,
+        CONTENT,
         FLOW,
         MINDSPORE_CKPT,
         MINDSPORE_SAFETENSORS,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.contenders import (
     CHECKSUM,
+    CONTENT,
     CP,
     FLOW,
     MINDSPORE_CKPT,
@@ -100,7 +101,7 @@ SCENARIOS = (
     Scenario(
         "main",
         "Llama with Adam moments, 8 → 4 ranks, optimizer parallel",
-        (CP, NONE, CHECKSUM, FLOW, MINDSPORE_CKPT, MINDSPORE_SAFETENSORS),
+        (CP, NONE, CHECKSUM, CONTENT, FLOW, MINDSPORE_CKPT, MINDSPORE_SAFETENSORS),
         _llama,
         rounds=5,
     ),

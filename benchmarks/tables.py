@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from benchmarks.contenders import (
     CHECKSUM,
     CONTENDERS,
+    CONTENT,
     CP,
     FLOW,
     MINDSPORE_CKPT,
@@ -32,7 +33,7 @@ _S3_LATENCY_TIMES_NONE = 1.5
 _S3_BYTES_ABOVE_LIMIT = 300 * 2**20
 """Of resident memory, above what `--memory-limit` allows for buffers."""
 _S3_MEMORY_LIMITS = {S3_NONE.name: 2 * 2**30, S3_CHECKSUM.name: 2 * 2**30, S3_LITTLE_MEMORY.name: 2**28}
-_RESHARD = (NONE.name, CHECKSUM.name, FLOW.name)
+_RESHARD = (NONE.name, CHECKSUM.name, CONTENT.name, FLOW.name)
 
 _FLOORS = {CP.name: "x `cp -r`", S3_COPY.name: "x `rclone copy`"}
 _COMPARED = {**_FLOORS, MINDSPORE_CKPT.name: "faster than MindSpore's `.ckpt`"}

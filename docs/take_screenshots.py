@@ -64,8 +64,7 @@ def take(pages: PrefectPages, demo: Path) -> Iterator[tuple[str, bytes]]:
     yield "form", _down_to(pages, page.get_by_text("File prefix"))
 
     pages.fill({"Step": ""})
-    pages.submit_corrected()
-    pages.view_run()
+    pages.start_run()
     expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=120_000)
     run_url = page.url
     page.get_by_role("tab", name="Artifacts").click()

@@ -49,8 +49,7 @@ def test_a_form_is_filled_in_and_the_run_followed_to_its_pages(pages: PrefectPag
     assert not target.exists()
 
     pages.fill({"Step": ""})
-    pages.submit_corrected()
-    pages.view_run()
+    pages.start_run()
     expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     manifest = parse_manifest((target / ".reshard" / "manifest.json").read_bytes(), "the manifest")
 
@@ -81,8 +80,7 @@ def test_what_only_the_run_finds_wrong_is_its_message(pages: PrefectPages, demo:
     page = pages.page
     pages.open_form("convert")
     pages.fill(filled_in(demo, tmp_path / "out") | {"Memory limit": "1MiB"})
-    pages.submit()
-    pages.view_run()
+    pages.start_run()
     expect(page.get_by_text("Failed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     page.get_by_role("tab", name="Details").click()
     expect(page.get_by_text("Memory limit '1MiB': must be at least 16MiB").first).to_be_visible()
@@ -92,8 +90,7 @@ def test_a_failure_says_what_to_do_next(pages: PrefectPages, demo: Path, tmp_pat
     page = pages.page
     pages.open_form("convert")
     pages.fill(filled_in(demo, tmp_path / "out") | {"Source": str(demo / "no-such-checkpoint")})
-    pages.submit()
-    pages.view_run()
+    pages.start_run()
     expect(page.get_by_text("Failed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     pages.open_artifact("conversion-summary")
     expect(page.get_by_role("heading", name="What to do next")).to_be_visible()
