@@ -372,8 +372,8 @@ def convert_rank(
         workspace.write_record(record)
         return record
     if len(group) > 1:
-        if (record := workspace.find_record(rank)) is not None:
-            return record
+        if (written := workspace.find_record(rank)) is not None:
+            return written
         if rank == group[0]:
             try:
                 return _write_ranks(workspace, plan, group, budget, lanes, advance)
