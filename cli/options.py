@@ -35,7 +35,7 @@ GROUPS = {
         *("remove_redundancy", "replicas"),
     ),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
-    "How careful it is": ("verify", "check_crc", "check_replicas", "overwrite", "dry_run"),
+    "How careful it is": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
     "When a step counts as saved, which conversions stay": (
         *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
     ),

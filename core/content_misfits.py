@@ -17,7 +17,6 @@ from core.checkpoint.selection import rank_names
 from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import LayoutError
 from core.held import HeldParameter
-from core.keys import source_key
 from core.layout import ALL_REPEATED_AXES, Cut, ParameterLayout, whole_layout
 from core.misfits import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, Severity, listed
 from core.saved_whole import beginnings, is_one_value
@@ -25,12 +24,11 @@ from core.slices import Shape
 from core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 
 _SAMPLED_OF_KIND = 2
-_MOST_SAMPLED = 512
-_MOST_SAMPLED_ENCRYPTED = 8
 _SAMPLED_CELLS = 8
 _SAMPLED_COPIES = 3
 _FIRST_LOOK_BYTES = 1 << 12
 _SAMPLED_BYTES = 1 << 16
+_FEWEST_VALUES = 4
 _NUMBER = re.compile(r"[0-9]+")
 
 _Item = TypeVar("_Item")
@@ -65,8 +63,8 @@ class _Sample:
 
     @cached_property
     def telling(self) -> list[int]:
-        """The ranks whose contents are not all one value."""
-        return [rank for rank, content in self.contents.items() if not is_one_value(content, self.itemsize)]
+        """The ranks whose contents are alike only if they are the same: not those of a few values, ones and zeros say."""
+        return [rank for rank, content in self.contents.items() if _is_varied(content, self.itemsize)]
 
     def unlike(self, cut: Cut) -> tuple[int, int] | None:
         """Two ranks that differ, and should not if the parameter were cut so."""
@@ -100,17 +98,43 @@ class _Sample:
         return bool(self.telling) and len(set(self.contents.values())) > 1 and not self.cut.is_whole
 
 
-def content_misfits(catalog: CheckpointCatalog, held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
-    """Whether ranks that should hold the same do, and those that should not do not, by samples of some parameters."""
+@dataclass(frozen=True)
+class ContentMisfits:
+    """What samples of contents show.
+
+    Attributes:
+        found: where ranks do not hold what the strategy says, alike cases together.
+        compared: how many parameters' samples tell something.
+        contradicting: how many of them speak against the strategy.
+    """
+
+    found: tuple[Misfit, ...]
+    compared: int
+    contradicting: int
+
+
+def content_misfits(
+    catalog: CheckpointCatalog, held: Mapping[str, Sequence[HeldParameter]], *, most: int
+) -> ContentMisfits:
+    """Whether ranks that should hold the same do, and those that should not do not, by samples of some parameters.
+
+    At `most` so many parameters of each stage are looked at, at least one of each kind while there are not more kinds.
+
+    Raises:
+        CatalogError: a file is not laid out as it was assumed to be.
+        StorageError: one cannot be read.
+    """
     by_kind: dict[_Told, list[str]] = {}
     some_are_cut = False
-    for copy, everywhere in _chosen(held):
+    agreeing = 0
+    for copy, everywhere in _chosen(held, most):
         sample = _sample(catalog, copy, everywhere)
         if sample is None:
             continue
         unlike, alike = sample.unlike(sample.cut), None if sample.proven else sample.alike(sample.cut)
         if unlike is None and alike is None:
             some_are_cut = some_are_cut or sample.is_cut
+            agreeing += len(sample.telling) > 1
             continue
         told = []
         if unlike:
@@ -120,10 +144,12 @@ def content_misfits(catalog: CheckpointCatalog, held: Mapping[str, Sequence[Held
         by_kind.setdefault(_explained(sample), []).append("; ".join(told))
     if some_are_cut and _SAVED_WHOLE in by_kind:
         by_kind[_SOME_WHOLE] = by_kind.pop(_SAVED_WHOLE)
-    return [
+    contradicting = sum(len(details) for told, details in by_kind.items() if told[-1] is Severity.PROBLEM)
+    found = tuple(
         Misfit("contents", f"{found}: {listed(details, '; ')}", means, advice, severity)
         for (found, means, advice, severity), details in by_kind.items()
-    ]
+    )
+    return ContentMisfits(found, agreeing + sum(map(len, by_kind.values())), contradicting)
 
 
 def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -> _Sample | None:
@@ -151,6 +177,17 @@ def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -
         if sample.telling and sample.alike(cut) is None:
             break  # else what is the same may differ further on
     return sample
+
+
+def _is_varied(content: bytes, itemsize: int) -> bool:
+    if is_one_value(content, itemsize):  # most of those that are not varied, and quickly seen
+        return False
+    values: set[bytes] = set()
+    for start in range(0, len(content), itemsize):
+        values.add(content[start : start + itemsize])
+        if len(values) == _FEWEST_VALUES:
+            return True
+    return False
 
 
 def _some_ranks(having: Sequence[int], cut: Cut, first_rank: int) -> list[int]:
@@ -198,15 +235,13 @@ def _explained(sample: _Sample) -> _Told:
     )
 
 
-def _chosen(held: Mapping[str, Sequence[HeldParameter]]) -> Iterator[tuple[HeldParameter, bool]]:
+def _chosen(held: Mapping[str, Sequence[HeldParameter]], most: int) -> Iterator[tuple[HeldParameter, bool]]:
     """Of each stage the largest parameters of each kind, and whether to look at all ranks: of the largest one."""
     by_stage: dict[int, list[HeldParameter]] = {}
     for copies in held.values():
         for copy in copies:
             if copy.entry.extents and copy.entry.dtype not in (TEXT, MAP_TENSOR):
                 by_stage.setdefault(copy.stage.stage, []).append(copy)
-    # to read anything of an encrypted file, much of it has to be decrypted
-    most = _MOST_SAMPLED if source_key() is None else _MOST_SAMPLED_ENCRYPTED
     for copies in by_stage.values():
         chosen = islice(_of_each_kind(copies), most)
         for number, copy in enumerate(chosen):
@@ -214,15 +249,15 @@ def _chosen(held: Mapping[str, Sequence[HeldParameter]]) -> Iterator[tuple[HeldP
 
 
 def _of_each_kind(copies: Sequence[HeldParameter]) -> Iterator[HeldParameter]:
-    """The first and last of each kind, large ones before small ones, those that are cut before those that are not."""
+    """The first of each kind, then the last of each; those that are cut before those that are not, large ones first."""
     kinds: dict[tuple[str, ParameterLayout, str, Shape], list[HeldParameter]] = {}
     for copy in copies:
         entry = copy.entry
         kind = (_NUMBER.sub("", entry.name), copy.layout, entry.dtype.name, entry.shape)
         kinds.setdefault(kind, []).append(copy)
-    found = [copy for alike in kinds.values() for copy in _spread(alike, _SAMPLED_OF_KIND)]
-    found.sort(key=lambda copy: (_is_cut(copy.layout), copy.entry.size_bytes), reverse=True)
-    return iter(found)
+    found = [pair for alike in kinds.values() for pair in enumerate(_spread(alike, _SAMPLED_OF_KIND))]
+    found.sort(key=lambda pair: (pair[0], not _is_cut(pair[1].layout), -pair[1].entry.size_bytes))
+    return (copy for _, copy in found)
 
 
 def _is_cut(layout: ParameterLayout) -> bool:

@@ -29,6 +29,7 @@ from core.checkpoint.survey import CheckpointSurvey, survey
 from core.content import ContentCheck
 from core.damage import damage_policy, mixed_steps
 from core.declared import declared_changes
+from core.doubts import doubts
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.keys import source_key
@@ -180,10 +181,15 @@ def plan_conversion(
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
+        StrategyError: the source's contents contradict its strategy.
         PlanError: source, target and options do not fit together.
     """
     _check_any_left(catalog)
     source = strategy_of(catalog) or source
+    saved_whole = source is not None and contents_say_whole(catalog, source)
+    if source is not None and not catalog.unified:
+        found = doubts(catalog, source, saved_whole=saved_whole, trusted=request.trust_strategy)
+        catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
     fails_on_differing = request.shared_parameters == "fail"
     plan = build_plan(
         PlanInputs(
@@ -194,7 +200,7 @@ def plan_conversion(
             prefix=request.prefix,
             fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
             allow_missing=tuple(request.allow_missing),
-            saved_whole=source is not None and contents_say_whole(catalog, source),
+            saved_whole=saved_whole,
             replicas=request.replicas if request.remove_redundancy else 0,
             write_crc=request.write_crc,
             encryption=_target_encryption(request, catalog),

@@ -16,6 +16,7 @@ from core.content_misfits import content_misfits
 from core.damage import mixed_steps, scattered, torn_ranks
 from core.errors import InputError
 from core.held import HeldParameter, held_by_stages, is_integrated, names_in_order
+from core.keys import source_key
 from core.misfits import Misfit, Severity, likeness_misfits, made_wholes, name_misfits, shape_misfits, stage_misfits
 from core.parameters import lost_text, match_parameters
 from core.report import Summary
@@ -27,6 +28,8 @@ from core.wording import counted, ranks_text
 CHECKS = ("ranks", "files", "stages", "names", "shapes", "contents")
 """What is looked at, in this order."""
 _MOST_LOST = 4
+_MOST_SAMPLED = 512
+_MOST_SAMPLED_ENCRYPTED = 8
 _STATE_BYTES = 8
 """What is as small may be a step's number, which has to be the same on all ranks."""
 
@@ -73,7 +76,7 @@ def diagnose(
     found = survey(source)
     strategy = read_strategy(source_strategy) if source_strategy else None
     if found.shape is CheckpointShape.UNIFIED:
-        return _of_unified(found, source_strategy)
+        return _of_unified(found, step, source_prefix, source_strategy)
     catalog = _catalog(found, step, source_prefix, workers)
     facts = _facts_of_checkpoint(catalog)
     if strategy is None:
@@ -123,7 +126,9 @@ def _of_contents(
         )
         for problem in problems
     ]
-    of_contents = content_misfits(within, held)
+    # to read anything of an encrypted file, much of it has to be decrypted
+    most = _MOST_SAMPLED if source_key() is None else _MOST_SAMPLED_ENCRYPTED
+    of_contents = content_misfits(within, held, most=most).found
     saved_whole = any(each.severity is Severity.NOTE for each in of_contents)
     of_shapes = shape_misfits(held, saved_whole)
     if not saved_whole and not of_shapes and is_integrated(held, None, {}):
@@ -297,7 +302,17 @@ _REMOVED = Misfit(
 )
 
 
-def _of_unified(found: CheckpointSurvey, source_strategy: str) -> Diagnosis:
+def _of_unified(found: CheckpointSurvey, step: str, source_prefix: str, source_strategy: str) -> Diagnosis:
+    """What there is to say of whole tensors, whose files are opened: an index has to be of the files beside it."""
+    catalog = build_catalog(
+        found.url,
+        None,
+        step=step or None,
+        source_prefix=source_prefix or None,
+        digest=lambda *_: False,
+        check_crc=False,
+        found=found,
+    )
     misfits = []
     if source_strategy:
         misfits.append(
@@ -309,7 +324,7 @@ def _of_unified(found: CheckpointSurvey, source_strategy: str) -> Diagnosis:
             )
         )
     facts = (
-        ("checkpoint", f"{found.url}: unified, {counted(len(found.files), 'file')}"),
+        ("checkpoint", f"{found.url}: unified, {counted(len(catalog.records), 'file')}, {_parameters(catalog)}"),
         ("needs", "no strategy: its tensors are whole"),
     )
     return Diagnosis(
@@ -319,16 +334,19 @@ def _of_unified(found: CheckpointSurvey, source_strategy: str) -> Diagnosis:
 
 def _facts_of_checkpoint(catalog: CheckpointCatalog) -> tuple[tuple[str, str], ...]:
     step = f", step {catalog.step}" if catalog.step else ""
-    names = {name for record in catalog.records.values() for name in record.index.entries}
     there = _ranks_with_files(catalog)
     absent = sorted(catalog.lost.keys() - set(there))
     facts = [
-        ("checkpoint", f"{catalog.url}{step}: {counted(len(there), 'rank')}, {counted(len(names), 'parameter')}"),
+        ("checkpoint", f"{catalog.url}{step}: {counted(len(there), 'rank')}, {_parameters(catalog)}"),
         ("holding", "; ".join(_groups(catalog))),
     ]
     if absent:
         facts.append(("no files", f"ranks {ranks_text(absent)}, which come before others"))
     return tuple(facts)
+
+
+def _parameters(catalog: CheckpointCatalog) -> str:
+    return counted(len({name for record in catalog.records.values() for name in record.index.entries}), "parameter")
 
 
 def _groups(catalog: CheckpointCatalog) -> list[str]:
@@ -338,7 +356,10 @@ def _groups(catalog: CheckpointCatalog) -> list[str]:
     for rank, record in catalog.records.items():
         names = known.setdefault(id(record.index), frozenset(record.index.entries))
         groups.setdefault(names, []).append(rank)
-    told = [f"ranks {ranks_text(ranks)}: {counted(len(names), 'parameter')}" for names, ranks in groups.items()]
+    told = [
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}: {counted(len(names), 'parameter')}"
+        for names, ranks in groups.items()
+    ]
     return told if len(told) <= 8 else [*told[:8], f"and {len(told) - 8} more kinds of files"]
 
 

@@ -438,6 +438,13 @@ class ConversionOptions(BaseModel):
         int,
         Field(title="Replicas", ge=1, description="How many copies of each slice stay when redundancy is removed."),
     ] = 1
+    trust_strategy: Annotated[
+        bool,
+        Field(
+            title="Trust strategy",
+            description="Convert although most of the source's contents that were looked at contradict its strategy.",
+        ),
+    ] = False
     check_replicas: Annotated[
         bool,
         Field(
@@ -730,7 +737,8 @@ def describe_validation(error: ValidationError, name_of: Callable[[str], str] = 
         name = str(detail["loc"][0] if detail["loc"] else detail["input"])
         # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
         secret = "storage" in name or "_key" in name or carries_credentials(str(detail["input"]))
-        hidden = detail["type"] == "missing" or secret
+        # what is wrong with one of several is said of that one
+        hidden = detail["type"] == "missing" or secret or isinstance(detail["input"], list | tuple)
         given = "" if hidden else f" {detail['input']!r}"
         lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)

@@ -524,6 +524,18 @@ def test_unified_needs_none(tmp_path: Path) -> None:
     convert(build_request(source=str(source), target=str(tmp_path / "src"), **options))
     assert dict(diagnose(str(tmp_path / "src")).facts)["needs"] == "no strategy: its tensors are whole"
     assert "leave out --source-strategy" in only(looked_at(tmp_path), "ranks").advice
+    with pytest.raises(CatalogError, match="it has no steps or prefixes"):
+        diagnose(str(tmp_path / "src"), step="3_4")
+
+
+def test_an_index_that_is_not_of_its_files_is_no_all_clear(tmp_path: Path) -> None:
+    write_strategy(strategy(), str(tmp_path / "strategy.ckpt"))
+    options = {"source_strategy": str(tmp_path / "strategy.ckpt"), "layout": "unified", "max_shard_size": "300B"}
+    convert(build_request(source=str(write(tmp_path / "full")), target=str(tmp_path / "src"), **options))
+    assert dict(diagnose(str(tmp_path / "src")).facts)["checkpoint"].endswith("unified, 6 files, 9 parameters")
+    (tmp_path / "src/model-00002-of-00006.safetensors").unlink()
+    with pytest.raises(CatalogError, match=r"model-00002-of-00006\.safetensors is not there, where the index says"):
+        diagnose(str(tmp_path / "src"))
 
 
 def test_neither_can_be_read(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Whether a strategy may not be its checkpoint's own, though a conversion by it can be planned.
+
+Names and shapes fit many a wrong strategy: protobuf ones tell no shapes, and what a rank lacks may have been removed as
+redundant. But under a wrong one ranks hold the same where they should hold different slices, or the other way round.
+One parameter of which that is so may have a reason of its own, such as experts that were copied of one, or statistics
+that every rank gathers for itself: that is told. If it is so of most, the conversion is refused.
+"""
+
+from core.checkpoint.records import CheckpointCatalog
+from core.content_misfits import content_misfits
+from core.errors import StrategyError
+from core.held import held_by_stages, is_integrated, names_in_order
+from core.keys import source_key
+from core.misfits import Misfit, Severity, likeness_misfits
+from core.storage.urls import parse_url
+from core.strategy.model import Strategy
+
+_MOST_SAMPLED = 64
+_MOST_SAMPLED_COSTLY = 4
+"""Of a stage of files that are not at hand: each sample costs requests, or has much decrypted."""
+_FEWEST_CONTRADICTING = 2
+
+
+def doubts(catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, trusted: bool) -> tuple[str, ...]:
+    """Sentences for the user; none if what was looked at is as the strategy says.
+
+    Shapes of all parameters are looked at, and the beginnings of some contents. If the strategy is `trusted`, all that
+    is found is told.
+
+    Raises:
+        StrategyError: most of the contents that were looked at contradict the strategy.
+        CatalogError: a file is not laid out as it was assumed to be.
+        StorageError: one cannot be read.
+    """
+    held = held_by_stages(catalog, source, names_in_order(catalog), [])
+    costly = source_key() is not None or not parse_url(catalog.url).is_local
+    contents = content_misfits(catalog, held, most=_MOST_SAMPLED_COSTLY if costly else _MOST_SAMPLED)
+    misfits = [each for each in contents.found if each.severity is Severity.PROBLEM]
+    is_refuted = contents.contradicting >= _FEWEST_CONTRADICTING and 2 * contents.contradicting > contents.compared
+    if is_refuted and not trusted:
+        raise StrategyError(
+            f"{source.origin}: is not the strategy of the checkpoint {catalog.url}: {contents.contradicting} of "
+            f"{contents.compared} parameters whose contents were looked at contradict it:\n  "
+            + "\n  ".join(f"{each.found}: {each.means}" for each in misfits)
+            + "\nName the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If ranks are "
+            "meant to hold this, pass --trust-strategy"
+        )
+    if not saved_whole and not is_integrated(held, None, {}):
+        misfits += likeness_misfits(held)
+    return tuple(map(_doubt, misfits))
+
+
+def _doubt(misfit: Misfit) -> str:
+    return f"is this strategy the checkpoint's own? {misfit.found}: {misfit.means}. 'reshard doctor' tells more"
