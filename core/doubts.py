@@ -15,9 +15,10 @@ from core.misfits import Misfit, Severity, likeness_misfits
 from core.storage.urls import parse_url
 from core.strategy.model import Strategy
 
-_MOST_SAMPLED = 64
-_MOST_SAMPLED_COSTLY = 4
-"""Of a stage of files that are not at hand: each sample costs requests, or has much decrypted."""
+_SAMPLED = 64
+"""Shared by the stages: the files of thousands of ranks are opened for it."""
+_FEWEST_SAMPLED = 4
+"""Of a stage. No more of files that are not at hand: each sample costs requests, or has much decrypted."""
 _FEWEST_CONTRADICTING = 2
 
 
@@ -34,7 +35,8 @@ def doubts(catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, t
     """
     held = held_by_stages(catalog, source, names_in_order(catalog), [])
     costly = source_key() is not None or not parse_url(catalog.url).is_local
-    contents = content_misfits(catalog, held, most=_MOST_SAMPLED_COSTLY if costly else _MOST_SAMPLED)
+    most = _FEWEST_SAMPLED if costly else max(_FEWEST_SAMPLED, _SAMPLED // len(source.stages))
+    contents = content_misfits(catalog, held, most=most)
     misfits = [each for each in contents.found if each.severity is Severity.PROBLEM]
     is_refuted = contents.contradicting >= _FEWEST_CONTRADICTING and 2 * contents.contradicting > contents.compared
     if is_refuted and not trusted:
