@@ -80,10 +80,8 @@ def resolvers_for(*names: str) -> "Mapping[str, Resolver]":
 
 def _options_of_block(name: str) -> object:
     # importing Prefect takes a second
-    from prefect.settings import temporary_settings
-
-    from flows.local import EMBEDDED_SETTINGS
+    from flows.embedded_server import using_a_server
     from tasks.storages import options_of_block
 
-    with temporary_settings(EMBEDDED_SETTINGS):
+    with using_a_server():
         return options_of_block(name)

@@ -20,6 +20,7 @@ from prefect_dask.task_runners import DaskTaskRunner
 
 from core.budget import Crew
 from core.errors import ConversionError, InputError
+from flows.embedded_server import is_embedded
 from flows.runners import Future, Outcome, RunnerLostError
 
 CONNECT_SECONDS = 10.0
@@ -122,7 +123,7 @@ def running_cluster(address: str) -> Iterator[DaskRunner]:
         InputError: Prefect's server could not be reached from there.
         ConversionError: the scheduler does not answer, or has no workers.
     """
-    if not settings.PREFECT_API_URL.value():
+    if is_embedded():
         raise InputError(
             f"dask_scheduler {address}: the cluster's workers could not reach Prefect's embedded server. Start one "
             "that they reach (prefect server start --host …), and name it in PREFECT_API_URL"

@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
-from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import httpx
@@ -27,32 +25,22 @@ from prefect.events.worker import EventsWorker
 
 from core.errors import ConversionError
 from core.progress import Progress, SilentProgress, reporting_to
-from core.report import ConversionReport
 from core.request import ConversionRequest
-from flows.convert_checkpoint import convert_checkpoint
+from flows.embedded_server import embedded_server_error, is_embedded, start_server
 
-EMBEDDED_SETTINGS: dict[Any, Any] = {
-    # the first start makes a database: 18 s were seen, and Prefect gives up after 20 by default
-    settings.PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 90,
-    settings.PREFECT_SERVER_ANALYTICS_ENABLED: False,
-    # what goes wrong in it shows in its answers; its own log would mix with our output
-    settings.PREFECT_SERVER_LOGGING_LEVEL: "CRITICAL",
-    # it records task runs one by one otherwise, 50 a second, on the processor that the conversion needs
-    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE: 100,
-    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE: 10,
-    # ending a run waits for it; Prefect cuts this to whole seconds, and with 0 the server never sleeps
-    settings.PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL: 1,
-    # ending a run would wait a second for the thread that tells a server we are alive
-    settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-}
-"""Settings that make Prefect's embedded server start reliably, and keep it quick and quiet."""
+if TYPE_CHECKING:
+    from prefect import Flow
+
+    from core.report import ConversionReport
+
+    ConversionFlow = Flow[[ConversionRequest], ConversionReport]
 
 _RECORDING_TIMEOUT_SECONDS = 30.0
-_RECORDING_PAUSE_SECONDS = 0.25
+_RECORDING_PAUSE_SECONDS = 0.1
 _UNFINISHED = TaskRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING])
 
 
-def run_locally(request: ConversionRequest, progress: Progress | None = None) -> ConversionReport:
+def run_locally(request: ConversionRequest, progress: Progress | None = None) -> "ConversionReport":
     """Runs the flow in this process and returns its report. An embedded server ends with the process.
 
     Prefect's log lines go to the server only: the console is the caller's.
@@ -64,20 +52,34 @@ def run_locally(request: ConversionRequest, progress: Progress | None = None) ->
     """
     progress = progress or SilentProgress()
     _leave_the_console()
-    embedded = not settings.PREFECT_API_URL.value()
-    if embedded:
+    with reporting_to(progress), _exit_on_sigterm():
+        if settings.PREFECT_API_URL.value():
+            _check_server()
+            return _run(_flow(), request).result()
         progress.note("starting Prefect's embedded server (the first time it takes up to 20 s)")
-    with settings.temporary_settings(EMBEDDED_SETTINGS if embedded else {}), reporting_to(progress), _exit_on_sigterm():
-        _check_server()
-        try:
-            state: State[ConversionReport] = convert_checkpoint(request, return_state=True)
-        except httpx.HTTPError as error:
-            raise _server_error(error) from error
-        if embedded and state.state_details.flow_run_id:
-            with suppress(httpx.HTTPError):  # the conversion is what counts
-                _await_recording(state.state_details.flow_run_id)
-        report: ConversionReport = state.result()
-        return report
+        server = start_server()
+        flow = _flow()
+        with server.in_use():
+            state = _run(flow, request)
+            if state.state_details.flow_run_id:
+                with suppress(httpx.HTTPError):  # the conversion is what counts
+                    _await_recording(state.state_details.flow_run_id)
+            return state.result()
+
+
+def _flow() -> "ConversionFlow":
+    """The flow, imported when it is asked for: that takes a second, in which a server can start."""
+    from flows.convert_checkpoint import convert_checkpoint
+
+    return convert_checkpoint
+
+
+def _run(flow: "ConversionFlow", request: ConversionRequest) -> "State[ConversionReport]":
+    try:
+        state: State[ConversionReport] = flow(request, return_state=True)
+    except httpx.HTTPError as error:
+        raise _server_error(error) from error
+    return state
 
 
 def _leave_the_console() -> None:
@@ -102,35 +104,28 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def _check_server() -> None:
-    """Reaches the server, starting the embedded one if none is configured.
+    """Reaches the server that is configured.
 
     Raises:
         ConversionError: it does not answer.
     """
-    answer: SimpleQueue[Exception | None] = SimpleQueue()
-    # in a thread, because the server inherits which signals the thread blocks
-    starter = threading.Thread(target=copy_context().run, args=(lambda: answer.put(_reach_server()),), daemon=True)
-    starter.start()
-    problem = answer.get()
+    try:
+        with get_client(sync_client=True) as client:
+            problem = client.api_healthcheck()
+    except Exception as error:
+        problem = error
     if problem is not None:
         raise _server_error(problem) from problem
 
 
-def _reach_server() -> Exception | None:
-    # a terminal sends Ctrl-C to all processes; the server has to live on, to be told how the run ended
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        with get_client(sync_client=True) as client:
-            return client.api_healthcheck()
-    except Exception as error:
-        return error
-
-
 def _server_error(problem: Exception) -> ConversionError:
+    if is_embedded():
+        return embedded_server_error(problem)
     url = settings.PREFECT_API_URL.value()
-    server = f"the Prefect server at {url}" if url else "the embedded Prefect server"
-    advice = "Start it, unset PREFECT_API_URL to use the embedded one, or convert" if url else "Convert"
-    return ConversionError(f"{server} does not answer: {problem}. {advice} without Prefect: --engine direct")
+    return ConversionError(
+        f"the Prefect server at {url} does not answer: {problem}. "
+        "Start it, unset PREFECT_API_URL to use the embedded one, or convert without Prefect: --engine direct"
+    )
 
 
 def _await_recording(flow_run_id: UUID) -> None:

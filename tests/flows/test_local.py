@@ -6,8 +6,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -15,6 +17,7 @@ from core.errors import ConversionError, InputError
 from core.progress import SilentProgress
 from flows.local import run_locally
 from tests.support.checkpoints import case, read_tree
+from tests.support.prefect_server import until
 
 FOUR_TO_THREE = case(7009)
 PROJECT = Path(__file__).parents[2]
@@ -24,12 +27,12 @@ import json, sys, time
 import core.session
 from core.progress import SilentProgress
 from core.request import build_request
+from flows.embedded_server import start_server
 from flows.local import run_locally
-from prefect.server.api.server import SubprocessASGIServer
 
 def endless(workspace, plan, rank, budget, advance, **_):
     if rank == 0:
-        print(SubprocessASGIServer().server_process.pid, flush=True)
+        print(start_server().process.pid, flush=True)
     while True:
         advance(1)
         time.sleep(0.01)
@@ -44,6 +47,7 @@ from core.progress import SilentProgress
 from core.request import build_request
 from flows.local import run_locally
 print(run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress()).committed)
+assert "prefect.server" not in sys.modules, "importing a server takes seconds"
 """
 
 
@@ -78,11 +82,9 @@ def states(tmp_path: Path, table: str) -> set[str]:
 
 
 def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_uses_the_configured_server(tmp_path: Path) -> None:
@@ -115,6 +117,17 @@ def test_the_embedded_server_is_quiet_and_records_everything(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_an_embedded_server_that_does_not_start_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "prefect.db").write_text("no database")
+    run = start(ONE_RUN, tmp_path)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "ConversionError: the embedded Prefect server does not answer" in err
+    assert "--engine direct" in err
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_the_embedded_server(number: signal.Signals, tmp_path: Path) -> None:
     run = start(ENDLESS_RUN, tmp_path)
@@ -128,3 +141,14 @@ def test_a_signal_ends_the_run_and_the_embedded_server(number: signal.Signals, t
     assert run.returncode in (-number, 128 + number)
     assert not is_alive(server)
     assert states(tmp_path, "flow_run") == {"Crashed"}
+
+
+@pytest.mark.slow
+def test_the_embedded_server_of_a_killed_run_ends(tmp_path: Path) -> None:
+    run = start(ENDLESS_RUN, tmp_path)
+    assert run.stdout
+    server = int(run.stdout.readline())
+    assert is_alive(server)
+    run.kill()
+    run.communicate(timeout=60)
+    until(lambda: not is_alive(server), "the server is still there", 30)
