@@ -1,5 +1,7 @@
 """`reshard diff`."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,7 @@ from core.wording import seconds_text, size_text
 if TYPE_CHECKING:
     from core.comparison_report import ComparisonReport
 
+_Row = tuple[str, str, str]
 _MOST_LISTED = 50
 _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))
 
@@ -51,11 +54,26 @@ def command(as_json: bool, **options: Any) -> int:
     return 0 if report.same else 1
 
 
+def _listed(rows: Sequence[_Row]) -> list[_Row]:
+    """As many rows as are shown: some of each way to differ, so that none hides behind another."""
+    ways = Counter(differs_in for _, differs_in, _ in rows)
+    room = _MOST_LISTED
+    shares = {}
+    for place, (differs_in, count) in enumerate(sorted(ways.items(), key=lambda item: item[1])):
+        shares[differs_in] = min(count, room // (len(ways) - place))
+        room -= shares[differs_in]
+    return [
+        row
+        for differs_in, share in ((each, shares[each]) for each in ways)
+        for row in [row for row in rows if row[1] == differs_in][:share]
+    ]
+
+
 def _print_report(report: "ComparisonReport") -> None:
     click.echo(report.verdict)
     if report.rows:
         click.echo()
-        print_table(("parameter", "differs in", "what"), report.rows[:_MOST_LISTED])
+        print_table(("parameter", "differs in", "what"), _listed(report.rows))
         if len(report.rows) > _MOST_LISTED:
             click.echo(f"… and {len(report.rows) - _MOST_LISTED} more; --json lists all")
     for letter, side in (("A", report.a), ("B", report.b)):

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 @click.command("make-strategy")
 @click.argument("out")
 @click.option(
-    "--like", metavar="URL", required=True, help="The strategy of the network as it was: a file, or a directory."
+    "--like",
+    metavar="URL",
+    required=True,
+    help="The strategy of the network as it was: a file, or a directory; or a directory of whole tensors.",
 )
 @click.option(
     "--data-parallel",
@@ -53,7 +56,8 @@ if TYPE_CHECKING:
     metavar="PATTERN=AXIS",
     multiple=True,
     help="Which tensor axis model parallel cuts of the parameters whose names fit, where the source does not tell, or "
-    "says otherwise. AXIS:data: the copies cut it, AXIS:model,AXIS:data: both; whole: nobody. Several times.",
+    "says otherwise. AXIS:data: the copies cut it, AXIS:model,AXIS:data: both; whole: nobody. Several times; of those "
+    "that fit the last counts.",
 )
 @click.option(
     "--place",
@@ -102,6 +106,9 @@ def command(
     (context parallel too), all others are model parallel (tensor and expert parallel). What cannot be told is refused;
     --cut and --place say it.
 
+    Where there is no strategy, --like may name a directory of whole tensors, such as Hugging Face's: then --cut says
+    which are cut, and the others stay whole.
+
     OUT is one merged strategy file, JSON if its name ends in .json, else protobuf.
 
     \b
@@ -109,7 +116,7 @@ def command(
       reshard make-strategy to_16.ckpt --like strategy -D 4 -M 4 --optimizer-parallel --checkpoint checkpoint
       reshard make-strategy serve_4.json --like strategy -D 1 -M 4
       reshard make-strategy out.ckpt --like strategy -D 2 -M 4 -P 4 --layers 0-6,7-14,15-22,23-29
-      reshard make-strategy out.ckpt --like one_rank.ckpt -D 1 -M 8 --cut '*.w[qkv].weight=0' --cut '*.wo.weight=1'
+      reshard make-strategy out.ckpt --like hf_llama -D 1 -M 8 --cut '*.[qkv]_proj.weight=0' --cut '*.o_proj.weight=1'
     """
     from core.make_strategy import make_strategy_file
     from core.strategy.derivation import StrategyWish

@@ -161,6 +161,10 @@ def _overlaps(plan: "ConversionPlan", name: str) -> "ParameterOverlaps":
         raise InputError(f"no strategy knows {name!r}: every target rank gets a whole copy; --rank R shows from where")
     if any(appended.name == name for appended in plan.match.appended):
         raise InputError(f"{name!r} is appended to every target file, and from no source rank")
+    if name in plan.match.dropped:
+        raise InputError(f"{name!r} is dropped: the target's strategy does not have it")
+    if name in plan.match.excluded:
+        raise InputError(f"{name!r} is left out by {plan.match.excluded[name]}")
     raise InputError(f"the target has no parameter {name!r}{_near(name, [each.name for each in plan.match.moved])}")
 
 

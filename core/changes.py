@@ -13,6 +13,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 
+from core.wording import quoted
+
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
 """Dtypes that parameters can be cast to, as they are spelled here, and their names in `core.dtypes`."""
 _REGULAR = "re:"
@@ -36,7 +38,7 @@ def _regular(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        raise ValueError(f"{quoted(pattern)} is not a regular expression: {error}") from error
     return pattern
 
 
@@ -54,7 +56,9 @@ def _check_new_name(pattern: str, name: str) -> None:
         if match is not None:
             match.expand(name)
     except (re.error, IndexError) as error:
-        raise ValueError(f"{name!r} does not go with the regular expression {pattern!r}: {error}") from error
+        raise ValueError(
+            f"{quoted(name)} does not go with the regular expression {quoted(pattern)}: {error}"
+        ) from error
 
 
 Item = TypeVar("Item")
@@ -101,7 +105,7 @@ class SplitRule(_Rule):
         return self.parts or (1,) * len(self.into)
 
     def __str__(self) -> str:
-        return f"the split of {self.parameters!r}"
+        return f"the split of {quoted(self.parameters)}"
 
 
 class JoinRule(_Rule):
@@ -126,7 +130,7 @@ class JoinRule(_Rule):
         return self
 
     def __str__(self) -> str:
-        return f"the join into {self.into!r}"
+        return f"the join into {quoted(self.into)}"
 
 
 class TransposeRule(_Rule):
@@ -172,7 +176,7 @@ class RenameRule(_Rule):
         return match.expand(self.to) if match else None
 
     def __str__(self) -> str:
-        return f"the rename of {self.name or self.pattern!r}"
+        return f"the rename of {quoted(self.name or self.pattern)}"
 
 
 class CastRule(_Rule):
@@ -211,7 +215,7 @@ def parse_rename(text: str) -> RenameRule:
     old, equals, new = text.rpartition("=")
     regular = old.startswith(_REGULAR)
     if not equals or not new or not old.removeprefix(_REGULAR) or (not regular and "=" in old):
-        raise ValueError(f"{text!r} must be OLD=NEW or re:PATTERN=NEW")
+        raise ValueError(f"{quoted(text)} must be OLD=NEW or re:PATTERN=NEW")
     if not regular:
         return RenameRule(name=old, to=new)
     pattern = _regular(old.removeprefix(_REGULAR))

@@ -53,6 +53,13 @@ def compare_checkpoints(
         differences, notes = comparison.differences(request.ignore_dtype)
         only_a = tuple(name for name in a.tensors if name not in b.tensors)
         only_b = tuple(name for name in b.tensors if name not in a.tensors)
+        if differences and not (a.is_readable and b.is_readable):
+            notes.append("of fingerprints alone it cannot be told where contents differ, and how much")
+        if only_a and only_b and len(only_a) == len(a.tensors):
+            notes.append(
+                "no parameter is called alike in A and B; if one of them has other names, convert the other with the "
+                "same --rename, and compare what that makes"
+            )
         sides = (_summary(a, comparison.contents_a), _summary(b, comparison.contents_b))
         faults = list(_faults(sides, only_a, only_b, differences))
         return ComparisonReport(

@@ -22,6 +22,15 @@ _LARGEST_DOCUMENT_BYTES = 2**20
 _MOST_NODES = 2**20
 _MOST_PROBLEMS_TOLD = 20
 
+_TOLD = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is missing",
+    "model_type": "must be a mapping of a rule's fields, such as {parameters: …}",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list, between [ and ]",
+}
+"""What is wrong with a field, by pydantic's kinds of errors, in the words of documents."""
+
 Member = TypeVar("Member")
 
 
@@ -68,8 +77,8 @@ def parse_changes(data: bytes, origin: str) -> Changes:
         said = _from_json(text) if origin.endswith(".json") else _from_yaml(text)
     # the last three are what PyYAML raises for values that are not what their tags say, such as !!bool maybe
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
-        told = " ".join(str(error).split())
-        raise InputError(f"{origin}: not a readable document of changes: {told}") from error
+        told = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise InputError(f"{origin}: not a readable document of changes: {told}{_advice(told)}") from error
     if said is None:
         return NO_CHANGES
     if not isinstance(said, dict):
@@ -87,14 +96,20 @@ def _first_told(option: Member, said: Member, default: Member) -> Member:
     return said if option == default else option
 
 
+def _advice(told: str) -> str:
+    """What to do about backslashes, of which regular expressions are full."""
+    if "unknown escape character" in told:
+        return ". In double quotes a backslash begins an escape: put expressions between 'single quotes'"
+    return r": a backslash is written \\ in JSON" if "Invalid \\escape" in told else ""
+
+
 def _told(detail: Any) -> str:
     """What is wrong with a field: `split[0].into: …`."""
     place = ""
     for part in detail["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    if detail["type"] == "extra_forbidden":
-        return f"{place}: there is no such field"
-    return f"{place}: {detail['msg'].removeprefix('Value error, ')}"
+    told = _TOLD.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
+    return f"{place}: {told.replace('Input should be', 'must be')}"
 
 
 def _from_json(text: str) -> Any:

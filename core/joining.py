@@ -264,7 +264,7 @@ class _Joint:
         """
         workspace = Workspace(working_location(self._final), self.identity)
         self._check_free(workspace)
-        with held_lease(workspace.state.child(LEASES_DIRECTORY), new_holder(self.ranks)):
+        with held_lease(workspace.state.child(LEASES_DIRECTORY), new_holder(self.ranks, self.identity)):
             self._check_free(workspace)
             write_bytes(workspace.state.child(IDENTITY_NAME), self.identity.encode())
             yield workspace

@@ -73,8 +73,8 @@ _MOST_NAMES_TOLD = 8
 
 def load_rank(
     source: str,
-    source_strategy: str = "",
-    target_strategy: str = "",
+    source_strategy: str | None = None,
+    target_strategy: str | None = None,
     rank: int = 0,
     *,
     names: Collection[str] | None = None,
@@ -85,8 +85,8 @@ def load_rank(
 
     Args:
         source: the checkpoint, as for a conversion.
-        source_strategy: how it is cut; empty: not at all.
-        target_strategy: how the rank is to have it; empty: whole.
+        source_strategy: how it is cut; None or empty: not at all.
+        target_strategy: how the rank is to have it; None or empty: whole.
         rank: which of the target's ranks.
         names: which of its parameters, by their names in the target; None: all.
         resolvers: what looks up names of storages and keys by their kind, the part before the colon, beside `env` and
@@ -108,8 +108,8 @@ def load_rank(
 
 def plan_load(
     source: str,
-    source_strategy: str = "",
-    target_strategy: str = "",
+    source_strategy: str | None = None,
+    target_strategy: str | None = None,
     *,
     resolvers: Mapping[str, Resolver] | None = None,
     **options: object,
@@ -123,7 +123,7 @@ def plan_load(
     wrong = [option_of(name) for name in options if name in _ABOUT_WRITING]
     if wrong:
         raise InputError(f"{', '.join(wrong)}: about writing a target, and loading writes none: leave it out")
-    given = {"source": source, "source_strategy": source_strategy, "target_strategy": target_strategy}
+    given = {"source": source, "source_strategy": source_strategy or "", "target_strategy": target_strategy or ""}
     # what every format but .ckpt cannot hold can be loaded all the same
     request = build_request(target=NOWHERE, format="ckpt", **given, **options)
     with resources_of(request, resolvers):

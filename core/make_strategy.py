@@ -3,8 +3,10 @@
 from collections import Counter
 
 from core.checkpoint.catalog import build_catalog
+from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.survey import CheckpointShape, survey
-from core.errors import StrategyError
+from core.errors import CatalogError, InputError, StrategyError
+from core.layout import whole_layout
 from core.parameters import match_parameters
 from core.report import Summary
 from core.saved_whole import contents_say_whole
@@ -12,7 +14,7 @@ from core.storage.files import kind_of
 from core.storage.urls import parse_url
 from core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
 from core.strategy.files import read_strategy, stages_beside, write_strategy
-from core.strategy.model import Strategy
+from core.strategy.model import StageStrategy, Strategy
 from core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
 from core.target import check_new_file
 
@@ -80,18 +82,24 @@ def make_strategy_file(
 ) -> MakeReport:
     """Derives a strategy from the one at `like` and writes it to `target`, JSON if that ends in .json, else protobuf.
 
-    `checkpoint` is one of the strategy `like`, or a unified one of the network: its headers tell shapes and dtypes.
+    `like` may also be a unified checkpoint: a network of one device, that cuts nothing. `checkpoint` is one of the
+    strategy `like`, or a unified one of the network: its headers tell shapes and dtypes.
 
     Raises:
-        InputError: the target is there already, the checkpoint cannot be used.
+        InputError: the target is there already, a checkpoint cannot be used.
         StrategyError: the source's strategy cannot be used, or does not tell what is asked for.
         StorageError: something cannot be read or written.
     """
     location = parse_url(target)
     check_new_file(location, parse_url(like), overwrite)
-    source = read_strategy(like)
-    _check_all_stages(source, like)
-    facts = told_by_strategy(source)
+    tensors = _unified_tensors(like)
+    if tensors:
+        layouts = {name: whole_layout(len(fact.shape)) for name, fact in tensors.items()}
+        source = Strategy((StageStrategy(0, layouts),), str(parse_url(like)))
+    else:
+        source = read_strategy(like)
+        _check_all_stages(source, like)
+    facts = tensors or told_by_strategy(source)
     if checkpoint:
         facts |= _told_by_checkpoint(checkpoint, source, workers)
     derived = derive_strategy(source, wish, facts)
@@ -111,16 +119,40 @@ def _check_all_stages(source: Strategy, url: str) -> None:
         )
 
 
+def _unified_tensors(url: str) -> dict[str, TensorFacts]:
+    """The tensors of a unified checkpoint; none if there is no such thing."""
+    try:
+        found = survey(url)
+    except CatalogError:  # a strategy is no checkpoint
+        return {}
+    if found.shape is not CheckpointShape.UNIFIED:
+        return {}
+    return _tensors_of(build_catalog(url, None, digest=lambda *_: False, check_crc=False, found=found))
+
+
+def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
+    return {
+        entry.name: TensorFacts(entry.shape, entry.dtype)
+        for record in catalog.records.values()
+        for entry in record.index.entries.values()
+    }
+
+
 def _told_by_checkpoint(url: str, source: Strategy, workers: int) -> dict[str, TensorFacts]:
     found = survey(url)
     unified = found.shape is CheckpointShape.UNIFIED
     ranks = None if unified else source.ranks
     catalog = build_catalog(url, ranks, digest=lambda *_: False, check_crc=False, workers=workers, found=found)
     if unified:
-        entries = [entry for record in catalog.records.values() for entry in record.index.entries.values()]
-        return {
-            entry.name: TensorFacts(entry.shape, entry.dtype) for entry in entries if entry.name in source.parameters
-        }
+        tensors = _tensors_of(catalog)
+        facts = {name: fact for name, fact in tensors.items() if name in source.parameters}
+        if not facts:
+            raise InputError(
+                f"{catalog.url}: has none of the parameters of {source.origin}, so it tells no shapes: it has "
+                f"{min(tensors, default='nothing')!r}, say, the strategy {min(source.parameters)!r}. Name a checkpoint "
+                "whose parameters are called as in the strategy"
+            )
+        return facts
     saved_whole = contents_say_whole(catalog, source)
     match = match_parameters(catalog, source, None, saved_whole=saved_whole)
     return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.moved}

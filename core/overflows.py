@@ -41,7 +41,8 @@ class OverflowTally:
         raise CastError(
             f"parameter {name!r}: {overflow.count} finite {source} {became} infinite as {parameter.dtype}; the first "
             f"is at {list(overflow.first)}, the largest is {overflow.largest:.6g}. Cast it to a dtype that holds them "
-            "(bfloat16 has the range of float32), leave it as it is, or let them become infinite: --cast-overflow allow"
+            "(bfloat16 has the range of float32), leave it as it is, or let them become infinite: --cast-overflow "
+            "allow. A conversion that has begun otherwise is replaced with --overwrite"
         )
 
 

@@ -15,6 +15,7 @@ from core.errors import LayoutError
 from core.pieces import Pieces, fill_once, joined, split, transposed, whole_piece
 from core.presets import is_training_state
 from core.slices import Shape
+from core.wording import quoted
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class _Steps:
                 continue
             missing = [pattern for number, pattern in enumerate(rule.parameters) if number not in found]
             if missing:
-                told = " and ".join(map(repr, missing))
+                told = " and ".join(map(quoted, missing))
                 self._problems.append(f"{rule}: {name!r} has no counterpart that fits {told}")
                 continue
             of = tuple(found[number][0] for number in range(len(patterns)))
@@ -284,9 +285,15 @@ def _told(making: Making) -> str:
 def _fits_nothing(kind: str, rule: object, names: Sequence[str]) -> str:
     said = f"the pattern {rule!r} ({kind})" if kind in ("include", "exclude") else str(rule)
     near: list[str] = []
+    part = None
     if isinstance(rule, RenameRule) and rule.name:
         near = get_close_matches(rule.name, names, 3)
+    elif isinstance(rule, RenameRule | SplitRule):
+        expression = re.compile(rule.pattern if isinstance(rule, RenameRule) else rule.parameters)
+        part = next((name for name in names if expression.search(name)), None)
     advice = f"; is it one of {', '.join(near)}?" if near else ""
+    if part is not None:
+        advice = f" as a whole, though a part of {part!r}, say: put .* where anything may stand"
     return f"{said} fits no parameter{advice}"
 
 

@@ -40,7 +40,7 @@ from core.storage.files import (
     unless_missing,
     write_bytes,
 )
-from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder
+from core.storage.lease import exclusive, held_lease, living_holders, new_holder, remove_place
 from core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
@@ -355,28 +355,22 @@ def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
     """
     holder = new_holder(ranks)
     working = working_location(directory)
+    leases = working.child(STATE_DIRECTORY, LEASES_DIRECTORY)
     with ExitStack() as held:
-        _hold_alone(held, working, holder)
-        if directory.is_local:  # what replaces it is made beside it, what mends it in it: there is a lease for each
-            held.callback(_remove_place_of_lease, working, holder)
-            _hold_alone(held, directory, holder)
+        if directory.is_local:
+            held.callback(_remove_place_of_lease, leases, working)
+        held.enter_context(held_lease(leases, holder))
+        with exclusive(leases):
+            others = living_holders(leases, holder)  # of other ranks
+        if others:
+            raise TargetBusyError(f"{others[0]} is working on it")
         yield
 
 
-def _hold_alone(held: ExitStack, place: Location, holder: LeaseHolder) -> None:
-    leases = place.child(STATE_DIRECTORY, LEASES_DIRECTORY)
-    held.enter_context(held_lease(leases, holder))
+def _remove_place_of_lease(leases: Location, working: Location) -> None:
     with exclusive(leases):
-        others = living_holders(leases, holder)  # of other ranks
-    if others:
-        raise TargetBusyError(f"{others[0]} is working on it")
-
-
-def _remove_place_of_lease(working: Location, holder: LeaseHolder) -> None:
-    leases = working.child(STATE_DIRECTORY, LEASES_DIRECTORY)
-    with exclusive(leases):
-        if _has_only_leases(working) and not living_holders(leases, holder):
-            remove_tree(working)
+        if not living_holders(leases, new_holder(())):
+            remove_place(leases, working)
 
 
 def _has_only_leases(working: Location) -> bool:

@@ -35,6 +35,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
+def quoted(text: str) -> str:
+    """A name or an expression in quotes, as it was written: backslashes are not doubled."""
+    return f"'{text}'" if text.isprintable() and "'" not in text else repr(text)
+
+
 def counted(count: int, noun: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -149,10 +149,16 @@ def _list_files(directory: Location) -> list[Location]:
 
 
 def _check_one_format(files: Sequence[Location]) -> None:
+    checkpoint = next((location for location in files if location.name.endswith(".safetensors")), None)
+    if checkpoint is not None:
+        raise StrategyError(f"{checkpoint}: is a checkpoint's file; name the directory of the ranks' strategy files")
     json = [location for location in files if _is_json(location)]
     if json and len(json) < len(files):
         other = next(location for location in files if not _is_json(location))
-        raise StrategyError(f"JSON and protobuf strategies are mixed in one directory: {json[0]} and {other}")
+        raise StrategyError(
+            f"JSON and protobuf strategies are mixed in one directory: {json[0]} and {other}; in such a directory "
+            "there may be the ranks' strategy files alone"
+        )
 
 
 def _read_all(files: Sequence[Location]) -> Iterator[tuple[Location, bytes]]:

@@ -131,7 +131,9 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
     )
     empty = [stage for stage, of_stage in enumerate(held) if not of_stage]
     if empty:
-        raise StrategyError(f"{source.origin}: stages {_listed(list(map(str, empty)))} would hold no parameter")
+        which = f"stage{'' if len(empty) == 1 else 's'} {_listed(list(map(str, empty)))}"
+        why = ": --place moves all whose names fit, those of layers, too" if rules else ""
+        raise StrategyError(f"{source.origin}: {which} would hold no parameter{why}")
     texts = tuple(_layers_text({layer for name in of_stage if (layer := layer_of[name])}, ordered) for of_stage in held)
     return Staging(held, texts, tuple(notes))
 

@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from cli.plan import describe_reads
 from core.convert import make_plan
+from core.layout import ParameterLayout
 from core.report import PlanSummary
+from core.strategy.files import write_strategy
+from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import FIXTURES, case, read_ckpt
 
 CASE = case(7010)
@@ -182,6 +186,16 @@ def test_no_cells(reshard: Callable[..., Any], name: str, message: str) -> None:
     shown = reshard("plan", SOURCE, *STRATEGIES, "--param", name)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err
+
+
+def test_what_is_not_converted_has_no_cells_and_it_is_said_why(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    save_file({name: np.ones((2, 2), np.float32) for name in ("w", "v", "u")}, tmp_path / "hf/model.safetensors")
+    layouts = {name: ParameterLayout((2,), ((0,), ())) for name in ("w", "v")}
+    write_strategy(make_strategy(layouts), str(tmp_path / "two.json"))
+    plan = ("plan", tmp_path / "hf", "--target-strategy", tmp_path / "two.json", "--exclude", "v")
+    for name, told in (("u", "is dropped: the target's strategy does not have it"), ("v", "is left out by exclude v")):
+        assert f"reshard: error: '{name}' {told}" in reshard(*plan, "--param", name, "--allow-missing", "v").err
 
 
 def test_a_rank_without_a_parameter(reshard: Callable[..., Any]) -> None:

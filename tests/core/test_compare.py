@@ -430,6 +430,7 @@ def test_fingerprints_stand_for_a_checkpoint(tmp_path: Path) -> None:
     report = compared(other, document, include=["global_step", "learning_rate"])
     assert not report.same
     assert report.differences[0].message == ""
+    assert "of fingerprints alone it cannot be told where contents differ, and how much" in report.notes
 
 
 def test_whether_other_dtypes_are_equal_when_cast_cannot_always_be_told_from_fingerprints(tmp_path: Path) -> None:
@@ -515,6 +516,15 @@ def test_signaling_nans_are_told_without_a_warning(tmp_path: Path) -> None:
     quiet = file_of(tmp_path / "quiet.ckpt", ("w", "Float32", bits ^ np.array([2, 0], np.uint32)))
     assert told(one, other).startswith("1 of 2 elements; by 1.19209e-07 at most, at [1]")
     assert told(one, quiet) == "1 of 2 elements; the first at [0]: nan and nan"
+
+
+def test_where_all_names_differ_it_is_said_what_to_do_with_renamed_ones(tmp_path: Path) -> None:
+    value = np.ones(2, np.float32)
+    a = file_of(tmp_path / "a.ckpt", ("w", "Float32", value))
+    [note] = compared(a, file_of(tmp_path / "b.ckpt", ("v", "Float32", value))).notes
+    assert note.startswith("no parameter is called alike in A and B; if one of them has other names, convert the other")
+    both = file_of(tmp_path / "both.ckpt", ("w", "Float32", value), ("v", "Float32", value))
+    assert not compared(a, both).notes
 
 
 def test_nothing_to_compare_is_refused() -> None:

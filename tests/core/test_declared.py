@@ -66,6 +66,10 @@ def test_yaml_and_json_say_the_same() -> None:
     [
         (b"split: [", "not a readable document of changes: while parsing a flow node"),
         (b"exclude: [a]\nexclude: [b]", "'exclude' is there twice"),
+        (b"exclude: a", "changes.yaml: exclude: must be a list, between [ and ]"),
+        (b"transpose: [a]", "changes.yaml: transpose[0]: must be a mapping of a rule's fields"),
+        (b"rename: [{name: a}]", "changes.yaml: rename[0].to: is missing"),
+        (rb'rename: [{pattern: "\d", to: a}]', "expressions between 'single quotes'"),
         (b"rename: [{name: a, to: b, to: c}]", "'to' is there twice"),
         (b"!!python/object/apply:os.system [ls]", "could not determine a constructor"),
         (b"\xff\xfe", "'utf-8' codec can't decode"),
@@ -73,21 +77,24 @@ def test_yaml_and_json_say_the_same() -> None:
         (b"- a", "it must be a mapping, such as 'exclude: [adam_*]'"),
         (b"text", "it must be a mapping"),
         (b"renames: []", "changes.yaml: renames: there is no such field"),
-        (b"select: weights", "changes.yaml: select: Input should be 'all' or 'weights-only'"),
-        (b"rename: [{name: 5, to: a}]", "changes.yaml: rename[0].name: Input should be a valid string"),
-        (b"rename: [{pattern: '(.)', to: '\\2'}]", r"changes.yaml: rename[0]: '\\2' does not go with the regular"),
+        (b"select: weights", "changes.yaml: select: must be 'all' or 'weights-only'"),
+        (b"rename: [{name: 5, to: a}]", "changes.yaml: rename[0].name: must be a text"),
+        (b"rename: [{pattern: '(.)', to: '\\2'}]", r"changes.yaml: rename[0]: '\2' does not go with the regular"),
         (b"split: [{parameters: '(', into: [a, b]}]", "changes.yaml: split[0].parameters: '(' is not a regular expr"),
         (b"cast: [{parameters: a, dtype: int4}]\njoin: 3", "changes.yaml: cast[0].dtype: 'int4' is no dtype that can"),
-        (b"cast: [{parameters: a, dtype: int4}]\njoin: 3", "changes.yaml: join: Input should be"),
+        (b"cast: [{parameters: a, dtype: int4}]\njoin: 3", "changes.yaml: join: must be a list, between [ and ]"),
         (b"".join(b"field%d: 1\n" % number for number in range(30)), "changes.yaml: and 10 more"),
-        (b"cast: [" + b"3," * 100_000 + b"]", "changes.yaml: cast[0]: Input should be a valid"),
+        (
+            b"cast: [" + b"3," * 100_000 + b"]",
+            "changes.yaml: cast[0]: must be a mapping of a rule's fields, such as {parameters: …}",
+        ),
         (b"exclude: !!int ''", "not a readable document of changes: string index out of range"),
         (b"exclude: !!bool maybe", "not a readable document of changes: 'maybe'"),
         (b"exclude: !!timestamp now", "not a readable document of changes: 'NoneType'"),
-        (b"transpose: [{parameters: a, axes: [true, false]}]", "transpose[0].axes[0]: Input should be a valid integer"),
-        (b"split: [{parameters: a, into: [b, c], axis: 0x" + b"9" * 9999 + b"}]", "split[0].axis: Input should be"),
-        (b"rename: [{pattern: '(?x)(.) # one', to: '\\2'}]", r"rename[0]: '\\2' does not go with the regular"),
-        (b"join: [{parameters: ['(?P<a>.)q', '(.)k'], into: '\\g<a>'}]", r"join[0]: '\\g<a>' does not go with the reg"),
+        (b"transpose: [{parameters: a, axes: [true, false]}]", "transpose[0].axes[0]: must be a valid integer"),
+        (b"split: [{parameters: a, into: [b, c], axis: 0x" + b"9" * 9999 + b"}]", "split[0].axis: must be"),
+        (b"rename: [{pattern: '(?x)(.) # one', to: '\\2'}]", r"rename[0]: '\2' does not go with the regular"),
+        (b"join: [{parameters: ['(?P<a>.)q', '(.)k'], into: '\\g<a>'}]", r"join[0]: '\g<a>' does not go with the reg"),
     ],
 )
 def test_documents_that_are_not_understood(text: bytes, message: str) -> None:
@@ -124,6 +131,11 @@ def test_aliases_that_repeat_little_are_understood() -> None:
         ("a", "float16"),
         ("b", "float16"),
     ]
+
+
+def test_backslashes_of_json_are_explained() -> None:
+    with pytest.raises(InputError, match=r"Invalid \\escape.*: a backslash is written \\\\ in JSON"):
+        parse_changes(rb'{"rename": [{"pattern": "(\d)", "to": "a"}]}', "changes.json")
 
 
 def test_json_names_what_is_there_twice() -> None:

@@ -51,6 +51,13 @@ def test_ranks_are_what_mindspore_converts_to(of: Case) -> None:
         assert contents(dict(plan.load(rank))) == want
 
 
+def test_no_strategy_is_none_as_well() -> None:
+    source, source_strategy, _ = strategies(FOUR_TO_THREE)
+    whole = contents(dict(load_rank(source, source_strategy, None)))
+    assert whole == contents(dict(load_rank(source, source_strategy, "")))
+    assert whole == contents(dict(load_rank(str(FOUR_TO_THREE.directory / "full"), None, None)))
+
+
 def test_the_order_is_that_of_the_rank_s_file(tmp_path: Path) -> None:
     convert(FOUR_TO_THREE.request(tmp_path / "out", format="ckpt"))
     wanted = read_ckpt(tmp_path / "out" / "rank_1" / "checkpoint_1.ckpt")

@@ -4,7 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from core.convert import convert
 from core.errors import InputError, StrategyError
@@ -98,3 +100,35 @@ def test_a_unified_checkpoint_tells_shapes(demo: Path, tmp_path: Path) -> None:
     assert report.unchecked == report.parameters * 2 // 3  # the moments are not in it
     with pytest.raises(StrategyError, match="axis 0 has 4096 elements, which 3 devices cannot share evenly"):
         make_strategy_file(like, str(tmp_path / "other.ckpt"), StrategyWish(1, 3, 1), checkpoint=unified)
+
+
+@pytest.mark.parametrize("name", ["made.ckpt", "made.json"])
+def test_a_directory_of_whole_tensors_needs_no_strategy(tmp_path: Path, name: str) -> None:
+    (tmp_path / "hf").mkdir()
+    shapes = {"embed": (7, 8), "layers.0.q_proj": (8, 8), "layers.1.q_proj": (8, 8), "layers.0.norm": (8,), "step": ()}
+    values = {key: np.random.default_rng(1).random(shape, np.float32) for key, shape in shapes.items()}
+    save_file(values, tmp_path / "hf/model.safetensors")
+    (tmp_path / "hf/config.json").write_text("{}")
+    like, made = str(tmp_path / "hf"), tmp_path / name
+    wish = StrategyWish(2, 4, 2, cuts=("*q_proj=0", "embed=1"), places=("embed=first", "step=all"))
+    report = make_strategy_file(like, str(made), wish)
+    assert (report.source_model_parallel, report.ranks, report.unchecked) == (1, 16, 0)
+    convert(build_request(source=like, target=str(tmp_path / "out"), target_strategy=str(made), verify="content"))
+    for rank, layer in ((3, 0), (13, 1)):
+        shard = load_file(tmp_path / f"out/rank_{rank}/checkpoint_{rank}.safetensors")
+        cut = values[f"layers.{layer}.q_proj"][rank % 4 * 2 :][:2]
+        assert shard[f"layers.{layer}.q_proj"].tobytes() == cut.tobytes()
+        assert ("embed" in shard, "layers.0.norm" in shard, "step" in shard) == (layer == 0, layer == 0, True)
+    with pytest.raises(StrategyError, match=r"/hf: cannot be made over .*\n  - axis 0 has 7 elements, which 4 devices"):
+        make_strategy_file(like, str(tmp_path / "other"), StrategyWish(1, 4, 1, cuts=("embed=0",)))
+    with pytest.raises(StrategyError, match=r"/hf: stage 1 would hold no parameter: --place moves all whose names fit"):
+        make_strategy_file(like, str(tmp_path / "other"), StrategyWish(1, 1, 2, places=("*=first",)))
+
+
+def test_a_unified_checkpoint_of_other_names_is_refused(demo: Path, tmp_path: Path) -> None:
+    save_file({"h.0.weight": np.ones((4, 4), np.float32)}, tmp_path / "model.safetensors")
+    made = tmp_path / "made/strategy.ckpt"
+    told = r"none of the parameters of .*, so .* it has 'h\.0\.weight', say, the strategy 'adam_m\.model\..*'\. Name"
+    with pytest.raises(InputError, match=told):
+        make_strategy_file(str(demo / "strategy"), str(made), StrategyWish(1, 4, 1), checkpoint=str(tmp_path))
+    assert not made.parent.exists()

@@ -1,7 +1,7 @@
 import pytest
 
 from core.request import parse_ranks
-from core.wording import counted, ranks_text, seconds_text, size_text
+from core.wording import counted, quoted, ranks_text, seconds_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,7 @@ def test_ranks_are_written_as_the_option_reads_them(text: str) -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks")])
 def test_counts(count: int, text: str) -> None:
     assert counted(count, "rank") == text
+
+
+def test_expressions_stand_in_quotes_as_they_were_written() -> None:
+    assert [quoted(text) for text in (r"h\.(\d)", "a'b", "a\nb")] == [r"'h\.(\d)'", '"a\'b"', r"'a\nb'"]

@@ -135,6 +135,12 @@ class TestDirectory:
         with pytest.raises(StrategyError, match=r"mixed in one directory: .*anything_0\.json and .*anything_0\.ckpt"):
             read_strategy(str(tmp_path))
 
+    def test_a_checkpoint_s_directory(self, tmp_path: Path) -> None:
+        for name in ("README.md", "config.json", "model.safetensors"):
+            (tmp_path / name).write_text("{}")
+        with pytest.raises(StrategyError, match=r"model\.safetensors: is a checkpoint's file; name the directory"):
+            read_strategy(str(tmp_path))
+
     @pytest.mark.parametrize(
         ("data", "told"),
         [(b"", "is empty"), (b"\x0a\x08", "looks like a checkpoint"), (b"README", "is not a strategy")],
