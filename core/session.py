@@ -22,7 +22,15 @@ from core.checkpoint.crc_writing import stands_at_beginning
 from core.checkpoint.encryption import encrypted_bytes
 from core.checkpoint.selection import rank_names
 from core.content import ContentCheck, content_problems_text, target_starts
-from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError, VerificationError
+from core.errors import (
+    CastError,
+    ConversionError,
+    InputError,
+    ReshardError,
+    StorageError,
+    TargetError,
+    VerificationError,
+)
 from core.keys import needed_target_key
 from core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from core.overflows import overflow_notes, total_overflows
@@ -195,6 +203,11 @@ class Session:
         raise_failures(failures, self)
         plan, level = self.plan, self.request.verify
         found = self._finished_ranks()
+        if found.committed and (unchecked := found.unchecked & found.results.keys() & set(self.ranks)):
+            # another run, which checks less closely, has completed the target before this one had checked its ranks
+            for rank in sorted(unchecked):
+                check_rank(found.where, plan, rank, level, SilentProgress().advance)
+            found = self._finished_ranks()
         committed, where, results = found.committed, found.where, found.results
         missing = tuple(
             rank for rank in plan.target_ranks if rank not in results or (not committed and rank in found.unchecked)
@@ -306,12 +319,13 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
     target = Target(parse_url(request.target), plan, request.overwrite)
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
-        sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers)
+        # without a lease nothing is withdrawn: another run may be replacing it
+        sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers, mends=False)
         target.check_nothing_foreign()
         problem = index_problem(target.final, index.summary) if (index := index_of(plan)) else None
         if problem is not None:
             current_progress().note(f"{problem}: it is written again")
-        elif len(sound) == len(plan.target_ranks):
+        elif len(sound) == len(plan.target_ranks) and target.is_committed():  # still
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
             target.confirm(request.verify.of_files)
             if request.verify is VerifyLevel.CONTENT:
@@ -321,14 +335,18 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         else:
             left = len(plan.target_ranks) - len(sound)
             current_progress().note(f"{target.final}: {left} of its files are to be mended")
-        target.reopen()
     with target.claimed(ranks) as workspace:
-        done = _sound_ranks(workspace, plan, request.verify, ranks, budget.workers)
-        if target.is_committed():  # by another run, until a moment ago; with pending ranks none could any more
+        mends = target.is_mended_in_place and target.is_committed()
+        looked_at = plan.target_ranks if mends else ranks
+        sound = _sound_ranks(workspace, plan, request.verify, looked_at, budget.workers, mends=True)
+        if mends and (len(sound) < len(plan.target_ranks) or not _has_index(target)):
+            target.reopen()
+        elif target.is_committed():  # by another run, until a moment ago; with pending ranks none could any more
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
             return
+        done = sound & set(ranks)
         if done:
-            current_progress().note(f"resuming: {len(done)} of {len(ranks)} ranks are done already")
+            current_progress().note(f"resuming: {len(done)} of {len(ranks)} {target_kind(plan)}s are done already")
         session = Session(request, target, workspace, ranks, frozenset(done), budget, committed=False)
         give_up_abandoned_uploads(workspace.directory, [plan.file_name(rank) for rank in session.pending])
         pending = [plan.totals[rank - plan.target_ranks.start] for rank in session.pending]
@@ -340,6 +358,12 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
             to_compare = ContentCheck(plan).source_bytes()
         current_progress().begin(passes * sum(totals.shard_bytes for totals in pending) + to_compare)
         yield session
+
+
+def _has_index(target: Target) -> bool:
+    """Whether a target has the index that it is to have, if any."""
+    index = index_of(target.plan)
+    return index is None or index_problem(target.final, index.summary) is None
 
 
 def is_still_used(workspace: Workspace) -> bool:
@@ -406,27 +430,39 @@ def check_rank(
 ) -> RankVerification:
     """Checks a written rank against the plan and its record; a failed rank loses its record, so a rerun does it anew.
 
+    If another run, which checks less closely, has published it meanwhile, that is left to the session's end.
+
     Raises:
         VerificationError: the file is not what it was to be.
         StorageError: a transient failure to read it.
     """
     if level is VerifyLevel.NONE:  # another run may have committed the target with it already
         return RankVerification(rank, level, 0, ())
-    record = workspace.read_record(rank)
-    expected = expected_entries(plan, plan.rank_plan(rank))
-    starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None
-    found = verify_rank(workspace.directory, record, level, expected=expected, advance=advance, starts=starts)
-    if found.problems:
-        workspace.remove_record(rank)
-        raise VerificationError("\n".join(found.problems))
-    _note_checked(workspace, record, found)
+    try:
+        record = workspace.read_record(rank)
+        expected = expected_entries(plan, plan.rank_plan(rank))
+        starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None
+        found = verify_rank(workspace.directory, record, level, expected=expected, advance=advance, starts=starts)
+        if found.problems:
+            workspace.withdraw_record(record)
+            raise VerificationError("\n".join(found.problems))
+        _note_checked(workspace, record, found)
+    except (StorageError, VerificationError):
+        if not _was_moved(workspace):
+            raise
+        return RankVerification(rank, VerifyLevel.NONE, 0, ())
     return found
+
+
+def _was_moved(workspace: Workspace) -> bool:
+    """Whether another run has published a workspace; what is made on an object store stays where it is."""
+    return workspace.directory.is_local and not is_still_used(workspace)
 
 
 def _note_checked(workspace: Workspace, record: ShardRecord, found: RankVerification) -> None:
     """Records how closely a file was checked; its contents are not compared by that, only ready to be."""
     checked = record.model_copy(update={"verified": found.level.of_files, "parts": found.parts or record.parts})
-    if checked != record:
+    if checked != record and not _was_moved(workspace):  # or that would begin another workspace
         workspace.write_record(checked)
 
 
@@ -453,19 +489,27 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
     if not failures:
         return
     plan, kind = session.plan, target_kind(session.plan)
-    names = {rank: f"rank_{rank}" if kind == RANK else plan.file_name(rank) for rank in failures}
-    lines = [f"{names[rank]}: {error}" for rank, error in sorted(failures.items())]
+    lines = [f"{_called(plan, rank)}: {error}" for rank, error in sorted(failures.items())]
+    # a copy fails as what it is a copy of does
+    causes = [error for rank, error in failures.items() if plan.copies.get(rank) not in failures]
+    # values stay too large, however often they are cast
+    stays = any(isinstance(error, CastError) for error in causes)
+    advice = "" if stays else "; the same command does only these again"
     message = (
-        f"{len(failures)} of {len(session.ranks)} target {kind}s failed; the same command does only these again "
+        f"{len(failures)} of {len(session.ranks)} target {kind}s failed{advice} "
         f"({session.workspace.directory} holds what is done)\n  " + "\n  ".join(lines)
     )
-    if all(isinstance(error, InputError) for error in failures.values()):
+    if all(isinstance(error, InputError) for error in causes):
         raise InputError(message)
     if any(isinstance(error, VerificationError) for error in failures.values()):
         raise VerificationError(message)
     raise ConversionError(message) from next(
         (error for error in failures.values() if isinstance(error, StorageError)), None
     )
+
+
+def _called(plan: ConversionPlan, rank: int) -> str:
+    return f"rank_{rank}" if target_kind(plan) == RANK else plan.file_name(rank)
 
 
 def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: Callable[[int], None]) -> ShardRecord:
@@ -489,30 +533,39 @@ def _copy_rank(workspace: Workspace, plan: ConversionPlan, rank: int, advance: C
 
 
 def _sound_ranks(
-    workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, ranks: Sequence[int], workers: int
+    workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, ranks: Sequence[int], workers: int, *, mends: bool
 ) -> set[int]:
-    """Ranks whose recorded files are as they should be, at least in structure; the others lose their records."""
+    """Ranks whose recorded files are as they should be, at least in structure; others lose their records if it mends.
+
+    Not before who looks holds the lease: what is found may be another run's by then.
+    """
     recorded = sorted(workspace.recorded_ranks() & set(ranks))
     if recorded:
-        current_progress().note(f"checking what was done before: {len(recorded)} of {len(ranks)} ranks")
+        current_progress().note(f"checking what was done before: {len(recorded)} of {len(ranks)} {target_kind(plan)}s")
 
     stop = threading.Event()
     advance = advancing(SilentProgress(), stop)
 
     def is_sound(rank: int) -> bool:
-        return with_retries(lambda: _is_sound(workspace, plan, level, rank, advance), current_progress().note)
+        return with_retries(lambda: _is_sound(workspace, plan, level, rank, advance, mends), current_progress().note)
 
     answers = in_threads(is_sound, recorded, workers, stop)
     return {rank for rank, sound in zip(recorded, answers, strict=True) if sound}
 
 
 def _is_sound(
-    workspace: Workspace, plan: ConversionPlan, level: VerifyLevel, rank: int, advance: Callable[[int], None]
+    workspace: Workspace,
+    plan: ConversionPlan,
+    level: VerifyLevel,
+    rank: int,
+    advance: Callable[[int], None],
+    mends: bool,
 ) -> bool:
     try:
         record = workspace.find_record(rank)
     except TargetError:
-        workspace.remove_record(rank)  # a damaged record counts as none
+        if mends:
+            workspace.remove_record(rank)  # a damaged record counts as none
         return False
     if record is None:  # another run has committed the target in this moment
         return False
@@ -521,8 +574,9 @@ def _is_sound(
     starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None
     found = verify_rank(workspace.directory, record, at_least, expected=expected, advance=advance, starts=starts)
     if found.problems:
-        current_progress().note(f"rank_{rank} is done again: {found.problems[0]}")
-        workspace.remove_record(rank)
+        if mends and not _was_moved(workspace):
+            current_progress().note(f"{_called(plan, rank)} is done again: {found.problems[0]}")
+            workspace.withdraw_record(record)
         return False
     if not record.is_checked(level) or level is VerifyLevel.CONTENT:
         _note_checked(workspace, record, found)

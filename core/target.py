@@ -11,7 +11,7 @@ anything else                                   refuse                      refu
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,11 +38,20 @@ from core.manifest import (
 )
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
+from core.progress import current_progress
 from core.request import VerifyLevel
 from core.sealing import keyed_digest, seal, unseal
-from core.storage.files import kind_of, read_small_file, remove_file, unless_missing, write_bytes
+from core.storage.files import (
+    find_files,
+    kind_of,
+    read_small_file,
+    remove_file,
+    remove_files,
+    unless_missing,
+    write_bytes,
+)
 from core.storage.filesystems import same_storage
-from core.storage.lease import exclusive, held_lease, living_holders, new_holder
+from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
 from core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
@@ -140,6 +149,12 @@ class Workspace:
         """Forgets a rank's record; its file no longer counts."""
         remove_file(self.record_location(rank))
 
+    def withdraw_record(self, record: ShardRecord) -> None:
+        """Forgets a rank's record, if it is still this one: another run may have done the rank anew."""
+        with suppress(TargetError):  # another conversion's, or damaged a moment ago
+            if self.find_record(record.rank) == record:
+                self.remove_record(record.rank)
+
     @classmethod
     def of_plan(cls, plan_url: str, identity: str) -> "Workspace":
         """The workspace that a plan's file stands in."""
@@ -176,27 +191,51 @@ class Target:
         """The workspace, ready for this plan, with a lease on `ranks` while the block runs.
 
         Raises:
-            TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks.
+            TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks, or
+                converts something else into it.
             StorageError: it cannot be read or written.
         """
         self.check_usable()
-        holder = new_holder(ranks)
+        try:
+            with self._leased(new_holder(ranks, self.identity)) as workspace:
+                yield workspace
+        finally:
+            self._leave()
+
+    @contextmanager
+    def _leased(self, holder: LeaseHolder) -> Iterator[Workspace]:
         with held_lease(self._leases, holder):
             self.check_usable()
             with exclusive(self._leases):  # or two that begin at once would clear away each other's beginnings
                 found = read_identity(self.workspace.state)
-                if found != self.identity and self.final.is_local and self._in_place:
+                if found != self.identity and self.final.is_local and self.is_mended_in_place:
                     raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
                 if found != self.identity and not self.is_committed():
-                    others = living_holders(self._leases, holder)
-                    if others and found is not None:
+                    # on an object store nothing keeps two apart that clear away what another plan left there
+                    unguarded = found is not None and not self.final.is_local
+                    if unguarded and (others := living_holders(self._leases, holder)):
                         raise TargetBusyError(
-                            f"{self.final}: {others[0]} is converting something else into it; wait for it"
+                            f"{self.final}: {others[0]} is about to replace what is there; start again in a moment"
                         )
                     self._begin()
             yield self.workspace
-        if not self._in_place and read_identity(self.workspace.state) is None and self.is_committed():
-            remove_tree(self.workspace.directory)  # nothing but the place of the lease
+
+    def _leave(self) -> None:
+        """Removes the place of the leases, if no other run is there; with it goes what nobody's plan stands beside."""
+        working = working_location(self.final)
+        if not self.final.is_local or not os.path.isdir(working.path):
+            return
+        try:
+            with exclusive(self._leases):
+                if living_holders(self._leases, new_holder(())):
+                    return
+                state = working.child(STATE_DIRECTORY)
+                if read_identity(state) is None:  # by a run that noted what it had checked while another one published
+                    remove_tree(state.child(RECORDS_DIRECTORY))
+                remove_place(self._leases, working)
+        except StorageError as error:
+            # what the run ended with is what the user has to know
+            current_progress().note(f"the place of its lease is left there: {error}")
 
     def check_usable(self) -> None:
         """Makes sure that what is at the target leaves room for this plan; see the module's table.
@@ -216,7 +255,7 @@ class Target:
         names = set(list_names(self.final))
         if not self.final.is_local:  # the leases stand there even before anything is begun
             names.discard(STATE_DIRECTORY)
-        if not names or self.is_committed() or (self._in_place and unfinished == self.identity):
+        if not names or self.is_committed() or (self.is_mended_in_place and unfinished == self.identity):
             return
         foreign = foreign_names(self.final)
         if foreign:
@@ -238,7 +277,7 @@ class Target:
         index = index_of(self.plan)
         known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
         others = other_files(self.final, [*known, *([index.name] if index else [])])
-        if others:
+        if others and self.is_committed():  # or another conversion has replaced it in this moment
             raise TargetError(
                 f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
                 f"({len(others)} such in all). Move it away"
@@ -275,7 +314,7 @@ class Target:
         if self.final.is_local:
             remove_tree(Location(self.final.fs, self.final.path + REPLACED_SUFFIX))
         manifest = self._read_manifest()
-        if manifest is not None and manifest.verified.is_below(level):
+        if manifest is not None and manifest.identity == self.identity and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
 
@@ -289,13 +328,11 @@ class Target:
         with exclusive(self._leases):
             self.check_not_taken()
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
-                if not self._in_place:
-                    remove_tree(workspace.directory)
                 return
             if self.final.is_local:
                 for left in temporary_files(workspace.directory):  # by killed runs: all ranks are there
                     remove_file(left)
-            if not (self.final.is_local and self._in_place):
+            if not (self.final.is_local and self.is_mended_in_place):
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, manifest.files)
             self._write_index(workspace.directory)
@@ -329,22 +366,29 @@ class Target:
             raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
 
     @property
-    def _in_place(self) -> bool:
+    def is_mended_in_place(self) -> bool:
         """Whether files are written where the finished target is, so that removing the workspace would remove that."""
         return self.workspace.directory.path == self.final.path
 
     @property
     def _leases(self) -> Location:
-        return self.workspace.state.child(LEASES_DIRECTORY)
+        # also of who mends a target in its place: or another run could replace it meanwhile
+        return working_location(self.final).child(STATE_DIRECTORY, LEASES_DIRECTORY)
 
     def _begin(self) -> None:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
         state = self.workspace.state
+        # listed before it is asked whose they are: on an object store another run of this plan may begin as well
+        left_records = find_files(state.child(RECORDS_DIRECTORY))
+        found = read_identity(state)
+        if found == self.identity:
+            return
         remove_file(state.child(MANIFEST_NAME))
         if (index := index_of(self.plan)) is not None:  # or loaders would find a former one, with files of this plan
             remove_file(self.workspace.directory.child(index.name))
-        remove_file(state.child(IDENTITY_NAME))
-        remove_tree(state.child(RECORDS_DIRECTORY))
+        if found is not None:
+            remove_file(state.child(IDENTITY_NAME))
+        remove_files(left_records)
         if self.final.is_local:
             remove_others(self.workspace.directory, ())
             for left in temporary_files(self.workspace.directory):

@@ -1,4 +1,4 @@
-"""Leases: who is working on which ranks of a target, so that two runs never do the same.
+"""Leases: who is working on which ranks of a target, so that two runs never do the same, nor different things.
 
 A lease is a small file naming its holder. On a local (or mounted) file system the holder keeps it locked with flock:
 the kernel lets go when the process dies, however it dies, so a lease that can be locked is a dead one. Object stores
@@ -7,6 +7,7 @@ watched for longer than that is a dead one. Neither rule needs the holder's proc
 that agree.
 """
 
+import errno
 import fcntl
 import getpass
 import json
@@ -35,7 +36,10 @@ IN_DOUBT_AFTER_SECONDS = 3 * RENEWAL_SECONDS
 """Earlier than others give it up for dead."""
 LARGEST_LEASE_BYTES = 2**20
 _LOOKS = 3
+_MOST_MOVES = 100
+"""So often a directory is not moved away by others in the moment between making it and opening a file in it."""
 _BETWEEN_LOOKS_SECONDS = 0.02
+_GATE = ".gate"
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ _held: ContextVar[LeaseName | None] = ContextVar("reshard_lease", default=None)
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """Who holds a lease, and for which ranks."""
+    """Who holds a lease, and for which ranks of what: runs of different plans are in each other's way in any case."""
 
     run: str
     host: str
@@ -64,19 +68,20 @@ class LeaseHolder:
     process: int
     started: str
     ranks: tuple[int, ...]
+    plan: str = ""
 
     def __str__(self) -> str:
         return f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {self.started})"
 
 
-def new_holder(ranks: Sequence[int]) -> LeaseHolder:
-    """A lease holder for this process."""
+def new_holder(ranks: Sequence[int], plan: str = "") -> LeaseHolder:
+    """A lease holder for this process; `plan` is the identity of what it makes, if it makes anything."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # containers run under ids that have no name
         user = str(os.getuid())
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return LeaseHolder(uuid.uuid4().hex[:8], socket.gethostname(), user, os.getpid(), started, tuple(ranks))
+    return LeaseHolder(uuid.uuid4().hex[:8], socket.gethostname(), user, os.getpid(), started, tuple(ranks), plan)
 
 
 @contextmanager
@@ -84,7 +89,7 @@ def held_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     """Holds a lease in a directory of leases while the block runs.
 
     Raises:
-        TargetBusyError: a living run holds one of the ranks; the message names it.
+        TargetBusyError: a living run holds one of the ranks, or makes something else; the message names it.
         StorageError: the directory cannot be read or written.
     """
     hold = _local_lease if directory.is_local else _remote_lease
@@ -116,7 +121,7 @@ def _local_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
     path = os.path.join(directory.path, f"{holder.run}.json")
     with ExitStack() as held:
         with exclusive(directory):
-            _refuse_overlap(holder, _living_local(directory))
+            _refuse_rivals(holder, _living_local(directory))
             with mapped_errors(directory, "take a lease"):
                 file = held.enter_context(open(path, "wb", buffering=0))
                 # the directory may be renamed with the target: what is locked is the file, the name is only tidied
@@ -132,21 +137,55 @@ def exclusive(directory: Location) -> Iterator[None]:
     if not directory.is_local:
         yield
         return
-    path = os.path.join(directory.path, ".gate")
+    path = os.path.join(directory.path, _GATE)
     while True:
         with mapped_errors(directory, "lock it"):
-            os.makedirs(directory.path, exist_ok=True)
-            try:
-                gate = open(path, "ab")
-            except FileNotFoundError:
-                continue  # another run has given the directory its final name in this moment
+            gate = _opened_gate(path)
         with gate:
             with mapped_errors(directory, "lock it"):
                 fcntl.flock(gate, fcntl.LOCK_EX)
-            # who had it until now may have renamed or removed the directory: then this gate leads nowhere
-            if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(gate.fileno())):
+                # who had it until now may have renamed or removed the directory: then this gate leads nowhere
+                leads_in = _is_at(gate, path)
+            if leads_in:
                 yield
                 return
+
+
+def remove_place(directory: Location, root: Location) -> None:
+    """Removes a local directory of leases that are all given back, and those above up to `root` that are empty then.
+
+    To be called while `exclusive`. Who comes in this moment makes them anew, or is left what there is.
+    """
+    path = directory.path
+    with mapped_errors(directory, "remove it"):
+        try:
+            os.unlink(os.path.join(path, _GATE))
+            os.rmdir(path)
+            while path != root.path:
+                path = os.path.dirname(path)
+                os.rmdir(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+
+def _opened_gate(path: str) -> BinaryIO:
+    for _ in range(_MOST_MOVES):
+        # another run may give the directory its final name, or remove it, at any moment
+        with suppress(FileNotFoundError, FileExistsError):
+            return _made_gate(path)
+    return _made_gate(path)
+
+
+def _made_gate(path: str) -> BinaryIO:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return open(path, "ab")
+
+
+def _is_at(file: BinaryIO, path: str) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    return False
 
 
 def _give_back(directory: Location, path: str) -> None:
@@ -184,13 +223,13 @@ def _locked(file: BinaryIO) -> bool:
 
 @contextmanager
 def _remote_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
-    rivals = [(other, text) for other, text in _read_leases(directory) if _shared_ranks(other, holder)]
-    _refuse_overlap(holder, _still_living(directory, rivals))
+    rivals = [(other, text) for other, text in _read_leases(directory) if _are_rivals(other, holder)]
+    _refuse_rivals(holder, _still_living(directory, rivals))
     lease = _RemoteLease(directory, holder)
     write_bytes(lease.location, lease.text(0))
     # two that started at the same moment have both written by now: both see the other and both refuse
     try:
-        _refuse_overlap(holder, [other for other, _ in _read_leases(directory) if other.run != holder.run])
+        _refuse_rivals(holder, [other for other, _ in _read_leases(directory) if other.run != holder.run])
         with lease.renewed(), claimed_while(lease.check):
             yield
     finally:
@@ -288,7 +327,7 @@ class _RemoteLease:
         for path in paths - {self.location.path}:
             if path not in self._known:
                 self._known[path] = parse_holder(bytes(fs.cat_file(path)), path)
-            if _shared_ranks(self._known[path], self._holder):
+            if _are_rivals(self._known[path], self._holder):
                 rivals.add(path)
         # who began at the same moment gives way at once: only who stays has taken over
         with self._lock:
@@ -351,8 +390,17 @@ def _shared_ranks(one: LeaseHolder, other: LeaseHolder) -> list[int]:
     return sorted(set(one.ranks) & set(other.ranks))
 
 
-def _refuse_overlap(holder: LeaseHolder, living: Sequence[LeaseHolder]) -> None:
+def _are_rivals(one: LeaseHolder, other: LeaseHolder) -> bool:
+    return one.plan != other.plan or bool(_shared_ranks(one, other))
+
+
+def _refuse_rivals(holder: LeaseHolder, living: Sequence[LeaseHolder]) -> None:
     for other in living:
+        if other.plan != holder.plan:
+            raise TargetBusyError(
+                f"another run is already converting into this target: {other}. It is converting something else into "
+                "it, or a source that has changed since; wait for it"
+            )
         shared = _shared_ranks(holder, other)
         if shared:
             told = ", ".join(map(str, shared[:8])) + (" …" if len(shared) > 8 else "")

@@ -22,17 +22,18 @@ from core.convert import _run_ranks, convert, make_plan
 from core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
 from core.layout import ParameterLayout, whole_layout
 from core.manifest import ShardRecord
+from core.plan import ConversionPlan
 from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
 from core.retry import WORK, RetryPolicy
 from core.session import Session, check_rank, convert_rank, open_session
-from core.storage.publishing import PARTIAL_SUFFIX, publish
+from core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import StageStrategy, Strategy
 from core.target import Target, Workspace, read_manifest
 from core.transform import transform_ranks
-from core.verify import verify_rank, verify_target
+from core.verify import RankVerification, verify_rank, verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 
@@ -753,6 +754,57 @@ def test_a_run_whose_target_is_completed_by_another_while_it_begins(
     assert outcomes(report) == ["resumed", "resumed"]
     assert read_tree(target) == FOUR_TO_THREE.want
     assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
+    target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It used to fail, or to begin another target beside; it checks its file where that is by then."""
+    ended: list[bool] = []
+
+    def slow_verify(*args: Any, **kwargs: Any) -> RankVerification:
+        found = verify_rank(*args, **kwargs) if moment == "after" else None
+        if not ended:
+            ended.append(True)
+            assert convert(FOUR_TO_THREE.request(target, ranks="0-1", verify="none")).committed
+        return found or verify_rank(*args, **kwargs)
+
+    with open_session(FOUR_TO_THREE.request(target, ranks="0-1", verify="none"), plan_of(target)) as session:
+        do_ranks(session)
+    monkeypatch.setattr("core.session.verify_rank", slow_verify)
+    report = convert(FOUR_TO_THREE.request(target, ranks="2", verify="checksum"))
+    assert ended
+    assert report.committed
+    assert [(rank.rank, rank.verified) for rank in report.ranks] == [(2, VerifyLevel.CHECKSUM)]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("look", ["core.target.Workspace.recorded_ranks", "core.target.other_files"])
+def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
+    target: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """The other one's records and manifest used to be removed, or its files to be taken for nobody's."""
+    convert(FOUR_TO_THREE.request(target))
+    function: Any = {"recorded_ranks": Workspace.recorded_ranks, "other_files": other_files}[look.rpartition(".")[2]]
+
+    def slow_look(*arguments: Any) -> object:
+        monkeypatch.setattr(look, function)
+        replaced = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
+        assert replaced.committed
+        return function(*arguments)
+
+    monkeypatch.setattr(look, slow_look)
+    with pytest.raises(TargetError, match="is not empty. Name another target, or pass --overwrite"):
+        convert(FOUR_TO_THREE.request(target))
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def plan_of(target: Path) -> ConversionPlan:
+    return make_plan(FOUR_TO_THREE.request(target))
 
 
 def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

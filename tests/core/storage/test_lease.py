@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import StorageError, TargetError
+from core.errors import StorageError, TargetBusyError, TargetError
 from core.storage.claims import check_claim
 from core.storage.files import copy_file, write_bytes, write_file
-from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder
+from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
 from core.storage.urls import Location, parse_url
 
 PROJECT = Path(__file__).parents[3]
@@ -79,6 +79,15 @@ def test_other_ranks_are_free(directory: Location) -> None:
         assert living_holders(directory, first) == [second]
         assert living_holders(directory, second) == [first]
     assert living_holders(directory, first) == []
+
+
+def test_who_makes_something_else_is_refused_whatever_the_ranks(directory: Location) -> None:
+    with held_lease(directory, new_holder([0], "one")):
+        refused = pytest.raises(TargetBusyError, match=r"already converting .* It is converting something else into it")
+        with refused, held_lease(directory, new_holder([1], "another")):
+            pass
+        with held_lease(directory, new_holder([1], "one")):
+            pass
 
 
 def test_a_lease_is_given_back_after_an_error(directory: Location) -> None:
@@ -174,6 +183,42 @@ def test_who_waited_for_a_directory_that_was_renamed_begins_in_a_new_one(local: 
     waiting.join(10)
     assert entered.is_set()
     assert (tmp_path / "published" / "leases" / ".gate").exists()
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, FileExistsError])
+def test_a_directory_that_is_moved_while_it_is_made(
+    local: Location, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """`os.makedirs` makes one level after another, and looks again at what it finds there."""
+    makedirs, moved = os.makedirs, iter([error(errno.ENOENT, "moved")] * 2)
+
+    def while_it_is_moved(*args: object, **kwargs: object) -> None:
+        for each in moved:
+            raise each
+        makedirs(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("os.makedirs", while_it_is_moved)
+    take(local, 0)
+    assert list(moved) == []
+
+
+def test_a_place_is_removed_unless_another_run_comes_in_this_moment(
+    local: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+
+    def while_another_comes(path: str) -> None:
+        unlink(path)
+        Path(path).touch()
+
+    take(local, 0)
+    with monkeypatch.context() as patch, exclusive(local):
+        patch.setattr("os.unlink", while_another_comes)
+        remove_place(local, local.parent)
+    assert os.listdir(local.path) == [".gate"]
+    with exclusive(local):
+        remove_place(local, local.parent)
+    assert not os.path.exists(local.parent.path)
 
 
 def test_one_at_a_time(local: Location) -> None:
