@@ -24,6 +24,7 @@ from core.request import TargetLayout
 from core.storage.files import SourceFile, file_info, list_folder, read_bytes
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
+from core.strategy.kinds import START_BYTES, guess_other_kind
 from core.target import read_manifest
 from core.unified_names import is_index_name
 from core.wording import counted, ranks_text, size_text
@@ -53,7 +54,10 @@ def describe(url: str) -> Document:
     if kind == "file" and is_index_name(location.name):
         return _describe_checkpoint(url)
     if kind == "file":
-        return _describe_strategy(url) if _is_strategy(location) else _describe_file(location)
+        if not _is_strategy(location):
+            return _describe_file(location)
+        _check_may_be_strategy(location)
+        return _describe_strategy(url)
     if read_manifest(location) is not None:
         return _describe_converted(location)
     return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
@@ -71,6 +75,22 @@ def _is_strategy(location: Location) -> bool:
         return extension != CheckpointFormat.SAFETENSORS
     with _opened(location) as file:
         return file.size_bytes > 0 and read_bytes(file, 0, 1) == _STRATEGY_START
+
+
+def _check_may_be_strategy(location: Location) -> None:
+    """Makes sure that a file is something that reshard knows by its name or its beginning.
+
+    Raises:
+        InputError: it is not.
+    """
+    if location.name.endswith((".ckpt", ".json")):
+        return
+    with _opened(location) as file:
+        start = read_bytes(file, 0, min(file.size_bytes, START_BYTES))
+    # what else there is to say of a file that is no strategy is said where it is read
+    if start and not start.lstrip().startswith((_STRATEGY_START, b"{")) and guess_other_kind(start) is None:
+        extensions = " or ".join(f".{each}" for each in CheckpointFormat)
+        raise InputError(f"{location}: is neither a strategy nor a checkpoint file, whose name ends in {extensions}")
 
 
 def _holds_strategies(directory: Location) -> bool:

@@ -63,7 +63,7 @@ class _Sample:
 
     @cached_property
     def telling(self) -> list[int]:
-        """The ranks whose contents are alike only if they are the same: not those of a few values, ones and zeros say."""
+        """The ranks whose contents are alike only if they are the same: not those of a few values, such as zeros."""
         return [rank for rank, content in self.contents.items() if _is_varied(content, self.itemsize)]
 
     def unlike(self, cut: Cut) -> tuple[int, int] | None:
@@ -114,11 +114,16 @@ class ContentMisfits:
 
 
 def content_misfits(
-    catalog: CheckpointCatalog, held: Mapping[str, Sequence[HeldParameter]], *, most: int
+    catalog: CheckpointCatalog,
+    held: Mapping[str, Sequence[HeldParameter]],
+    *,
+    most: int,
+    most_stages: int | None = None,
 ) -> ContentMisfits:
     """Whether ranks that should hold the same do, and those that should not do not, by samples of some parameters.
 
-    At `most` so many parameters of each stage are looked at, at least one of each kind while there are not more kinds.
+    At `most` so many parameters of a stage are looked at, at least one of each kind while there are not more kinds; of
+    all stages, or of `most_stages`, the first and the last among these.
 
     Raises:
         CatalogError: a file is not laid out as it was assumed to be.
@@ -127,7 +132,7 @@ def content_misfits(
     by_kind: dict[_Told, list[str]] = {}
     some_are_cut = False
     agreeing = 0
-    for copy, everywhere in _chosen(held, most):
+    for copy, everywhere in _chosen(held, most, most_stages):
         sample = _sample(catalog, copy, everywhere)
         if sample is None:
             continue
@@ -235,15 +240,18 @@ def _explained(sample: _Sample) -> _Told:
     )
 
 
-def _chosen(held: Mapping[str, Sequence[HeldParameter]], most: int) -> Iterator[tuple[HeldParameter, bool]]:
+def _chosen(
+    held: Mapping[str, Sequence[HeldParameter]], most: int, most_stages: int | None
+) -> Iterator[tuple[HeldParameter, bool]]:
     """Of each stage the largest parameters of each kind, and whether to look at all ranks: of the largest one."""
     by_stage: dict[int, list[HeldParameter]] = {}
     for copies in held.values():
         for copy in copies:
             if copy.entry.extents and copy.entry.dtype not in (TEXT, MAP_TENSOR):
                 by_stage.setdefault(copy.stage.stage, []).append(copy)
-    for copies in by_stage.values():
-        chosen = islice(_of_each_kind(copies), most)
+    stages = sorted(by_stage)
+    for stage in _spread(stages, most_stages or len(stages)):
+        chosen = islice(_of_each_kind(by_stage[stage]), most)
         for number, copy in enumerate(chosen):
             yield copy, number == 0
 

@@ -34,6 +34,7 @@ from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.keys import source_key
 from core.other_stages import check_part
+from core.parameters import check_convertible
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from core.replicas import check_replicas
@@ -210,6 +211,7 @@ def plan_conversion(
             unified=_unified_layout(request),
         )
     )
+    check_convertible(plan.match, catalog.url)
     _check_one_step(plan)
     plan = with_shared_compared(plan, fails_on_differing)
     _check_format_holds_all(plan)

@@ -93,10 +93,10 @@ def diagnose(
     if catalog.records.keys() & set(strategy.ranks):
         within = _within(catalog, strategy)
         of_contents, held = _of_contents(catalog, within, strategy)
-        misfits += of_contents
-        unchecked = ()
+        unchecked = ("contents",) if _is_of_other_size(catalog, strategy, misfits) else ()
+        misfits += [each for each in of_contents if each.check not in unchecked]
         made = made_wholes(held)
-        if made and not any(each.check in ("shapes", "contents") for each in of_contents):
+        if made and not unchecked and not any(each.check in ("shapes", "contents") for each in of_contents):
             told = "the strategy tells no shapes, and shards do not show along which axis they were cut"
             facts += (("makes", f"{made}; see that they are the network's: {told}"),)
     findings = _ordered(misfits)
@@ -228,6 +228,15 @@ def _rank_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit
             )
         )
     return misfits
+
+
+def _is_of_other_size(catalog: CheckpointCatalog, strategy: Strategy, misfits: Sequence[Misfit]) -> bool:
+    """Whether the job that saved the checkpoint seems to have had more or fewer ranks than the strategy.
+
+    Then what ranks share says nothing of how that job was set up.
+    """
+    is_wrong = any(each.check == "ranks" and each.severity is Severity.PROBLEM for each in misfits)
+    return is_wrong and _ranks_with_files(catalog)[-1] != strategy.ranks[-1]
 
 
 def _ranks_with_files(catalog: CheckpointCatalog) -> list[int]:

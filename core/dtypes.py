@@ -23,6 +23,11 @@ class DType:
         """Whether it is a floating-point type, which can be cast to another."""
         return self.name in ("Float16", "BFloat16", "Float32", "Float64")
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether MindSpore has no such type in its files: a parameter of it can only be left out."""
+        return self.name in _FOREIGN
+
     def __str__(self) -> str:
         return self.name
 
@@ -46,6 +51,14 @@ _TENSOR_DTYPES = (
     DType("Bool", 1, "BOOL"),
     DType("BFloat16", 2, "BF16"),
 )
+_FOREIGN = {
+    tag: DType(tag, itemsize, tag)
+    for tag, itemsize in (
+        *(("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1), ("F8_E4M3FNUZ", 1), ("F8_E5M2FNUZ", 1)),
+        ("C64", 8),
+    )
+}
+"""What other frameworks write besides into `.safetensors` files, under its tags; but for types of less than a byte."""
 _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TENSOR)}
 _BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES if dtype.safetensors_tag}
 
@@ -60,12 +73,21 @@ def dtype_from_name(name: str) -> DType:
 
 
 def dtype_from_safetensors(tag: str) -> DType:
-    """The dtype of a `.safetensors` tag.
+    """The dtype of a `.safetensors` tag; it may be a foreign one.
 
     Raises:
         CheckpointError: the tag is not in the table.
     """
-    return _lookup(_BY_SAFETENSORS_TAG, tag)
+    return _FOREIGN.get(tag) or _lookup(_BY_SAFETENSORS_TAG, tag)
+
+
+def dtype_from_record(name: str) -> DType:
+    """The dtype of this name in what is recorded of a checkpoint of either format; it may be a foreign one.
+
+    Raises:
+        CheckpointError: the name is not in the table.
+    """
+    return _FOREIGN.get(name) or _lookup(_BY_NAME, name)
 
 
 def _lookup(table: dict[str, DType], key: str) -> DType:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from core.dtypes import dtype_from_name
+from core.dtypes import dtype_from_record
 from core.errors import CheckpointError, InputError, StorageError
 from core.fingerprint import TEXT_PATTERN
 from core.storage.files import read_small_file
@@ -108,7 +108,7 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
         ) from None
     try:
         for each in document.parameters:
-            dtype_from_name(each.dtype)
+            dtype_from_record(each.dtype)
     except CheckpointError as error:
         raise InputError(f"{location}: {error}") from None
     if fingerprint_of_all(document.parameters) != document.fingerprint:

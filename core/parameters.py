@@ -54,6 +54,7 @@ from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
 
 _MOST_PROBLEMS_TOLD = 20
+_MOST_PARTS_TOLD = 3
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,22 @@ def match_parameters(
         left_out=recipes.excused,
         part=part if elsewhere else None,
     )
+
+
+def check_convertible(match: ParameterMatch, origin: str) -> None:
+    """Makes sure that the target is to have no foreign dtypes; `origin` is the source.
+
+    Raises:
+        PlanError: it is; names the parameters.
+    """
+    dtypes = {source.name: source.dtype for source in distinct_sources(match.moved)}
+    dtypes |= {carried.source_name: carried.dtype for carried in match.carried}
+    problems = [
+        f"parameter {name!r} has dtype {dtype}, which reshard cannot convert; leave it out: --exclude {name}"
+        for name, dtype in dtypes.items()
+        if dtype.is_foreign
+    ]
+    _raise_listed(PlanError, f"{origin}: cannot be converted", problems)
 
 
 def distinct_sources(moved: Iterable[MovedParameter]) -> tuple[SourceTensor, ...]:
@@ -507,15 +524,24 @@ def _build_all(
     recipes: Sequence[Recipe], sources: _Sources, target: Strategy | None, problems: list[str]
 ) -> tuple[MovedParameter, ...]:
     moved = []
+    refused: dict[tuple[tuple[str, ...], str], list[Recipe]] = {}
     for recipe in recipes:
         try:
             moved.append(_moved(recipe, sources, target))
         except LayoutError as error:
-            named = (
-                "" if recipe.is_reshaped or recipe.name in recipe.sources else f" (the source's {recipe.sources[0]!r})"
-            )
-            problems.append(f"parameter {recipe.name!r}{named}: {error}")
+            refused.setdefault((tuple(recipe.sources), str(error)), []).append(recipe)
+    # what does not divide is the same for all the parts that a parameter is split into
+    problems.extend(f"{_told_recipes(alike)}: {error}" for (_, error), alike in refused.items())
     return tuple(moved)
+
+
+def _told_recipes(alike: Sequence[Recipe]) -> str:
+    """What parameters are called that are made of the same ones."""
+    if len(alike) > 1:
+        return f"parameters {listed([repr(recipe.name) for recipe in alike], _MOST_PARTS_TOLD)}"
+    [recipe] = alike
+    named = "" if recipe.is_reshaped or recipe.name in recipe.sources else f" (the source's {recipe.sources[0]!r})"
+    return f"parameter {recipe.name!r}{named}"
 
 
 def _raise_listed(kind: type[CatalogError] | type[PlanError], headline: str, problems: Sequence[str]) -> None:

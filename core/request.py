@@ -296,7 +296,8 @@ class ConversionOptions(BaseModel):
         Field(
             title="Rename",
             description="OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole "
-            "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2).",
+            "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2). Of several that fit "
+            "the first counts.",
         ),
     ] = []
     cast: Annotated[
@@ -317,7 +318,10 @@ class ConversionOptions(BaseModel):
     ] = OverflowPolicy.FAIL
     transpose: Annotated[
         list[str],
-        Field(title="Transpose", description="Patterns of parameters whose axes are reversed."),
+        Field(
+            title="Transpose",
+            description="Patterns of parameters whose axes are reversed. Of several rules that fit the first counts.",
+        ),
     ] = []
     changes: Annotated[
         str,

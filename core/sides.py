@@ -21,7 +21,7 @@ from core.checkpoint.contents import share_of
 from core.checkpoint.records import CatalogRecord
 from core.convert import catalog_source, load_strategy
 from core.declared import declared_changes
-from core.dtypes import DType, dtype_from_name
+from core.dtypes import DType, dtype_from_record
 from core.errors import InputError
 from core.fingerprint import box_fingerprint, combined, fingerprint_text
 from core.fingerprints import BLOCK_BYTES, shard_sums
@@ -363,7 +363,7 @@ class DocumentSide:
     def tensors(self) -> dict[str, Tensor]:  # noqa: D102
         tensors = {}
         for name, each in self._parameters.items():
-            dtype = dtype_from_name(each.dtype)
+            dtype = dtype_from_record(each.dtype)
             tensors[name] = Tensor(dtype, each.shape, math.prod(each.shape) * dtype.itemsize)
         return tensors
 

@@ -40,7 +40,7 @@ from core.request import (
 )
 from core.slices import Shape
 from core.source_comparison import SourceComparison
-from core.storage.files import SourceFile, is_missing
+from core.storage.files import SourceFile, exists, is_missing
 from core.storage.joined import JoinedFile
 from core.storage.named_options import named_storages
 from core.storage.publishing import other_files
@@ -358,6 +358,8 @@ def _finished(location: Location) -> Manifest:
     """
     manifest = read_manifest(location)
     if manifest is None:
+        if not exists(location):
+            raise InputError(f"{location}: does not exist: name the directory of a finished conversion")
         raise InputError(
             f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
         )

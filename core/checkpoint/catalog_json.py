@@ -10,7 +10,7 @@ from typing import Any
 
 from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import dtype_from_name
+from core.dtypes import dtype_from_record
 from core.errors import CatalogError, CheckpointError
 
 
@@ -95,7 +95,7 @@ def _entry_from_json(
     name: str, dtype: str, shape: list[int], extents: list[int], text: str | None = None
 ) -> TensorEntry:
     places = tuple(Extent(offset, length) for offset, length in zip(extents[::2], extents[1::2], strict=True))
-    return TensorEntry(name, dtype_from_name(dtype), tuple(shape), places, text)
+    return TensorEntry(name, dtype_from_record(dtype), tuple(shape), places, text)
 
 
 def _record_to_json(record: CatalogRecord, index_number: int) -> list[Any]:

@@ -140,13 +140,16 @@ def plan_file(
     Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
 
     Raises:
-        CheckpointError: there is nothing to write, which no reader accepts as a file, or a name is too long.
+        CheckpointError: there is nothing to write, which no reader accepts as a file, a name is too long, or
+            a dtype is foreign.
     """
     if not entries:
         raise CheckpointError("a .ckpt file has to hold at least one parameter")
     segments: list[bytes | Content] = []
     literal = bytearray()
     for entry in entries:
+        if entry.dtype.is_foreign:
+            raise CheckpointError(f"parameter {entry.name!r} is a {entry.dtype}, which .ckpt cannot hold")
         for head, content in planned_pieces(entry):
             literal += head
             if content.stop > content.start:

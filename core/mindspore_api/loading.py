@@ -157,9 +157,14 @@ def read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, V
     """The values of a file's entries, in the order given; each byte is read once, to where it stays.
 
     Raises:
-        CheckpointError: the file ends too early, or a map parameter is damaged.
+        CheckpointError: the file ends too early, a map parameter is damaged, or a dtype is foreign.
         StorageError: it cannot be read.
     """
+    for entry in entries:
+        if entry.dtype.is_foreign:
+            raise CheckpointError(
+                f"{file.location}: parameter {entry.name!r}: {entry.dtype} cannot be read as an array"
+            )
     buffers = [np.empty(sum(extent.length for extent in entry.extents), np.uint8) for entry in entries]
     _read_into(file, entries, buffers)
     return {entry.name: _value(entry, buffer) for entry, buffer in zip(entries, buffers, strict=True)}

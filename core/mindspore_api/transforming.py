@@ -35,6 +35,7 @@ from core.checkpoint.catalog import catalog_files
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.selection import rank_names
 from core.convert import catalog_source, convert, plan_conversion, wants_digest
+from core.doubts import DOUBT
 from core.errors import CatalogError
 from core.mindspore_api.arguments import FORMATS
 from core.mindspore_api.failures import reading, writing
@@ -102,6 +103,7 @@ def transform_checkpoints(
             prefix=ckpt_prefix,
             workers=process_num,
             overwrite=True,
+            trust_strategy=True,  # MindSpore asks nobody, and its callers have no way to say that they are sure
         )
 
         def plan_of(request: ConversionRequest) -> ConversionPlan:
@@ -111,6 +113,9 @@ def transform_checkpoints(
         report = convert(request, plan_of=plan_of)
     _give_names(report, work, directory)
     _warn_of(report.dropped)
+    for doubt in report.notes:
+        if doubt.startswith(DOUBT):
+            warnings.warn(doubt, stacklevel=2)
 
 
 def transform_checkpoint_by_rank(

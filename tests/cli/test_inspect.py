@@ -170,7 +170,14 @@ def test_nested_maps_and_uneven_lengths(reshard: Callable[..., Any], tmp_path: P
         ("empty.ckpt", b"", "empty"),
         ("a.ckpt", b"PK\x03\x04" + bytes(20), "zip archive"),
         ("a.safetensors", bytes(20), "a.safetensors"),
-        ("a.txt", b"hello", "is not a strategy"),
+        (
+            "a.md",
+            b"# hello",
+            "a.md: is neither a strategy nor a checkpoint file, whose name ends in .ckpt or .safetensors\n",
+        ),
+        ("a.txt", b"PK\x03\x04" + bytes(20), "a.txt: is not a strategy; it looks like a zip archive"),
+        ("a.txt", b"{}", "a.txt: is not a strategy; it looks like a JSON one"),
+        ("strategy", b"\x08\x00\x12", "strategy: is not a strategy: damaged"),
         ("a.json", b"{", "a.json"),
     ],
 )

@@ -127,3 +127,11 @@ def test_what_was_not_converted(reshard: Callable[..., Any]) -> None:
     shown = reshard("verify", case(7010).directory / "src")
     assert (shown.code, shown.out) == (2, "")
     assert "has no .reshard/manifest.json" in shown.err
+
+
+@pytest.mark.parametrize("level", ["structure", "content"])
+def test_what_does_not_exist(reshard: Callable[..., Any], tmp_path: Path, level: str) -> None:
+    for url in (f"{tmp_path}/nowhere", "memory:///nowhere/at-all"):
+        shown = reshard("verify", url, "--level", level)
+        assert (shown.code, shown.out) == (2, "")
+        assert shown.err == f"reshard: error: {url}: does not exist: name the directory of a finished conversion\n"

@@ -400,15 +400,24 @@ def test_joins_need_each_part_once() -> None:
 
 def test_shapes_that_rules_do_not_go_with_are_refused() -> None:
     qkv, other = entry("qkv", (8, 4), FLOAT), entry("other", (8, 6), FLOAT)
-    assert refusal(qkv, split=[SplitRule(parameters="qkv", into=("q", "k", "v"))])[0] == (
-        "parameter 'q': the split of 'qkv': axis 0 of 'qkv' has 8 elements, which do not divide into 3 shares"
+    [told] = refusal(qkv, split=[SplitRule(parameters="qkv", into=("q", "k", "v"))])
+    assert told == (
+        "parameters 'q', 'k', 'v': the split of 'qkv': axis 0 of 'qkv' has 8 elements, which do not divide into 3 "
+        "shares"
     )
     assert refusal(qkv, split=[SplitRule(parameters="qkv", into=("q", "k"), groups=3)])[0].endswith(
         "has 8 elements, which do not divide into 2 shares in 3 groups"
     )
     assert refusal(qkv, split=[SplitRule(parameters="qkv", into=("q", "k"), axis=2)])[0] == (
-        "parameter 'q': the split of 'qkv': 'qkv' has shape [8, 4], and no axis 2"
+        "parameters 'q', 'k': the split of 'qkv': 'qkv' has shape [8, 4], and no axis 2"
     )
+    names = tuple(f"p{number}" for number in range(5))
+    each = [entry(name, (8, 4), FLOAT) for name in ("a", "b")]
+    into = tuple(rf"\1.{name}" for name in names)
+    lines = refusal(*each, split=[SplitRule(parameters="(.)", into=into)])
+    assert [line.partition(": ")[0] for line in lines] == [
+        f"parameters '{of}.p0', '{of}.p1', '{of}.p2' and 2 more" for of in ("a", "b")
+    ]
     [told] = refusal(qkv, other, join=[JoinRule(parameters=("qkv", "other"), into="x")])
     assert told == (
         "parameter 'x': the join into 'x': 'qkv' has shape [8, 4], 'other' has [8, 6]: they may differ along axis 0 "

@@ -146,6 +146,27 @@ def test_too_many_ranks(tmp_path: Path) -> None:
     assert "a job of 2 times as many devices saved it" in found[0].means
 
 
+@pytest.mark.parametrize("sizes", [(2, 1), (2, 4)])
+def test_contents_are_not_judged_by_a_strategy_of_another_world_size(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    write(tmp_path / "src", STAGES[:1])
+    resized = [
+        {name: dataclasses.replace(lay, device_matrix=sizes) for name, lay in each.items()}
+        for each in sharded(STAGES[:1])
+    ]
+    diagnosis = looked_at(tmp_path, resized)
+    assert diagnosis.findings[0].check == "ranks"
+    assert not [finding for finding in diagnosis.findings if finding.check == "contents"]
+    assert diagnosis.not_checked == ("contents",)
+    assert "makes" not in dict(diagnosis.facts)
+
+
+def test_contents_are_judged_without_a_rank_in_between(tmp_path: Path) -> None:
+    shutil.rmtree(write(tmp_path / "src") / "rank_2")
+    diagnosis = looked_at(tmp_path, sharded(STAGES))
+    assert [finding.check for finding in problems(diagnosis)] == ["ranks", "contents"]
+    assert diagnosis.not_checked == ()
+
+
 def test_one_stage_of_its_own(tmp_path: Path) -> None:
     write(tmp_path / "src")
     [_, own] = split_strategy(strategy())

@@ -1,13 +1,18 @@
 """A strategy that is not the checkpoint's own: refused where contents contradict it, told where only a little does."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 
+from core.checkpoint.catalog import build_catalog
+from core.content_misfits import content_misfits
 from core.convert import convert, make_plan
 from core.errors import StrategyError
+from core.held import held_by_stages, names_in_order
 from core.layout import ParameterLayout
 from core.report import plan_notes
 from core.request import build_request
@@ -115,3 +120,78 @@ def test_files_that_are_not_at_hand_are_looked_at_too(tmp_path: Path) -> None:
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
     with pytest.raises(StrategyError, match="3 of 5 parameters whose contents were looked at contradict it"):
         make_plan(ROWS_OF_FOUR.request(tmp_path / "out", source="memory://doubted", source_strategy=wrong))
+
+
+def save(directory: Path, own: Strategy, wholes: Mapping[str, np.ndarray]) -> Path:
+    """The checkpoint in `src` that a job of such a strategy saves; the path of its strategy."""
+    for rank in own.ranks:
+        shards = {
+            name: wholes[name][
+                layout.cut(wholes[name].ndim).box_of(rank % own.devices_per_stage, wholes[name].shape).as_index()
+            ]
+            for name, layout in own.stage_of(rank).layouts.items()
+        }
+        (directory / f"src/rank_{rank}").mkdir(parents=True)
+        data = checkpoint_bytes(*((name, "Float32", shard.shape, shard.tobytes()) for name, shard in shards.items()))
+        (directory / f"src/rank_{rank}/net.ckpt").write_bytes(data)
+    write_strategy(own, str(directory / "own.ckpt"))
+    return directory / "own.ckpt"
+
+
+def values_of(*names: str) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {name: generator.random((8, 8), np.float32) for name in names}
+
+
+def in_stages(*names: tuple[str, ...], layout: ParameterLayout) -> Strategy:
+    return Strategy(
+        tuple(
+            StageStrategy(stage, dict.fromkeys(of_stage, layout), (OperatorStrategy("op", stage, ((1, 1),)),))
+            for stage, of_stage in enumerate(names)
+        ),
+        "test",
+    )
+
+
+def test_a_refusal_of_files_that_are_not_at_hand_rests_on_more_than_the_largest(tmp_path: Path) -> None:
+    wholes = values_of("q", "k", "v", "o")
+    # experts that were copied of one: larger than all else
+    wholes |= {name: np.tile(values_of(name)[name], (4, 2)) for name in ("up", "gate", "down")}
+    own = save(tmp_path, in_stages(tuple(wholes), layout=ParameterLayout((4,), ((0,), ()))), wholes)
+    fsspec.filesystem("memory").put(str(tmp_path / "src"), "/copied", recursive=True)
+    plan = make_plan(build_request(source="memory://copied", target=str(tmp_path / "out"), source_strategy=str(own)))
+    [doubt] = doubts_of(plan_notes(plan))
+    for name in ("up", "gate", "down"):
+        assert f"{name!r} is the same on rank_0, rank_1" in doubt
+
+
+def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
+    rows, wrong = ParameterLayout((2, 2), ((0,), ())), ParameterLayout((2, 2), ((1,), ()))
+    names = [(f"layers.{stage}.w",) for stage in range(5)]
+    own = in_stages(*names, layout=rows)
+    save(tmp_path, own, values_of(*own.parameters))
+    for misread_stage, seen in ((1, False), (2, True), (4, True)):
+        stages = list(own.stages)
+        stages[misread_stage] = dataclasses.replace(
+            stages[misread_stage], layouts=dict.fromkeys(stages[misread_stage].layouts, wrong)
+        )
+        source = dataclasses.replace(own, stages=tuple(stages))
+        catalog = build_catalog(str(tmp_path / "src"), source.ranks, digest=lambda rank, entry: False)
+        held = held_by_stages(catalog, source, names_in_order(catalog), [])
+        assert content_misfits(catalog, held, most=4).found
+        assert bool(content_misfits(catalog, held, most=4, most_stages=3).found) == seen
+
+
+def test_stages_that_the_job_did_not_have_are_told(tmp_path: Path) -> None:
+    names = ("layers.0.w", "layers.1.w")
+    save(tmp_path, in_stages(names, layout=ParameterLayout((4,), ((0,), ()))), values_of(*names))
+    wrong = in_stages(names[:1], names[1:], layout=ParameterLayout((2,), ((0,), ())))
+    write_strategy(wrong, str(tmp_path / "wrong.ckpt"))
+    plan = make_plan(
+        build_request(
+            source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "wrong.ckpt")
+        )
+    )
+    first, second = doubts_of(plan_notes(plan))
+    assert "stage 0 (ranks 0-1) holds 'layers.1.w', which the strategy gives to stage 1 only" in first
+    assert "stage 1 (ranks 2-3) holds 'layers.0.w', which the strategy gives to stage 0 only" in second

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name, dtype_from_safetensors
+from core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name, dtype_from_record, dtype_from_safetensors
 from core.errors import CheckpointError
 
 NUMPY = {
@@ -47,13 +47,22 @@ def test_what_safetensors_stores_as_something_else_or_not_at_all() -> None:
     assert TEXT.safetensors_tag is MAP_TENSOR.safetensors_tag is None
 
 
-@pytest.mark.parametrize("name", ["", "float32", "F32", "Complex64", "Float8E4M3FN"])
+@pytest.mark.parametrize("name", ["", "float32", "F32", "Complex64", "Float8E4M3FN", "F8_E4M3"])
 def test_unknown_names(name: str) -> None:
     with pytest.raises(CheckpointError, match=rf"unknown dtype '{name}' \(known: Int8, .*BFloat16, Int4, str"):
         dtype_from_name(name)
 
 
-@pytest.mark.parametrize("tag", ["", "f32", "Float32", "F8_E4M3", "None"])
+@pytest.mark.parametrize("tag", ["", "f32", "Float32", "F4", "None"])
 def test_unknown_tags(tag: str) -> None:
     with pytest.raises(CheckpointError, match=rf"unknown dtype '{tag}' \(known: I8, .*BF16\)"):
         dtype_from_safetensors(tag)
+
+
+def test_dtypes_of_others_are_known_by_their_tags_only() -> None:
+    for tag, itemsize in (("F8_E4M3", 1), ("C64", 8)):
+        dtype = dtype_from_safetensors(tag)
+        assert (dtype.name, dtype.itemsize, dtype.is_foreign, dtype.is_float) == (tag, itemsize, True, False)
+        assert dtype_from_record(tag) is dtype
+    assert dtype_from_record("Int4") is INT4
+    assert not INT4.is_foreign

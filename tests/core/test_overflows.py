@@ -54,7 +54,8 @@ def test_a_rank_that_overflows_fails_with_one_message_and_nothing_is_half_writte
     with pytest.raises(InputError) as caught:
         run(paths, exclude=["shared"])
     message = str(caught.value)
-    assert message.startswith("2 of 4 target ranks failed")
+    kept_in = f"{paths}/out.reshard-partial"
+    assert message.startswith(f"2 of 4 target ranks failed ({kept_in} holds what is done)\n  rank_0: ")
     assert (
         "rank_0: parameter 'cut': 1 finite Float32 value becomes infinite as Float16; the first is at [0, 1]" in message
     )
@@ -64,6 +65,13 @@ def test_a_rank_that_overflows_fails_with_one_message_and_nothing_is_half_writte
     assert not (paths / "out").exists()
     kept = [path.name for path in (paths / "out.reshard-partial").rglob("*.ckpt")]
     assert sorted(kept) == ["checkpoint_1.ckpt", "checkpoint_2.ckpt"]
+
+
+def test_copies_of_a_rank_that_overflows_change_nothing(paths: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        run(paths, exclude=["cut"])
+    assert str(caught.value).startswith("4 of 4 target ranks failed (")
+    assert "rank_3: not written, because it is a copy of rank_0, which failed" in str(caught.value)
 
 
 def test_it_is_not_tried_again(paths: Path, monkeypatch: pytest.MonkeyPatch) -> None:

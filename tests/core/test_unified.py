@@ -21,6 +21,7 @@ from core.errors import ConversionError, InputError, PlanError, StorageError, Ta
 from core.latest import convert_latest
 from core.manifest import ShardRecord
 from core.plan_file import load_plan
+from core.progress import SilentProgress
 from core.report import ConversionReport, Outcome
 from core.request import TargetLayout, VerifyLevel, build_request
 from core.storage.urls import parse_url
@@ -314,6 +315,22 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
     assert [rank.outcome.value for rank in unify(target).ranks] == [*["resumed"] * 3, "written", "resumed"]
     assert len(names_in(target)) == 7
     assert read_as_transformers_does(target) == whole_model()
+
+
+def test_what_is_resumed_is_called_files(target: Path) -> None:
+    class Listener(SilentProgress):
+        def note(self, message: str) -> None:
+            told.append(message)
+
+    told: list[str] = []
+    unify(target, ranks="0-2")
+    harmed = target.with_name("out.reshard-partial") / "model-00002-of-00005.safetensors"
+    harmed.write_bytes(harmed.read_bytes()[:-1])
+    request = PIPELINE.request(target, target_strategy="", layout="unified", max_shard_size="100KB")
+    convert(request, Listener())
+    assert told[0] == "checking what was done before: 3 of 5 files"
+    assert told[1].startswith("model-00002-of-00005.safetensors is done again: ")
+    assert told[2] == "resuming: 2 of 5 files are done already"
 
 
 def test_some_files_on_each_of_two_machines(target: Path) -> None:

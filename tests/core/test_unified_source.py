@@ -12,13 +12,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from core.checkpoint.survey import CheckpointShape, survey
+from core.compare import compare_checkpoints, fingerprint_checkpoint
+from core.comparison_request import build_comparison
 from core.convert import convert, make_plan
 from core.errors import CatalogError, InputError
 from core.latest import convert_latest
 from core.mindspore_api import unified_safetensors
 from core.report import ConversionReport
-from core.request import build_request
+from core.request import VerifyLevel, build_request
 from core.strategy.files import read_strategy
+from core.verify import verify_target
 from tests.conformance.cases import Case as RandomCase
 from tests.conformance.cases import Side, rank_contents
 from tests.conformance.random_cases import build_case
@@ -154,7 +157,7 @@ def with_float8(source: Path) -> None:
             "parameter 'a' is in '../a.safetensors', which is not",
         ),
         (with_index('{"weight_map": {"a": "pytorch_model.bin"}}'), "not the name of a .safetensors file beside it"),
-        (with_float8, "parameter 'b': unknown dtype 'F8_E4M3' (known: "),
+        (with_float8, "parameter 'b' has dtype F8_E4M3, which reshard cannot convert; leave it out: --exclude b"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], told: str) -> None:
@@ -163,6 +166,33 @@ def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], tol
     with pytest.raises(InputError) as caught:
         make_plan(build_request(source=str(source), target=str(tmp_path / "out")))
     assert told in str(caught.value)
+
+
+def test_what_has_a_dtype_of_others_is_compared(tmp_path: Path) -> None:
+    sources = [write_unified(tmp_path / name, TWO) for name in ("one", "same", "other")]
+    for source in sources:
+        with_float8(source)
+    file = sources[2] / "model-00002-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    one, same, other = map(str, sources)
+    assert compare_checkpoints(build_comparison(a=one, b=same)).differences == ()
+    [found] = compare_checkpoints(build_comparison(a=one, b=other)).differences
+    assert (found.name, found.dtypes, found.values) == ("b", ("F8_E4M3", "F8_E4M3"), ("0x05", "0x7f"))
+    told = tmp_path / "one.json"
+    told.write_text(fingerprint_checkpoint(build_request(source=one, target=str(tmp_path / "out"))).model_dump_json())
+    assert compare_checkpoints(build_comparison(a=same, b=str(told))).differences == ()
+
+
+@pytest.mark.parametrize("format", ["ckpt", "safetensors"])
+def test_what_has_a_dtype_of_others_can_be_left_out(tmp_path: Path, format: str) -> None:
+    source = write_unified(tmp_path / "src", TWO)
+    with_float8(source)
+    to_one(source, tmp_path / "out", exclude=["b"], format=format, verify="content")
+    assert read_tree(tmp_path / "out") == {0: {"a": ("Float32", (4, 2), A.tobytes())}}
+    # once more from the plan that was written
+    (tmp_path / f"out/rank_0/checkpoint_0.{format}").unlink()
+    to_one(source, tmp_path / "out", exclude=["b"], format=format)
+    assert verify_target(str(tmp_path / "out"), VerifyLevel.CONTENT).problems == ()
 
 
 @pytest.mark.parametrize("left", [1, 2])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.checkpoint import ckpt
 from core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
-from core.dtypes import MAP_TENSOR, TEXT, dtype_from_name
+from core.dtypes import MAP_TENSOR, TEXT, dtype_from_name, dtype_from_safetensors
 from core.errors import CheckpointError
 from core.storage.files import open_source
 from core.storage.urls import parse_url
@@ -554,6 +554,10 @@ class TestPlan:
     def test_nothing_to_write(self) -> None:
         with pytest.raises(CheckpointError, match="has to hold at least one parameter"):
             ckpt.plan_file([])
+
+    def test_a_dtype_of_others(self) -> None:
+        with pytest.raises(CheckpointError, match=r"parameter 'w' is a F8_E5M2, which \.ckpt cannot hold"):
+            ckpt.plan_file([OutputEntry("w", dtype_from_safetensors("F8_E5M2"), (2,))])
 
     def test_a_name_that_would_not_be_read(self) -> None:
         assert ckpt.plan_file([OutputEntry("n" * 2**16, dtype_from_name("Int8"), ())]).size_bytes > 2**16

@@ -102,6 +102,14 @@ def test_remote_files() -> None:
     target.rm("/loading", recursive=True)
 
 
+def test_dtypes_of_others_are_passed_over_or_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "m.safetensors")
+    save_file({"a": np.ones(2, np.float32), "z": np.ones(2, np.complex64)}, path)
+    with pytest.raises(ValueError, match=r"m\.safetensors: parameter 'z': C64 cannot be read as an array"):
+        mindspore.load_checkpoint(path, format="safetensors")
+    assert mindspore.load_checkpoint(path, format="safetensors", choice_func="a".__eq__).keys() == {"a"}
+
+
 def test_packed_integers_keep_their_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     path.write_bytes(checkpoint_bytes(("w", "Int4", (2, 3), b"\x12\x34\x56\x78\x9a\xbc")))

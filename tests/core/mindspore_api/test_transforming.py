@@ -57,6 +57,19 @@ def strategies(case: Case) -> tuple[str | None, str | None]:
 # all ranks
 
 
+def test_a_strategy_that_contents_contradict_is_followed_with_a_warning(tmp_path: Path) -> None:
+    for rank in range(4):
+        contents = {name: tensor(np.roll(VALUES, shift)[2 * (rank % 2) :][:2]) for shift, name in enumerate("abc")}
+        write_rank(tmp_path / "src", rank, contents)
+    wrong = FileLayout((2, 2), ((1,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))
+    write_strategy_file(tmp_path / "rows.ckpt", {0: dict.fromkeys("abc", wrong)})
+    with pytest.warns(UserWarning, match=r"is this strategy the checkpoint's own\? .*'a' differs on rank_0, rank_1"):
+        mindspore.transform_checkpoints(
+            str(tmp_path / "src"), str(tmp_path / "out"), "net_", str(tmp_path / "rows.ckpt")
+        )
+    assert read_tree(tmp_path / "out")[0].keys() == {*"abc"}
+
+
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.directory.name)
 def test_conversions_that_mindspore_made(case: Case, tmp_path: Path) -> None:
     out = tmp_path / "out"
