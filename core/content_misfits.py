@@ -6,6 +6,7 @@ what they should, other layouts are tried: what would explain it says what is wr
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,13 +105,13 @@ class ContentMisfits:
 
     Attributes:
         found: where ranks do not hold what the strategy says, alike cases together.
-        compared: how many parameters' samples tell something.
-        contradicting: how many of them speak against the strategy.
+        compared: stage -> how many parameters' samples tell something.
+        contradicting: stage -> how many of them speak against the strategy.
     """
 
     found: tuple[Misfit, ...]
-    compared: int
-    contradicting: int
+    compared: Mapping[int, int]
+    contradicting: Mapping[int, int]
 
 
 def content_misfits(
@@ -129,9 +130,9 @@ def content_misfits(
         CatalogError: a file is not laid out as it was assumed to be.
         StorageError: one cannot be read.
     """
-    by_kind: dict[_Told, list[str]] = {}
+    by_kind: dict[_Told, list[tuple[int, str]]] = {}
     some_are_cut = False
-    agreeing = 0
+    compared: Counter[int] = Counter()
     for copy, everywhere in _chosen(held, most, most_stages):
         sample = _sample(catalog, copy, everywhere)
         if sample is None:
@@ -139,22 +140,25 @@ def content_misfits(
         unlike, alike = sample.unlike(sample.cut), None if sample.proven else sample.alike(sample.cut)
         if unlike is None and alike is None:
             some_are_cut = some_are_cut or sample.is_cut
-            agreeing += len(sample.telling) > 1
+            compared[copy.stage.stage] += len(sample.telling) > 1
             continue
+        compared[copy.stage.stage] += 1
         told = []
         if unlike:
             told.append(f"{sample.name!r} differs on {rank_names(unlike)}, which should hold the same")
         if alike:
             told.append(f"{sample.name!r} is the same on {rank_names(alike)}, which should hold different slices")
-        by_kind.setdefault(_explained(sample), []).append("; ".join(told))
+        by_kind.setdefault(_explained(sample), []).append((copy.stage.stage, "; ".join(told)))
     if some_are_cut and _SAVED_WHOLE in by_kind:
         by_kind[_SOME_WHOLE] = by_kind.pop(_SAVED_WHOLE)
-    contradicting = sum(len(details) for told, details in by_kind.items() if told[-1] is Severity.PROBLEM)
+    contradicting = Counter(
+        stage for told, details in by_kind.items() if told[-1] is Severity.PROBLEM for stage, _ in details
+    )
     found = tuple(
-        Misfit("contents", f"{found}: {listed(details, '; ')}", means, advice, severity)
+        Misfit("contents", f"{found}: {listed([detail for _, detail in details], '; ')}", means, advice, severity)
         for (found, means, advice, severity), details in by_kind.items()
     )
-    return ContentMisfits(found, agreeing + sum(map(len, by_kind.values())), contradicting)
+    return ContentMisfits(found, compared, contradicting)
 
 
 def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -> _Sample | None:

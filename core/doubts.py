@@ -3,7 +3,7 @@
 Names and shapes fit many a wrong strategy: protobuf ones tell no shapes, and what a rank lacks may have been removed as
 redundant. But under a wrong one ranks hold the same where they should hold different slices, or the other way round.
 One parameter of which that is so may have a reason of its own, such as experts that were copied of one, or statistics
-that every rank gathers for itself: that is told. If it is so of most, the conversion is refused.
+that every rank gathers for itself: that is told. If it is so of most, in all stages or in one, a conversion is refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,17 +35,17 @@ def doubts(catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, t
     all that is found is told.
 
     Raises:
-        StrategyError: most of the contents that were looked at contradict the strategy.
+        StrategyError: most of the contents that were looked at, of all stages or of one, contradict the strategy.
         CatalogError: a file is not laid out as it was assumed to be.
         StorageError: one cannot be read.
     """
     held = held_by_stages(catalog, source, names_in_order(catalog), [])
     contents = _contents(catalog, source, held)
     misfits = _problems(contents.found)
-    if _is_refuted(contents) and not trusted:
+    refutation = _refutation(contents)
+    if refutation and not trusted:
         raise StrategyError(
-            f"{source.origin}: is not the strategy of the checkpoint {catalog.url}: {contents.contradicting} of "
-            f"{contents.compared} parameters whose contents were looked at contradict it:\n  "
+            f"{source.origin}: is not the strategy of the checkpoint {catalog.url}: {refutation}:\n  "
             + "\n  ".join(f"{each.found}: {each.means}" for each in misfits)
             + "\nName the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If ranks are "
             "meant to hold this, pass --trust-strategy"
@@ -63,7 +63,7 @@ def _contents(
     if source_key() is None and parse_url(catalog.url).is_local:
         return content_misfits(catalog, held, most=_of_each(len(source.stages)))
     few = content_misfits(catalog, held, most=_FEWEST_SAMPLED, most_stages=_COSTLY_STAGES)
-    if not _is_refuted(few):
+    if not _refutation(few):
         return few
     # the largest may all be experts that were copied of one: a refusal has to rest on more
     most = _of_each(min(len(source.stages), _COSTLY_STAGES))
@@ -74,8 +74,15 @@ def _of_each(stage_count: int) -> int:
     return max(_FEWEST_SAMPLED, _SAMPLED // stage_count)
 
 
-def _is_refuted(contents: ContentMisfits) -> bool:
-    return contents.contradicting >= _FEWEST_CONTRADICTING and 2 * contents.contradicting > contents.compared
+def _refutation(contents: ContentMisfits) -> str:
+    """That most contents contradict the strategy, those of all stages or else of one; empty if they do not."""
+    counts = {"": (sum(contents.contradicting.values()), sum(contents.compared.values()))}
+    for stage, contradicting in contents.contradicting.items():
+        counts[f" of stage {stage}"] = contradicting, contents.compared[stage]
+    for where, (contradicting, compared) in counts.items():
+        if contradicting >= _FEWEST_CONTRADICTING and 2 * contradicting > compared:
+            return f"{contradicting} of {compared} parameters{where} whose contents were looked at contradict it"
+    return ""
 
 
 def _problems(misfits: Iterable[Misfit]) -> list[Misfit]:

@@ -16,8 +16,10 @@ from core.held import held_by_stages, names_in_order
 from core.layout import ParameterLayout
 from core.report import plan_notes
 from core.request import build_request
+from core.storage.urls import parse_url
 from core.strategy.files import read_strategy, write_strategy
 from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from demo.make_checkpoint import make_demo
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 
@@ -195,3 +197,16 @@ def test_stages_that_the_job_did_not_have_are_told(tmp_path: Path) -> None:
     first, second = doubts_of(plan_notes(plan))
     assert "stage 0 (ranks 0-1) holds 'layers.1.w', which the strategy gives to stage 1 only" in first
     assert "stage 1 (ranks 2-3) holds 'layers.0.w', which the strategy gives to stage 0 only" in second
+
+
+def test_ranks_that_changed_places_in_one_of_the_stages(tmp_path: Path) -> None:
+    make_demo(parse_url(str(tmp_path)))
+    source = tmp_path / "checkpoint"
+    (source / "rank_4").rename(source / "away")
+    (source / "rank_5").rename(source / "rank_4")
+    (source / "away").rename(source / "rank_5")
+    request = build_request(
+        source=str(source), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "strategy")
+    )
+    with pytest.raises(StrategyError, match=r"[0-9]+ of [0-9]+ parameters of stage 1 whose contents were looked at"):
+        make_plan(request)
