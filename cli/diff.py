@@ -59,14 +59,10 @@ def _listed(rows: Sequence[_Row]) -> list[_Row]:
     ways = Counter(differs_in for _, differs_in, _ in rows)
     room = _MOST_LISTED
     shares = {}
-    for place, (differs_in, count) in enumerate(sorted(ways.items(), key=lambda item: item[1])):
-        shares[differs_in] = min(count, room // (len(ways) - place))
-        room -= shares[differs_in]
-    return [
-        row
-        for differs_in, share in ((each, shares[each]) for each in ways)
-        for row in [row for row in rows if row[1] == differs_in][:share]
-    ]
+    for place, (way, count) in enumerate(sorted(ways.items(), key=lambda item: item[1])):
+        shares[way] = min(count, room // (len(ways) - place))
+        room -= shares[way]
+    return [row for way in ways for row in [row for row in rows if row[1] == way][: shares[way]]]
 
 
 def _print_report(report: "ComparisonReport") -> None:

@@ -322,7 +322,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         # without a lease nothing is withdrawn: another run may be replacing it
         sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers, mends=False)
         target.check_nothing_foreign()
-        problem = index_problem(target.final, index.summary) if (index := index_of(plan)) else None
+        problem = _index_problem(target)
         if problem is not None:
             current_progress().note(f"{problem}: it is written again")
         elif len(sound) == len(plan.target_ranks) and target.is_committed():  # still
@@ -339,7 +339,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         mends = target.is_mended_in_place and target.is_committed()
         looked_at = plan.target_ranks if mends else ranks
         sound = _sound_ranks(workspace, plan, request.verify, looked_at, budget.workers, mends=True)
-        if mends and (len(sound) < len(plan.target_ranks) or not _has_index(target)):
+        if mends and (len(sound) < len(plan.target_ranks) or _index_problem(target)):
             target.reopen()
         elif target.is_committed():  # by another run, until a moment ago; with pending ranks none could any more
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
@@ -360,10 +360,10 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         yield session
 
 
-def _has_index(target: Target) -> bool:
-    """Whether a target has the index that it is to have, if any."""
+def _index_problem(target: Target) -> str | None:
+    """What is wrong with the index that a target is to have, if it is to have one."""
     index = index_of(target.plan)
-    return index is None or index_problem(target.final, index.summary) is None
+    return index_problem(target.final, index.summary) if index else None
 
 
 def is_still_used(workspace: Workspace) -> bool:
