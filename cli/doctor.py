@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.options import conversion_options
 from cli.output import print_facts, print_json, print_table, printable
 from cli.storages import key_named, key_options, storage_named, storage_option
+from core.request import IntegratedSave
 from core.wording import counted
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     "--step", metavar="E_S", default="", help="The step to look at; by default the newest that all ranks have."
 )
 @click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, where there are several.")
+@conversion_options(("integrated_save",))
 @key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as JSON.")
@@ -27,6 +30,7 @@ def command(
     source_strategy: str,
     step: str,
     source_prefix: str,
+    integrated_save: str,
     decrypt_key: str,
     decrypt_mode: str,
     storage: str,
@@ -53,7 +57,13 @@ def command(
 
     urls = [url for url in (source, source_strategy) if url]
     with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
-        diagnosis = diagnose(source, source_strategy, step=step, source_prefix=source_prefix)
+        diagnosis = diagnose(
+            source,
+            source_strategy,
+            step=step,
+            source_prefix=source_prefix,
+            integrated_save=IntegratedSave(integrated_save),
+        )
     if as_json:
         print_json(diagnosis)
     else:

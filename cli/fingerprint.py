@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from core.model_fingerprint import ModelFingerprint
 
 _OPTIONS = (
-    *("source_strategy", "step", "source_prefix", "select", "include", "exclude"),
+    *("source_strategy", "integrated_save", "step", "source_prefix", "select", "include", "exclude"),
     *("decrypt_key", "decrypt_mode", "source_storage", "workers", "memory_limit"),
 )
 _NAME_COLUMN = 32

@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cli.options import conversion_options
 from cli.output import print_facts, print_json, print_table, printable
 from cli.storages import key_named, key_options, storage_named, storage_option
+from core.request import IntegratedSave
 from core.wording import counted
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     default="",
     help="A checkpoint of the source's strategy, or a unified one: its headers tell shapes.",
 )
+@conversion_options(("integrated_save",))
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
 @key_options
 @storage_option
@@ -89,6 +92,7 @@ def command(
     cuts: tuple[str, ...],
     places: tuple[str, ...],
     checkpoint: str,
+    integrated_save: str,
     overwrite: bool,
     decrypt_key: str,
     decrypt_mode: str,
@@ -133,7 +137,14 @@ def command(
     )
     urls = [url for url in (out, like, checkpoint) if url]
     with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
-        report = make_strategy_file(like, out, wish, checkpoint=checkpoint, overwrite=overwrite)
+        report = make_strategy_file(
+            like,
+            out,
+            wish,
+            checkpoint=checkpoint,
+            integrated_save=IntegratedSave(integrated_save),
+            overwrite=overwrite,
+        )
     if as_json:
         print_json(report)
     else:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "What is converted": (
         *("source_strategy", "target_strategy", "step", "source_prefix", "ranks"),
-        *("unmatched", "allow_missing", "shared_parameters"),
+        *("integrated_save", "unmatched", "allow_missing", "shared_parameters"),
     ),
     "Which parameters, and how they are changed": (
         *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),

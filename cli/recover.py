@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     "source_strategy",
     "source_storage",
+    "integrated_save",
     "step",
     "source_prefix",
     "workers",

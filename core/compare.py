@@ -27,7 +27,7 @@ from core.threads import in_threads
 from core.wording import counted, size_text
 
 _LONGEST_TEXT = 40
-_SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|decrypt-key|decrypt-mode)\b")
+_SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|integrated-save|decrypt-key|decrypt-mode)\b")
 """What messages advise for the source of a conversion; each side of a comparison has its own."""
 
 

@@ -11,6 +11,7 @@ from core.request import (
     WITHOUT_CREDENTIALS,
     ConversionRequest,
     EncryptionMode,
+    IntegratedSave,
     KeyName,
     StorageName,
     build_options,
@@ -55,6 +56,18 @@ class ComparisonRequest(BaseModel):
         ),
     ] = ""
     step_b: Annotated[_Step, Field(title="Step of B", description="Likewise.")] = ""
+    integrated_save_a: Annotated[
+        IntegratedSave,
+        Field(
+            title="Integrated save of A",
+            description="yes: every rank of A holds whole tensors (integrated_save), whatever its strategy cuts. no: "
+            "ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if "
+            "contents look whole and no shape is known, refuse.",
+        ),
+    ] = IntegratedSave.AUTO
+    integrated_save_b: Annotated[
+        IntegratedSave, Field(title="Integrated save of B", description="The same for the ranks of B.")
+    ] = IntegratedSave.AUTO
     select: Annotated[
         Selection,
         Field(
@@ -124,6 +137,7 @@ class ComparisonRequest(BaseModel):
             source_strategy=getattr(self, f"strategy_{letter}"),
             source_storage=getattr(self, f"storage_{letter}"),
             step=getattr(self, f"step_{letter}"),
+            integrated_save=getattr(self, f"integrated_save_{letter}"),
             decrypt_key=getattr(self, f"decrypt_key_{letter}"),
             decrypt_mode=getattr(self, f"decrypt_mode_{letter}"),
             select=self.select,

@@ -13,14 +13,14 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
+from core.checkpoint.beginnings import beginnings, is_one_value
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import LayoutError
-from core.held import HeldParameter
+from core.held import HeldParameter, joined_shape
 from core.layout import ALL_REPEATED_AXES, Cut, ParameterLayout, whole_layout
-from core.misfits import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, Severity, listed
-from core.saved_whole import beginnings, is_one_value
+from core.misfits import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, listed
 from core.slices import Shape
 from core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 
@@ -33,18 +33,11 @@ _FEWEST_VALUES = 4
 _NUMBER = re.compile(r"[0-9]+")
 
 _Item = TypeVar("_Item")
-_Told = tuple[str, str, str, Severity]
-_SAVED_WHOLE: _Told = (
-    "ranks hold whole tensors although the strategy cuts them",
-    "the checkpoint was saved whole (integrated_save)",
-    "nothing: a conversion sees it, and takes them as wholes",
-    Severity.NOTE,
-)
+_Told = tuple[str, str, str]
 _SOME_WHOLE: _Told = (
     "ranks hold the same, as if it were whole, although the strategy cuts it",
     "these parameters are not cut as the strategy says, or their slices happen to be the same (experts copied of one)",
     f"{OWN_STRATEGY}, unless the slices are meant to be the same: a conversion takes them as slices",
-    Severity.PROBLEM,
 )
 
 
@@ -94,9 +87,13 @@ class _Sample:
         return bool(self.telling) and self.unlike(cut) is None and self.alike(cut) is None
 
     @property
-    def is_cut(self) -> bool:
-        """Whether ranks hold different slices."""
-        return bool(self.telling) and len(set(self.contents.values())) > 1 and not self.cut.is_whole
+    def slices(self) -> tuple[int, int] | None:
+        """Two ranks that hold different slices; None if it is not cut, or all that they hold is the same."""
+        if self.cut.is_whole:
+            return None
+        first, *others = self.contents
+        differing = [rank for rank in others if self.contents[rank] != self.contents[first]]
+        return (first, differing[0]) if differing else None
 
 
 @dataclass(frozen=True)
@@ -107,11 +104,15 @@ class ContentMisfits:
         found: where ranks do not hold what the strategy says, alike cases together.
         compared: stage -> how many parameters' samples tell something.
         contradicting: stage -> how many of them speak against the strategy.
+        whole: if nothing that the strategy cuts differs between ranks: the parameters that show it, and where.
+        sliced: parameters that the strategy cuts and that differ between ranks, and where.
     """
 
     found: tuple[Misfit, ...]
     compared: Mapping[int, int]
     contradicting: Mapping[int, int]
+    whole: tuple[str, ...]
+    sliced: tuple[str, ...]
 
 
 def content_misfits(
@@ -120,45 +121,55 @@ def content_misfits(
     *,
     most: int,
     most_stages: int | None = None,
+    may_be_whole: bool = False,
 ) -> ContentMisfits:
     """Whether ranks that should hold the same do, and those that should not do not, by samples of some parameters.
 
     At `most` so many parameters of a stage are looked at, at least one of each kind while there are not more kinds; of
-    all stages, or of `most_stages`, the first and the last among these.
+    all stages, or of `most_stages`, the first and the last among these. If some `may_be_whole`, slices that are
+    the same contradict nothing.
 
     Raises:
         CatalogError: a file is not laid out as it was assumed to be.
         StorageError: one cannot be read.
     """
     by_kind: dict[_Told, list[tuple[int, str]]] = {}
-    some_are_cut = False
+    sliced: list[str] = []
+    some_are_slices = False
+    whole: list[tuple[int, str]] = []
     compared: Counter[int] = Counter()
     for copy, everywhere in _chosen(held, most, most_stages):
         sample = _sample(catalog, copy, everywhere)
         if sample is None:
             continue
+        if sample.slices:
+            sliced.append(f"{sample.name!r} differs on {rank_names(sample.slices)}")
+            some_are_slices = some_are_slices or bool(sample.telling)
         unlike, alike = sample.unlike(sample.cut), None if sample.proven else sample.alike(sample.cut)
         if unlike is None and alike is None:
-            some_are_cut = some_are_cut or sample.is_cut
             compared[copy.stage.stage] += len(sample.telling) > 1
             continue
         compared[copy.stage.stage] += 1
-        told = []
+        details = []
         if unlike:
-            told.append(f"{sample.name!r} differs on {rank_names(unlike)}, which should hold the same")
+            details.append(f"{sample.name!r} differs on {rank_names(unlike)}, which should hold the same")
         if alike:
-            told.append(f"{sample.name!r} is the same on {rank_names(alike)}, which should hold different slices")
-        by_kind.setdefault(_explained(sample), []).append((copy.stage.stage, "; ".join(told)))
-    if some_are_cut and _SAVED_WHOLE in by_kind:
-        by_kind[_SOME_WHOLE] = by_kind.pop(_SAVED_WHOLE)
-    contradicting = Counter(
-        stage for told, details in by_kind.items() if told[-1] is Severity.PROBLEM for stage, _ in details
-    )
+            details.append(f"{sample.name!r} is the same on {rank_names(alike)}, which should hold different slices")
+        detail = copy.stage.stage, "; ".join(details)
+        if sample.explains(whole_layout(sample.axis_count, sample.layout.device_count)):
+            shapes = f"{list(copy.entry.shape)} on each, {list(joined_shape(copy) or ())} if these are slices"
+            whole.append((detail[0], f"{detail[1]} ({shapes})"))
+        else:
+            by_kind.setdefault(_explained(sample), []).append(detail)
+    if whole and some_are_slices and not may_be_whole:
+        by_kind[_SOME_WHOLE] = whole
+    contradicting = Counter(stage for details in by_kind.values() for stage, _ in details)
     found = tuple(
-        Misfit("contents", f"{found}: {listed([detail for _, detail in details], '; ')}", means, advice, severity)
-        for (found, means, advice, severity), details in by_kind.items()
+        Misfit("contents", f"{found}: {listed([detail for _, detail in details], '; ')}", means, advice)
+        for (found, means, advice), details in by_kind.items()
     )
-    return ContentMisfits(found, compared, contradicting)
+    wholes = () if sliced else tuple(detail for _, detail in whole)
+    return ContentMisfits(found, compared, contradicting, wholes, tuple(sliced))
 
 
 def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -> _Sample | None:
@@ -216,17 +227,14 @@ def _spread(items: Sequence[_Item], most: int) -> list[_Item]:
 
 
 def _explained(sample: _Sample) -> _Told:
-    """Which other layout would explain what ranks hold."""
+    """Which other layout would explain what ranks hold, if not that it is whole."""
     layout = sample.layout
     bare = without_optimizer_shard(layout)
-    if sample.explains(whole_layout(sample.axis_count, layout.device_count)):
-        return _SAVED_WHOLE
     if has_optimizer_shard(layout) and sample.explains(bare):
         return (
             "the optimizer shard does not cut what ranks hold",
             SHARDS_OFF,
             WITHOUT_SHARDS,
-            Severity.PROBLEM,
         )
     more = with_optimizer_shard(bare, None, ALL_REPEATED_AXES)
     if more is not None and sample.explains(more):
@@ -234,13 +242,11 @@ def _explained(sample: _Sample) -> _Told:
             "what should be copies differs as if optimizer parallel cut it",
             "optimizer parallel was on when the checkpoint was saved, or copies were saved at different moments",
             WITH_SHARDS,
-            Severity.PROBLEM,
         )
     return (
         "ranks do not hold what the strategy says they share",
         "another arrangement of devices, rank folders that were swapped, files of different steps, or a damaged copy",
         f"{OWN_STRATEGY}; 'reshard convert --check-replicas' compares all copies",
-        Severity.PROBLEM,
     )
 
 

@@ -29,9 +29,10 @@ from core.checkpoint.survey import CheckpointSurvey, survey
 from core.content import ContentCheck
 from core.damage import damage_policy, mixed_steps
 from core.declared import declared_changes
-from core.doubts import doubts
+from core.doubts import doubts, integrated_save_doubts
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
+from core.held import held_by_stages, integrated_by_shapes, names_in_order
 from core.keys import source_key
 from core.other_stages import check_part
 from core.parameters import check_convertible
@@ -41,6 +42,7 @@ from core.replicas import check_replicas
 from core.report import ConversionReport, PlanSummary, summarize_plan
 from core.request import (
     ConversionRequest,
+    IntegratedSave,
     OutputFormat,
     TargetLayout,
     UnmatchedPolicy,
@@ -49,7 +51,6 @@ from core.request import (
 )
 from core.resources import resources_of
 from core.retry import Losses, counting_retries, stoppable, with_retries
-from core.saved_whole import contents_say_whole
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
 from core.shared import with_shared_compared
 from core.storage.files import takes_rewriting
@@ -156,7 +157,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
             recovers=request.recover,
             faulty=parse_ranks(request.fault_ranks) if request.recover else (),
             allow_missing=request.allow_missing,
-            says_whole=contents_say_whole,
+            integrated_save=request.integrated_save,
             changes=changes,
         ),
     )
@@ -170,9 +171,16 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     if own_stage and source is not None and catalog.records:
         catalog = _of_own_stage(source, catalog, found)
     if request.check_replicas and source is not None:
-        saved_whole = contents_say_whole(catalog, source)
-        return check_replicas(catalog, source, saved_whole=saved_whole, workers=request.worker_count)
+        integrated = _is_integrated(request, catalog, source)
+        return check_replicas(catalog, source, integrated=integrated, workers=request.worker_count)
     return catalog
+
+
+def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy) -> bool:
+    """Whether every rank holds whole tensors, by what is known without the target."""
+    if request.integrated_save is not IntegratedSave.AUTO:
+        return request.integrated_save is IntegratedSave.YES
+    return bool(integrated_by_shapes(held_by_stages(catalog, source, names_in_order(catalog), []), None, {}))
 
 
 def plan_conversion(
@@ -187,9 +195,11 @@ def plan_conversion(
     """
     _check_any_left(catalog)
     source = strategy_of(catalog) or source
-    saved_whole = source is not None and contents_say_whole(catalog, source)
+    contents = None
     if source is not None and not catalog.unified:
-        found = doubts(catalog, source, saved_whole=saved_whole, trusted=request.trust_strategy)
+        found, contents = doubts(
+            catalog, source, integrated_save=request.integrated_save, trusted=request.trust_strategy
+        )
         catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
     fails_on_differing = request.shared_parameters == "fail"
     plan = build_plan(
@@ -201,7 +211,7 @@ def plan_conversion(
             prefix=request.prefix,
             fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
             allow_missing=tuple(request.allow_missing),
-            saved_whole=saved_whole,
+            integrated_save=request.integrated_save,
             replicas=request.replicas if request.remove_redundancy else 0,
             write_crc=request.write_crc,
             encryption=_target_encryption(request, catalog),
@@ -211,6 +221,17 @@ def plan_conversion(
             unified=_unified_layout(request),
         )
     )
+    if source is not None:
+        plan = plan.with_notes(
+            *integrated_save_doubts(
+                catalog,
+                source,
+                plan.match,
+                request.integrated_save,
+                contents=contents,
+                trusted=request.trust_strategy,
+            )
+        )
     check_convertible(plan.match, catalog.url)
     _check_one_step(plan)
     plan = with_shared_compared(plan, fails_on_differing)

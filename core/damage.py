@@ -9,7 +9,7 @@ lacks the CRC that the other has.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +22,7 @@ from core.errors import InputError, LayoutError, StorageError
 from core.holders import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
 from core.layout import whole_layout
 from core.parameters import ParameterMatch, SourceTensor, distinct_sources, lost_text, match_parameters
+from core.request import IntegratedSave
 from core.slices import Shape
 from core.strategy.model import StageStrategy, Strategy
 from core.wording import counted
@@ -55,13 +56,12 @@ def damage_policy(
     recovers: bool = False,
     faulty: tuple[int, ...] = (),
     allow_missing: Sequence[str] = (),
-    says_whole: Callable[[CheckpointCatalog, Strategy], bool] = lambda *_: False,
+    integrated_save: IntegratedSave = IntegratedSave.AUTO,
     changes: Changes = NO_CHANGES,
 ) -> DamagePolicy:
     """What is to happen to a source of a strategy where ranks have no usable file.
 
-    `allow_missing` and `says_whole`, whether contents show that ranks were saved whole, and `changes` are for the
-    advice.
+    `allow_missing`, `integrated_save` and `changes` are for the advice.
     """
     if source is None:
         return DamagePolicy(recovers, faulty)  # one rank, in whose place no other can stand
@@ -74,9 +74,8 @@ def damage_policy(
 
     def advice(catalog: CheckpointCatalog) -> str:
         try:
-            saved_whole = says_whole(catalog, source)
             match = match_parameters(
-                catalog, source, target, allow_missing=allow_missing, saved_whole=saved_whole, changes=changes
+                catalog, source, target, allow_missing=allow_missing, integrated_save=integrated_save, changes=changes
             )
         except (InputError, StorageError):
             return ""  # it cannot be told

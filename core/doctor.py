@@ -12,15 +12,24 @@ from core.checkpoint.damage import NO_FILE, DamagePolicy
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
-from core.content_misfits import content_misfits
+from core.content_misfits import ContentMisfits, content_misfits
 from core.damage import mixed_steps, scattered, torn_ranks
 from core.errors import InputError
-from core.held import HeldParameter, held_by_stages, is_integrated, names_in_order
+from core.held import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
 from core.keys import source_key
-from core.misfits import Misfit, Severity, likeness_misfits, made_wholes, name_misfits, shape_misfits, stage_misfits
+from core.misfits import (
+    Misfit,
+    Severity,
+    likeness_misfits,
+    listed,
+    made_wholes,
+    name_misfits,
+    shape_misfits,
+    stage_misfits,
+)
 from core.parameters import lost_text, match_parameters
 from core.report import Summary
-from core.saved_whole import contents_say_whole
+from core.request import IntegratedSave
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
 from core.wording import counted, ranks_text
@@ -65,9 +74,17 @@ class Diagnosis(Summary):
 
 
 def diagnose(
-    source: str, source_strategy: str = "", *, step: str = "", source_prefix: str = "", workers: int = 8
+    source: str,
+    source_strategy: str = "",
+    *,
+    step: str = "",
+    source_prefix: str = "",
+    integrated_save: IntegratedSave = IntegratedSave.AUTO,
+    workers: int = 8,
 ) -> Diagnosis:
     """Looks at a checkpoint, and at a strategy that is said to be its own.
+
+    `integrated_save`: whether every rank holds whole tensors, whatever the strategy cuts.
 
     Raises:
         InputError: one of them cannot be read at all, or which files are meant cannot be told.
@@ -92,7 +109,7 @@ def diagnose(
     unchecked: tuple[str, ...] = CHECKS[2:]
     if catalog.records.keys() & set(strategy.ranks):
         within = _within(catalog, strategy)
-        of_contents, held = _of_contents(catalog, within, strategy)
+        of_contents, held = _of_contents(catalog, within, strategy, integrated_save)
         unchecked = ("contents",) if _is_of_other_size(catalog, strategy, misfits) else ()
         misfits += [each for each in of_contents if each.check not in unchecked]
         made = made_wholes(held)
@@ -111,7 +128,7 @@ def diagnose(
 
 
 def _of_contents(
-    catalog: CheckpointCatalog, within: CheckpointCatalog, strategy: Strategy
+    catalog: CheckpointCatalog, within: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave
 ) -> tuple[list[Misfit], Mapping[str, Sequence[HeldParameter]]]:
     """What stages, names, shapes and contents show, and what the ranks that the strategy has hold by it."""
     misfits = [*stage_misfits(within, strategy), *name_misfits(catalog if strategy.merged else within, strategy)]
@@ -128,33 +145,58 @@ def _of_contents(
     ]
     # to read anything of an encrypted file, much of it has to be decrypted
     most = _MOST_SAMPLED if source_key() is None else _MOST_SAMPLED_ENCRYPTED
-    of_contents = content_misfits(within, held, most=most).found
-    saved_whole = any(each.severity is Severity.NOTE for each in of_contents)
-    of_shapes = shape_misfits(held, saved_whole)
-    if not saved_whole and not of_shapes and is_integrated(held, None, {}):
-        of_shapes.append(
-            Misfit(
-                "shapes",
-                "ranks hold whole tensors although the strategy cuts them",
-                "the checkpoint was saved whole (integrated_save)",
-                "nothing: a conversion sees it, and takes them as wholes",
-                Severity.NOTE,
-            )
-        )
-    elif not saved_whole:
+    contents = content_misfits(within, held, most=most, may_be_whole=asked is not IntegratedSave.AUTO)
+    by_shapes = integrated_by_shapes(held, None, {})
+    integrated = bool(by_shapes) if asked is IntegratedSave.AUTO else asked is IntegratedSave.YES
+    undecided = asked is IntegratedSave.AUTO and by_shapes is None and bool(contents.whole)
+    of_shapes = shape_misfits(held, undecided or (integrated and not contents.sliced))
+    if integrated and not of_shapes and not contents.sliced:
+        of_shapes.append(_INTEGRATED)
+    elif not integrated and not undecided:
         of_shapes += likeness_misfits(held)
     misfits += of_shapes
-    misfits += [*of_contents, *_removed(within)]
+    if undecided:
+        misfits.append(_undecided(contents))
+    if integrated and contents.sliced and (asked is IntegratedSave.YES or not of_shapes):
+        misfits.append(_not_integrated(contents))
+    misfits += [*contents.found, *_removed(within)]
     if any(each.severity is Severity.PROBLEM for each in misfits) or within.lost:
         return misfits, held
-    return misfits + _of_match(within, strategy), held
+    return misfits + _of_match(within, strategy, asked), held
 
 
-def _of_match(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit]:
+_INTEGRATED = Misfit(
+    "shapes",
+    "ranks hold whole tensors although the strategy cuts them",
+    "the checkpoint was saved whole (integrated_save)",
+    "nothing: a conversion takes them as wholes",
+    Severity.NOTE,
+)
+
+
+def _undecided(contents: ContentMisfits) -> Misfit:
+    return Misfit(
+        "contents",
+        f"ranks hold the same although the strategy cuts it: {listed(contents.whole, '; ')}",
+        "the checkpoint was saved whole on every rank (integrated_save), or its slices are equal (experts copied from "
+        "one, layers initialized from one seed); no known shape decides it",
+        "pass --integrated-save yes if the tensors are whole, --integrated-save no if they are slices",
+    )
+
+
+def _not_integrated(contents: ContentMisfits) -> Misfit:
+    return Misfit(
+        "contents",
+        f"ranks are taken to hold whole tensors, but these differ: {listed(contents.sliced, '; ')}",
+        "ranks hold slices, or copies that were saved at different moments",
+        "pass --integrated-save no if they are slices",
+    )
+
+
+def _of_match(catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave) -> list[Misfit]:
     """What a conversion would refuse besides, and what no rank holds."""
     try:
-        whole = contents_say_whole(catalog, strategy)
-        match = match_parameters(catalog, strategy, None, saved_whole=whole)
+        match = match_parameters(catalog, strategy, None, integrated_save=asked)
     except InputError as error:
         return [Misfit("shapes", str(error), "a conversion would refuse it", "use the strategy of the saving job")]
     misfits = [

@@ -4,6 +4,9 @@ Names and shapes fit many a wrong strategy: protobuf ones tell no shapes, and wh
 redundant. But under a wrong one ranks hold the same where they should hold different slices, or the other way round.
 One parameter of which that is so may have a reason of its own, such as experts that were copied of one, or statistics
 that every rank gathers for itself: that is told. If it is so of most, in all stages or in one, a conversion is refused.
+
+The same samples may show that every rank holds whole tensors (`integrated_save`), or that ranks which are said to do so
+hold slices. Samples refuse a conversion then, with the option that decides; they never decide its result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from core.checkpoint.records import CheckpointCatalog
 from core.content_misfits import ContentMisfits, content_misfits
 from core.errors import StrategyError
-from core.held import HeldParameter, held_by_stages, is_integrated, names_in_order
+from core.held import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
 from core.keys import source_key
-from core.misfits import Misfit, Severity, likeness_misfits, stage_misfits
+from core.misfits import Misfit, Severity, likeness_misfits, listed, stage_misfits
+from core.parameters import ParameterMatch
+from core.request import IntegratedSave
 from core.storage.urls import parse_url
 from core.strategy.model import Strategy
 
@@ -28,8 +33,10 @@ _COSTLY_STAGES = 4
 _FEWEST_CONTRADICTING = 2
 
 
-def doubts(catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, trusted: bool) -> tuple[str, ...]:
-    """Sentences for the user; none if what was looked at is as the strategy says.
+def doubts(
+    catalog: CheckpointCatalog, source: Strategy, *, integrated_save: IntegratedSave, trusted: bool
+) -> tuple[tuple[str, ...], ContentMisfits]:
+    """Sentences for the user, none if what was looked at is as the strategy says; and what samples of contents show.
 
     Names and shapes of all parameters are looked at, and the beginnings of some contents. If the strategy is `trusted`,
     all that is found is told.
@@ -40,8 +47,8 @@ def doubts(catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, t
         StorageError: one cannot be read.
     """
     held = held_by_stages(catalog, source, names_in_order(catalog), [])
-    contents = _contents(catalog, source, held)
-    misfits = _problems(contents.found)
+    contents = _contents(catalog, source, held, may_be_whole=integrated_save is not IntegratedSave.AUTO)
+    misfits = list(contents.found)
     refutation = _refutation(contents)
     if refutation and not trusted:
         raise StrategyError(
@@ -50,24 +57,81 @@ def doubts(catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, t
             + "\nName the strategy of the job that saved the checkpoint; 'reshard doctor' tells more. If ranks are "
             "meant to hold this, pass --trust-strategy"
         )
-    if not saved_whole and not is_integrated(held, None, {}):
+    may_be_whole = contents.whole or integrated_save is IntegratedSave.YES
+    if not may_be_whole and not integrated_by_shapes(held, None, {}):
         misfits += likeness_misfits(held)
     misfits += _problems(stage_misfits(catalog, source))
-    return tuple(map(_doubt, misfits))
+    return tuple(map(_doubt, misfits)), contents
+
+
+def integrated_save_doubts(
+    catalog: CheckpointCatalog,
+    source: Strategy,
+    match: ParameterMatch,
+    asked: IntegratedSave,
+    *,
+    contents: ContentMisfits | None = None,
+    trusted: bool = False,
+) -> tuple[str, ...]:
+    """Sentences for the user where samples contradict whether ranks are taken to hold whole tensors or slices.
+
+    `contents` are what samples show; None: they are read, if they matter.
+
+    Raises:
+        StrategyError: samples contradict it, and the strategy is not `trusted`.
+        CatalogError: a file is not laid out as it was assumed to be.
+        StorageError: one cannot be read.
+    """
+    if not match.integrated and (match.shapes_decide or asked is IntegratedSave.NO):
+        return ()
+    if contents is None:
+        held = held_by_stages(catalog, source, names_in_order(catalog), [])
+        contents = _contents(catalog, source, held, may_be_whole=True)
+    contradiction = _contradiction(source, match, asked, contents)
+    if contradiction and not trusted:
+        raise StrategyError(f"{catalog.url}: {contradiction}")
+    return (f"{DOUBT}{contradiction}",) if contradiction else ()
+
+
+def _contradiction(source: Strategy, match: ParameterMatch, asked: IntegratedSave, contents: ContentMisfits) -> str:
+    """What samples show against taking the ranks to hold whole tensors, or slices; empty if nothing."""
+    if match.integrated and contents.sliced:
+        says = "--integrated-save yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
+        return (
+            f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}"
+            f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}, or --trust-strategy to "
+            "take one rank's values"
+        )
+    if not match.integrated and contents.whole:
+        return (
+            f"ranks hold the same where the strategy {source.origin} gives them different slices:"
+            f"{_lines(contents.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
+            "(experts copied from one, layers initialized from one seed); no known shape decides it. Pass "
+            "--integrated-save yes to take each rank's tensors as whole, or --integrated-save no to join them as slices"
+        )
+    return ""
+
+
+def _lines(details: Sequence[str]) -> str:
+    return "".join(f"\n  {line}" for line in listed(details, "\n").splitlines()) + "\n"
 
 
 def _contents(
-    catalog: CheckpointCatalog, source: Strategy, held: Mapping[str, Sequence[HeldParameter]]
+    catalog: CheckpointCatalog,
+    source: Strategy,
+    held: Mapping[str, Sequence[HeldParameter]],
+    *,
+    may_be_whole: bool,
 ) -> ContentMisfits:
     """What samples show: of files that are not at hand a few, unless these contradict the strategy."""
     if source_key() is None and parse_url(catalog.url).is_local:
-        return content_misfits(catalog, held, most=_of_each(len(source.stages)))
-    few = content_misfits(catalog, held, most=_FEWEST_SAMPLED, most_stages=_COSTLY_STAGES)
-    if not _refutation(few):
+        return content_misfits(catalog, held, most=_of_each(len(source.stages)), may_be_whole=may_be_whole)
+    few = content_misfits(catalog, held, most=_FEWEST_SAMPLED, most_stages=_COSTLY_STAGES, may_be_whole=may_be_whole)
+    if not _refutation(few) and not few.whole:
         return few
     # the largest may all be experts that were copied of one: a refusal has to rest on more
     most = _of_each(min(len(source.stages), _COSTLY_STAGES))
-    return content_misfits(catalog, held, most=most, most_stages=_COSTLY_STAGES)
+    return content_misfits(catalog, held, most=most, most_stages=_COSTLY_STAGES, may_be_whole=may_be_whole)
 
 
 def _of_each(stage_count: int) -> int:

@@ -182,37 +182,47 @@ def _copies_left(held: HeldParameter) -> int:
     return max(sum(held.first_rank + rank not in held.lacking for rank in ranks) for ranks in cells)
 
 
-def is_integrated(
+def integrated_by_shapes(
     held: Mapping[str, Sequence[HeldParameter]], target: Strategy | None, called: Mapping[str, str]
-) -> bool:
-    """Whether the ranks were saved whole (`integrated_save`) although the strategy cuts them.
+) -> bool | None:
+    """Whether every rank holds whole tensors (`integrated_save`) although the strategy cuts them; None if unknown.
 
-    Shapes prove it where the whole shape is known: from a JSON strategy of either side, from uneven lengths, or
-    from another stage that cuts the same parameter differently. One proof is enough, since a checkpoint is saved
-    either way as a whole; a proof of the contrary elsewhere is a contradiction and ends in an error there. `called` is
-    what parameters that keep their shapes are called in the target.
+    Shapes decide where the whole shape is known: from a JSON strategy of either side, from uneven lengths, or from
+    another stage that cuts the same parameter differently. A checkpoint is saved one way or the other, so one
+    parameter decides for all; one that contradicts it cannot be converted and is refused there. `called` maps
+    parameters that keep their shapes to their target names.
     """
-    return any(_proves_integrated(stages, known_shape(stages, target, called)) for stages in held.values())
+    decided = {_whole_by_shapes(stages, known_shape(stages, target, called)) for stages in held.values()}
+    return True if True in decided else False if False in decided else None
 
 
-def _proves_integrated(stages: Sequence[HeldParameter], known: Shape | None) -> bool:
-    shapes = {entry.shape for held in stages for _, entry in held.shards}
-    if len(shapes) != 1 or stages[0].entry.dtype in (TEXT, MAP_TENSOR):
-        return False
-    shape = shapes.pop()
-    if 0 in shape:  # the shards of nothing are as large as the whole
-        return False
+def _whole_by_shapes(stages: Sequence[HeldParameter], known: Shape | None) -> bool | None:
+    """Whether ranks hold the whole of a parameter that the strategy cuts; None if shapes do not decide."""
+    shape, dtype = stages[0].entry.shape, stages[0].entry.dtype
+    if 0 in shape or dtype in (TEXT, MAP_TENSOR):  # the shards of an empty tensor are as large as the whole
+        return None
     try:
         cuts = [held.layout.cut(len(shape)) for held in stages]
     except LayoutError:
-        return False
+        return None
     if all(cut.is_whole for cut in cuts):
+        return None
+    if any(entry.shape != shape for held in stages for _, entry in held.shards):
         return False
     if known is not None:
-        return known == shape
-    if any(cut.uneven and len(cut.uneven) > 1 and sum(cut.uneven) == shape[0] for cut in cuts):
-        return True
-    return len({cut.pieces for cut in cuts}) > 1
+        return True if known == shape else False if joined_shape(stages[0]) == known else None
+    uneven = [cut.uneven for cut in cuts if len(cut.uneven) > 1]
+    if uneven:
+        return any(sum(lengths) == shape[0] for lengths in uneven)
+    return True if len({cut.pieces for cut in cuts}) > 1 else None
+
+
+def joined_shape(held: HeldParameter) -> Shape | None:
+    """The shape that the strategy makes of a stage's shards; None if they do not fit it."""
+    try:
+        return held.layout.cut(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
+    except LayoutError:
+        return None
 
 
 def known_shape(stages: Sequence[HeldParameter], target: Strategy | None, called: Mapping[str, str]) -> Shape | None:

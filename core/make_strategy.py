@@ -5,11 +5,12 @@ from collections import Counter
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.survey import CheckpointShape, survey
+from core.doubts import integrated_save_doubts
 from core.errors import CatalogError, InputError, StrategyError
 from core.layout import whole_layout
 from core.parameters import match_parameters
 from core.report import Summary
-from core.saved_whole import contents_say_whole
+from core.request import IntegratedSave
 from core.storage.files import kind_of
 from core.storage.urls import parse_url
 from core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
@@ -78,12 +79,20 @@ class MakeReport(Summary):
 
 
 def make_strategy_file(
-    like: str, target: str, wish: StrategyWish, *, checkpoint: str = "", workers: int = 8, overwrite: bool = False
+    like: str,
+    target: str,
+    wish: StrategyWish,
+    *,
+    checkpoint: str = "",
+    integrated_save: IntegratedSave = IntegratedSave.AUTO,
+    workers: int = 8,
+    overwrite: bool = False,
 ) -> MakeReport:
     """Derives a strategy from the one at `like` and writes it to `target`, JSON if that ends in .json, else protobuf.
 
     `like` may also be a unified checkpoint: a network of one device, that cuts nothing. `checkpoint` is one of the
-    strategy `like`, or a unified one of the network: its headers tell shapes and dtypes.
+    strategy `like`, or a unified one of the network: its headers tell shapes and dtypes. `integrated_save`: whether
+    every rank of it holds whole tensors.
 
     Raises:
         InputError: the target is there already, a checkpoint cannot be used.
@@ -101,7 +110,7 @@ def make_strategy_file(
         _check_all_stages(source, like)
     facts = tensors or told_by_strategy(source)
     if checkpoint:
-        facts |= _told_by_checkpoint(checkpoint, source, workers)
+        facts |= _told_by_checkpoint(checkpoint, source, integrated_save, workers)
     derived = derive_strategy(source, wish, facts)
     write_strategy(derived.strategy, target)
     return _report(str(location), source, wish, derived)
@@ -138,7 +147,9 @@ def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
     }
 
 
-def _told_by_checkpoint(url: str, source: Strategy, workers: int) -> dict[str, TensorFacts]:
+def _told_by_checkpoint(
+    url: str, source: Strategy, integrated_save: IntegratedSave, workers: int
+) -> dict[str, TensorFacts]:
     found = survey(url)
     unified = found.shape is CheckpointShape.UNIFIED
     ranks = None if unified else source.ranks
@@ -153,8 +164,8 @@ def _told_by_checkpoint(url: str, source: Strategy, workers: int) -> dict[str, T
                 "whose parameters are called as in the strategy"
             )
         return facts
-    saved_whole = contents_say_whole(catalog, source)
-    match = match_parameters(catalog, source, None, saved_whole=saved_whole)
+    match = match_parameters(catalog, source, None, integrated_save=integrated_save)
+    integrated_save_doubts(catalog, source, match, integrated_save)
     return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.moved}
 
 

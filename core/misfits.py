@@ -13,7 +13,7 @@ from math import prod
 from core.checkpoint.records import CheckpointCatalog
 from core.dtypes import MAP_TENSOR, TEXT
 from core.errors import LayoutError
-from core.held import HeldParameter, described
+from core.held import HeldParameter, described, joined_shape
 from core.layout import ALL_REPEATED_AXES, ParameterLayout
 from core.renaming import guess_renaming
 from core.slices import Shape
@@ -317,26 +317,19 @@ def _makes(layout: ParameterLayout, held: HeldParameter, shape: Shape) -> bool:
 def _is_whole(held: HeldParameter) -> bool:
     """Whether ranks hold the whole tensor of a parameter that is cut, as far as the strategy tells shapes."""
     told = held.layout.tensor_shape
-    return told == held.entry.shape and 0 not in told and _whole_of(held) not in (None, told)
+    return told == held.entry.shape and 0 not in told and joined_shape(held) not in (None, told)
 
 
 def _is_slice(held: HeldParameter) -> bool:
     """Whether ranks hold the slices of a tensor that the strategy tells."""
     told = held.layout.tensor_shape
-    return told not in (None, held.entry.shape) and _whole_of(held) == told
+    return told not in (None, held.entry.shape) and joined_shape(held) == told
 
 
 def _whole_shape(held: HeldParameter) -> Shape | None:
     if held.entry.dtype in (TEXT, MAP_TENSOR) or held.layout.tensor_shape is not None:
         return None
-    return _whole_of(held)
-
-
-def _whole_of(held: HeldParameter) -> Shape | None:
-    try:
-        return held.layout.cut(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
-    except LayoutError:
-        return None
+    return joined_shape(held)
 
 
 def _names_on(catalog: CheckpointCatalog, ranks: Iterable[int]) -> frozenset[str]:

@@ -35,7 +35,8 @@ from core.held import (
     check_same_whole,
     described,
     held_by_stages,
-    is_integrated,
+    integrated_by_shapes,
+    joined_shape,
     known_shape,
     misplaced,
     names_in_order,
@@ -49,6 +50,7 @@ from core.layout import ParameterLayout, whole_layout
 from core.matched_names import MatchedNames
 from core.pieces import Piece, Pieces, are_whole, whole_piece
 from core.recipes import Composer, Recipe, build_recipes
+from core.request import IntegratedSave
 from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
@@ -142,7 +144,8 @@ class ParameterMatch:
         dropped: names in the source's strategy, as changed, that the target's lacks.
         excused: names in the target's strategy that no source file holds and that were allowed to be missing, or are of
             what was left out.
-        integrated: the source's ranks were saved whole although the strategy cuts them.
+        integrated: every source rank holds whole tensors although the strategy cuts them.
+        shapes_decide: whether known shapes say so, or the contrary.
         lost: what would be moved, but is in no file; source names.
         elsewhere: names in the target's strategy that other stages have, which are converted by themselves.
         shared: of source parameters that are moved and that several source stages hold, each stage's copy; the one
@@ -160,6 +163,7 @@ class ParameterMatch:
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
     integrated: bool
+    shapes_decide: bool = True
     appended: tuple[AppendedParameter, ...] = ()
     lost: tuple[LostBox, ...] = ()
     elsewhere: tuple[str, ...] = ()
@@ -188,7 +192,7 @@ def match_parameters(
     *,
     fail_on_unmatched: bool = False,
     allow_missing: Sequence[str] = (),
-    saved_whole: bool = False,
+    integrated_save: IntegratedSave = IntegratedSave.AUTO,
     append_info: Sequence[tuple[str, InfoValue]] = (),
     shared_parameters: str = "first",
     changes: Changes = NO_CHANGES,
@@ -196,7 +200,7 @@ def match_parameters(
     """Decides what becomes of every parameter.
 
     `allow_missing` are shell-style patterns of names that the target's strategy may hold without a source.
-    `saved_whole`: contents say that the source's ranks hold whole tensors; otherwise shapes may still prove it.
+    `integrated_save`: whether every source rank holds whole tensors; by default known shapes decide, else the strategy.
     `append_info` are names and values that every target file gets. `shared_parameters` is `first` or the number of the
     stage whose copy is taken of what several hold; it need not hold all of it. `changes` give target parameters other
     names, shapes and dtypes than the source's: the target's strategy and `allow_missing` are about the former.
@@ -229,7 +233,8 @@ def match_parameters(
     )
     lost_sight_of = (known & names.taken) - held.keys()
     problems.extend(misplaced(catalog, name) for name in order if name in lost_sight_of)
-    integrated = saved_whole or is_integrated(held, target, names.called)
+    by_shapes = integrated_by_shapes(held, target, names.called)
+    integrated = bool(by_shapes) if integrated_save is IntegratedSave.AUTO else integrated_save is IntegratedSave.YES
     sources = _Sources(catalog, held, target, names.called, integrated)
     moved = _build_all(names.to_move, sources, target, problems)
     shared = {
@@ -269,6 +274,7 @@ def match_parameters(
         names.dropped,
         excused,
         integrated,
+        by_shapes is not None,
         appended,
         tuple(lost),
         elsewhere,
@@ -346,9 +352,10 @@ class _Sources:
             check_same_whole(held, shape, other, self._integrated)
         known = known_shape(stages, self._target, self._called)
         if known is not None and known != shape:
+            means = {entry.shape: ": ranks hold whole tensors", joined_shape(held): ": ranks hold slices"}
             raise LayoutError(
                 f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says "
-                f"{list(known)}"
+                f"{list(known)}{means.get(known, '')}"
             )
         copies = [copy]
         if lacks_cells(copy, len(shape)):

@@ -41,6 +41,7 @@ from core.parameters import (
     match_parameters,
 )
 from core.redundancy import SharedSlices, choose_keepers
+from core.request import IntegratedSave
 from core.slices import Shape, TensorSlice
 from core.strategy.model import Strategy
 from core.unified import UnifiedLayout, unified_match
@@ -58,7 +59,7 @@ class PlanInputs:
         prefix: name of the target's files before the rank's number.
         fail_on_unmatched: whether a parameter without a place in the target's strategy is an error; else it is dropped.
         allow_missing: shell-style patterns of parameters that the target may lack.
-        saved_whole: the source's contents say that every rank holds whole tensors, whatever its strategy cuts.
+        integrated_save: whether every source rank holds whole tensors, whatever its strategy cuts.
         shared_parameters: whose copy is taken of a parameter that several source stages hold: `first`, the lowest's, or
             a stage's number.
         replicas: how many copies of each slice the target's ranks keep; 0: every rank has all of its slices.
@@ -76,7 +77,7 @@ class PlanInputs:
     prefix: str = "checkpoint_"
     fail_on_unmatched: bool = False
     allow_missing: tuple[str, ...] = ()
-    saved_whole: bool = False
+    integrated_save: IntegratedSave = IntegratedSave.AUTO
     shared_parameters: str = "first"
     replicas: int = 0
     append_info: tuple[tuple[str, InfoValue], ...] = ()
@@ -326,6 +327,13 @@ class ConversionPlan:
         """The stage whose part of the target this is; None if it is all of it."""
         return self.match.part
 
+    def with_notes(self, *notes: str) -> "ConversionPlan":
+        """The same plan with more notes, before those that it has."""
+        if not notes:
+            return self
+        catalog = replace(self.inputs.catalog, notes=(*notes, *self.inputs.catalog.notes))
+        return ConversionPlan(replace(self.inputs, catalog=catalog), self.match)
+
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""
         if self.match.files:
@@ -515,7 +523,7 @@ def build_plan(inputs: PlanInputs) -> ConversionPlan:
         inputs.target_strategy,
         fail_on_unmatched=inputs.fail_on_unmatched,
         allow_missing=inputs.allow_missing,
-        saved_whole=inputs.saved_whole,
+        integrated_save=inputs.integrated_save,
         append_info=inputs.append_info,
         shared_parameters=inputs.shared_parameters,
         changes=inputs.changes,

@@ -24,6 +24,7 @@ from core.errors import InputError, TargetError
 from core.keys import needed_target_key, target_key
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.request import IntegratedSave
 from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
@@ -130,7 +131,8 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "prefix": inputs.prefix,
         "fail_on_unmatched": inputs.fail_on_unmatched,
         "allow_missing": list(inputs.allow_missing),
-        "saved_whole": inputs.saved_whole,
+        "saved_whole": inputs.integrated_save is IntegratedSave.YES,
+        "integrated_save": str(inputs.integrated_save),
         "shared_parameters": inputs.shared_parameters,
         "replicas": inputs.replicas,
         "append_info": inputs.append_info,
@@ -152,7 +154,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         prefix=data["prefix"],
         fail_on_unmatched=data["fail_on_unmatched"],
         allow_missing=tuple(data["allow_missing"]),
-        saved_whole=data["saved_whole"],
+        integrated_save=_integrated_save(data),
         shared_parameters=data["shared_parameters"],
         replicas=data["replicas"],
         append_info=tuple((name, value) for name, value in data["append_info"]),
@@ -161,6 +163,12 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         changes=Changes.model_validate(data["changes"]),
         unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
     )
+
+
+def _integrated_save(data: dict[str, Any]) -> IntegratedSave:
+    """Plans of earlier versions have `saved_whole` alone: true where samples of contents decided."""
+    known = data.get("integrated_save")
+    return IntegratedSave(known) if known else IntegratedSave.YES if data["saved_whole"] else IntegratedSave.AUTO
 
 
 def _strategy_to_json(strategy: Strategy | None) -> dict[str, Any] | None:

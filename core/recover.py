@@ -16,12 +16,12 @@ from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
 from core.convert import catalog_source, load_strategy
 from core.damage import mixed_steps, substitutions, unsaved
+from core.doubts import integrated_save_doubts
 from core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from core.holders import LostBox
 from core.parameters import match_parameters
 from core.report import StandIn, Summary, unsaved_text
 from core.request import ConversionRequest, parse_ranks
-from core.saved_whole import contents_say_whole
 from core.strategy.groups import Groups, read_groups
 from core.strategy.model import Strategy
 from core.wording import counted
@@ -165,8 +165,9 @@ class _Assessor:
             strategy,
             None,
             allow_missing=self._request.allow_missing,
-            saved_whole=contents_say_whole(catalog, strategy),
+            integrated_save=self._request.integrated_save,
         )
+        integrated_save_doubts(catalog, strategy, match, self._request.integrated_save)
         stand_ins = tuple(
             StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
             for each in substitutions(catalog, strategy, match)

@@ -39,17 +39,17 @@ class _Slice:
 
 
 def check_replicas(
-    catalog: CheckpointCatalog, source: Strategy, *, saved_whole: bool, workers: int
+    catalog: CheckpointCatalog, source: Strategy, *, integrated: bool, workers: int
 ) -> CheckpointCatalog:
     """Reads every copy of each slice that ranks share, and gives the catalog back with a note of it.
 
-    `saved_whole`: every rank holds whole tensors, whatever its strategy cuts.
+    `integrated`: every rank holds whole tensors, whatever its strategy cuts.
 
     Raises:
         CatalogError: copies differ; names parameter, box and ranks.
         StorageError: a file cannot be read.
     """
-    shared = _shared_slices(catalog, source, saved_whole)
+    shared = _shared_slices(catalog, source, integrated)
     copies: dict[_Slice, dict[str, list[int]]] = {}
     lock = threading.Lock()
 
@@ -74,7 +74,7 @@ def check_replicas(
     return replace(catalog, notes=(*catalog.notes, note))
 
 
-def _shared_slices(catalog: CheckpointCatalog, source: Strategy, saved_whole: bool) -> dict[int, dict[str, _Slice]]:
+def _shared_slices(catalog: CheckpointCatalog, source: Strategy, integrated: bool) -> dict[int, dict[str, _Slice]]:
     """Rank -> parameter -> its slice, of those that other ranks hold as well."""
     shared: dict[int, dict[str, _Slice]] = {}
     for stage in source.stages:
@@ -84,7 +84,7 @@ def _shared_slices(catalog: CheckpointCatalog, source: Strategy, saved_whole: bo
             entry = next((entries[name] for entries in here.values() if name in entries), None)
             if entry is None:
                 continue
-            if saved_whole or entry.dtype in (TEXT, MAP_TENSOR):
+            if integrated or entry.dtype in (TEXT, MAP_TENSOR):
                 layout = whole_layout(len(entry.shape), layout.device_count)
             try:
                 cut = layout.cut(len(entry.shape))

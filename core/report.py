@@ -298,7 +298,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(unsaved_text(names))
     if match.integrated:
         notes.append(
-            "every source rank was saved whole (integrated_save), its shapes or contents show: "
+            "every source rank was saved whole (integrated_save), as shapes or the request say: "
             "the source strategy's cuts are ignored"
         )
     effects = effects_of(plan)

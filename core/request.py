@@ -97,6 +97,14 @@ class TargetLayout(StrEnum):
     UNIFIED = "unified"
 
 
+class IntegratedSave(StrEnum):
+    """Whether every source rank holds whole tensors, whatever its strategy cuts: MindSpore's `integrated_save`."""
+
+    AUTO = "auto"
+    YES = "yes"
+    NO = "no"
+
+
 class UnmatchedPolicy(StrEnum):
     """What happens to parameters that the target's strategy has no place for."""
 
@@ -442,6 +450,15 @@ class ConversionOptions(BaseModel):
         int,
         Field(title="Replicas", ge=1, description="How many copies of each slice stay when redundancy is removed."),
     ] = 1
+    integrated_save: Annotated[
+        IntegratedSave,
+        Field(
+            title="Integrated save",
+            description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the "
+            "strategy cuts. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the "
+            "strategy does; if contents look whole and no shape is known, refuse.",
+        ),
+    ] = IntegratedSave.AUTO
     trust_strategy: Annotated[
         bool,
         Field(

@@ -7,7 +7,7 @@ parameter differently, so both copies are read as the whole tensor, in its order
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -58,8 +58,7 @@ def with_shared_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
             "Name the stage whose copies are right: --shared-parameters STAGE, or first"
         )
     note = f"pipeline stages hold DIFFERENT copies of parameters that they share: {told}"
-    catalog = replace(plan.inputs.catalog, notes=(note, *plan.inputs.catalog.notes))
-    return ConversionPlan(replace(plan.inputs, catalog=catalog), plan.match)
+    return plan.with_notes(note)
 
 
 def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:

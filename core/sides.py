@@ -21,6 +21,7 @@ from core.checkpoint.contents import share_of
 from core.checkpoint.records import CatalogRecord
 from core.convert import catalog_source, load_strategy
 from core.declared import declared_changes
+from core.doubts import integrated_save_doubts
 from core.dtypes import DType, dtype_from_record
 from core.errors import InputError
 from core.fingerprint import box_fingerprint, combined, fingerprint_text
@@ -34,7 +35,6 @@ from core.recipes import excluded_names
 from core.request import ConversionRequest
 from core.resources import resources_of
 from core.retry import with_retries
-from core.saved_whole import contents_say_whole
 from core.shared import WholeReader
 from core.slices import Shape, TensorSlice, contiguous_boxes
 from core.storage.urls import parse_url
@@ -148,15 +148,18 @@ def _plan(request: ConversionRequest) -> ConversionPlan:
     given = load_strategy(request.source_strategy)
     catalog = catalog_source(request, given, None)
     strategy = strategy_of(catalog) or given
-    return build_plan(
+    plan = build_plan(
         PlanInputs(
             catalog=catalog,
             source_strategy=strategy,
             target_strategy=None,
             format=catalog.format,
-            saved_whole=strategy is not None and contents_say_whole(catalog, strategy),
+            integrated_save=request.integrated_save,
         )
     )
+    if strategy is not None:
+        integrated_save_doubts(catalog, strategy, plan.match, request.integrated_save)
+    return plan
 
 
 class CheckpointSide:

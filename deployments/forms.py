@@ -47,7 +47,8 @@ FIELD_ORDER = (
     "ignore_dtype",
     *("max_shard_size", "unified_naming"),
     # what is damaged or said twice
-    *("recover", "fault_ranks", "shared_parameters", "check_replicas", "trust_strategy"),
+    *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
+    *("integrated_save", "integrated_save_a", "integrated_save_b", "trust_strategy"),
     # what the files are, beyond their format
     *("decrypt_key", "decrypt_mode", "source_decrypt_key", "source_decrypt_mode", "encrypt_key", "encrypt_mode"),
     *("decrypt_key_a", "decrypt_mode_a", "decrypt_key_b", "decrypt_mode_b"),

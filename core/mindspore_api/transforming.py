@@ -46,7 +46,6 @@ from core.parameters import match_parameters
 from core.plan import ConversionPlan, PlanInputs
 from core.report import ConversionReport
 from core.request import ConversionRequest, build_request
-from core.saved_whole import contents_say_whole
 from core.storage.publishing import STATE_DIRECTORY
 from core.storage.urls import parse_url
 from core.strategy.model import Strategy
@@ -237,13 +236,12 @@ def _plan_of_rank(
     if not given:
         raise missing
     catalog = replace(catalog_files(origin, locations, digest=wants_digest(source, target)), lost=lost)
-    whole = source is not None and not lost and contents_say_whole(catalog, source)
     here = replace(target, stages=(target.stage_of(rank),), merged=False) if target else None
-    match = match_parameters(catalog, source, here, saved_whole=whole)
+    match = match_parameters(catalog, source, here)
     # what only other stages of the target hold is none of this rank's
     elsewhere = target.parameters if target else frozenset()
     match = replace(match, carried=tuple(each for each in match.carried if each.name not in elsewhere))
-    plan = ConversionPlan(PlanInputs(catalog, source, here, CheckpointFormat.CKPT, saved_whole=whole), match)
+    plan = ConversionPlan(PlanInputs(catalog, source, here, CheckpointFormat.CKPT), match)
     if any(each.box is None for each in match.lost) or not given.keys() >= {*plan.rank_plan(rank).source_ranks}:
         raise missing
     return plan

@@ -31,7 +31,6 @@ from core.mindspore_api.failures import reading, writing
 from core.mindspore_api.file_writing import PlannedFile, write_files
 from core.mindspore_api.paths import checked_directory, given_strategy
 from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.saved_whole import contents_say_whole
 from core.storage.failures import mapped_errors
 from core.storage.files import write_bytes
 from core.storage.urls import parse_url
@@ -238,8 +237,7 @@ def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, st
     )
     source = replace(strategy, stages=stages)
     there = replace(catalog, records=records)
-    whole = contents_say_whole(there, source)
-    return build_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS, saved_whole=whole))
+    return build_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS))
 
 
 def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> FileIndex:

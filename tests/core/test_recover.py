@@ -679,14 +679,16 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
     assert convert(request.model_copy(update={"append_info": ["step_num=120"]})).committed
 
 
-def test_what_contents_show_is_part_of_the_advice(tmp_path: Path) -> None:
-    """Every rank was saved whole, which no shape tells: by the strategy alone a slice would be lost."""
+def test_that_ranks_were_saved_whole_is_part_of_the_advice(tmp_path: Path) -> None:
+    """No shape tells it: by the strategy alone a slice would be lost."""
     for rank in (0, 2):
         path = tmp_path / f"src/rank_{rank}/net-1_1.ckpt"
         path.parent.mkdir(parents=True)
         path.write_bytes(checkpoint_bytes(("w", "Int32", (9,), np.arange(9, dtype=np.int32).tobytes())))
     write_strategy(make_strategy({"w": ParameterLayout((3,), ((0,),))}), str(tmp_path / "strategy.ckpt"))
-    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would do"):
+    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would not do"):
         convert(request_of(tmp_path))
-    convert(request_of(tmp_path, recover=True))
+    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would do"):
+        convert(request_of(tmp_path, integrated_save="yes"))
+    convert(request_of(tmp_path, recover=True, integrated_save="yes"))
     assert read_tree(tmp_path / "out")[0]["w"][1] == (9,)

@@ -72,6 +72,7 @@ def test_two_fields_are_enough() -> None:
         "remove_redundancy": False,
         "replicas": 1,
         "check_replicas": False,
+        "integrated_save": "auto",
         "trust_strategy": False,
         "shared_parameters": "first",
         "recover": False,

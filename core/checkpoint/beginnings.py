@@ -1,0 +1,48 @@
+"""The beginnings of a parameter's content on several ranks, to compare samples before anything is converted."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from core.checkpoint.heads import piece_heads, unlike_error
+from core.checkpoint.opening import open_checkpoint
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.keys import source_key
+from core.storage.files import read_bytes
+from core.storage.requests import at_once
+from core.storage.urls import parse_url
+
+
+def beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
+    """The first `length` bytes of a parameter on each rank; of remote files all are asked for at once.
+
+    Raises:
+        CatalogError: a file is not laid out as it was assumed to be.
+        StorageError: one cannot be read.
+    """
+    records = [catalog.records[rank] for rank in ranks]
+    read = partial(_beginning, name=name, length=length)
+    # threads are worth more than they cost where each waits for a server; to open an encrypted file they may have to
+    # wait for one another
+    one_by_one = parse_url(records[0].location).is_local or source_key() is not None
+    return map(read, records) if one_by_one else at_once(read, records)
+
+
+def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
+    entry = record.index.entries.get(name)
+    if entry is None or not entry.extents:
+        return b""
+    extent = entry.extents[0]
+    offset, head = piece_heads(entry)[0] if record.assumed else (extent.offset, b"")
+    file = open_checkpoint(parse_url(record.location), source_key())
+    try:
+        found = read_bytes(file, offset, len(head) + min(length, extent.length))
+    finally:
+        file.close()
+    if not found.startswith(head):
+        raise unlike_error(record.rank, record.location, name, offset)
+    return found[len(head) :]
+
+
+def is_one_value(content: bytes, itemsize: int) -> bool:
+    """Whether all elements are the same, so that contents tell nothing."""
+    return content == content[:itemsize] * (len(content) // itemsize)
