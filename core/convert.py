@@ -54,6 +54,7 @@ from core.retry import Losses, counting_retries, stoppable, with_retries
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
 from core.shared import with_shared_compared
 from core.storage.files import takes_rewriting
+from core.storage.joined import parts_of
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
@@ -448,7 +449,9 @@ def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None
     """Links may lead from the source into the target, which would be replaced."""
     final = parse_url(request.target)
     for record in catalog.records.values():
-        check_apart(parse_url(record.location), final)
+        location = parse_url(record.location)
+        for file in [parse_url(str(part)) for part in parts_of(location)] or [location]:
+            check_apart(file, final)
 
 
 def _names_in(location: Location) -> Collection[str]:

@@ -25,6 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from core.errors import InputError
+from core.runtime.local_files import open_regular
 
 FAULT_RANKS_VARIABLE = "RESHARD_FAULT_RANKS_FILE"
 MINDX_FAULT_RANKS_FILE = "/user/restore/fault/config/fault-npus"
@@ -172,7 +173,7 @@ class ExceptionHandler:
         """
         path = os.environ.get(FAULT_RANKS_VARIABLE) or MINDX_FAULT_RANKS_FILE
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 data = file.read(_LARGEST_LIST_BYTES + 1)
         except FileNotFoundError:
             return []

@@ -48,6 +48,7 @@ from core.target import (
     LEASES_DIRECTORY,
     Workspace,
     check_apart,
+    check_beside,
     read_identity,
     read_manifest,
     record_digest,
@@ -195,6 +196,11 @@ def _record_of(part: _Part, rank: int) -> ShardRecord:
         raise TargetError(
             f"{part.location}: the record of rank_{rank} is not the one that its manifest was written for"
         )
+    if record.file != part.plan.file_name(rank):
+        raise TargetError(
+            f"{part.location}: the record of rank_{rank} says that its file is {record.file!r}, its plan says "
+            f"{part.plan.file_name(rank)!r}: one of them was changed"
+        )
     return record
 
 
@@ -247,6 +253,7 @@ class _Joint:
 
                 ranks = in_threads(join, self.ranks, _WORKERS, stop)
             if self._final.is_local:
+                check_beside(self._final)
                 for left in temporary_files(workspace.directory):  # by a killed run
                     remove_file(left)
             remove_others(workspace.directory, [rank.file for rank in ranks])
@@ -270,6 +277,8 @@ class _Joint:
             yield workspace
 
     def _check_free(self, workspace: Workspace) -> None:
+        if self._final.is_local:
+            check_beside(self._final)
         begun = read_identity(workspace.state)
         if begun not in (None, self.identity) and read_manifest(self._final) is None:
             raise TargetError(

@@ -9,6 +9,7 @@ parameter, its digests mean nothing without the key, and what is sealed in it te
 """
 
 import base64
+import re
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
@@ -19,10 +20,12 @@ from core.fingerprint import TEXT_PATTERN
 from core.keys import Key
 from core.request import TargetLayout, VerifyLevel
 from core.sealing import is_sealed, seal, unseal
+from core.unified_names import is_index_name, is_unified_name
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
 _MANIFEST = "manifest"
+_RANK_FILE = re.compile(r"rank_([0-9]+)/(?!\.{1,2}$)[^/\\\0]+", re.DOTALL)
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 Item = TypeVar("Item")
@@ -231,6 +234,12 @@ def dump_record(record: ShardRecord | Manifest) -> bytes:
     return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
 
 
+def is_rank_file(path: str, rank: int) -> bool:
+    """Whether a path, below a target, is one that a conversion gives to a rank's file: records may come from others."""
+    match = _RANK_FILE.fullmatch(path)
+    return match[1] == str(rank) if match else is_unified_name(path)
+
+
 def parse_shard_record(data: bytes, origin: str) -> ShardRecord:
     """A rank's record from its file.
 
@@ -238,9 +247,11 @@ def parse_shard_record(data: bytes, origin: str) -> ShardRecord:
         TargetError: it is damaged, or of another version.
     """
     try:
-        return ShardRecord.model_validate_json(data)
+        record = ShardRecord.model_validate_json(data)
     except ValidationError as error:
         raise TargetError(f"{origin}: not a readable record: {_first(error)}") from error
+    _check_rank_file(record, origin)
+    return record
 
 
 def parse_manifest(data: bytes, origin: str) -> Manifest:
@@ -250,9 +261,24 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         TargetError: it is damaged, or of another version.
     """
     try:
-        return Manifest.model_validate_json(data)
+        manifest = Manifest.model_validate_json(data)
     except ValidationError as error:
         raise TargetError(f"{origin}: not a readable manifest: {_first(error)}") from error
+    for rank in manifest.ranks:
+        _check_rank_file(rank, origin)
+    if manifest.index and not (is_unified_name(manifest.index.file) and is_index_name(manifest.index.file)):
+        raise TargetError(
+            f"{origin}: calls its index {manifest.index.file!r}, as no conversion calls one: it was changed"
+        )
+    return manifest
+
+
+def _check_rank_file(rank: ShardRecord | RankSummary, origin: str) -> None:
+    if not is_rank_file(rank.file, rank.rank):
+        raise TargetError(
+            f"{origin}: says that the file of rank_{rank.rank} is {rank.file!r}, where no conversion writes it: it was "
+            "changed"
+        )
 
 
 def _first(error: ValidationError) -> str:

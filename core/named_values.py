@@ -1,7 +1,7 @@
 """What is kept under a name: requests, records and logs hold the name, and who uses the value looks it up.
 
 env:NAME    a variable of the environment
-file:PATH   a file
+file:PATH   a file: a regular one, for a pipe could be read only once
 block:NAME  what the caller's resolver knows
 """
 
@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.errors import InputError
+from core.runtime.local_files import open_regular
 from core.secrets import is_name
+
+_LARGEST_FILE_BYTES = 2**20
 
 Resolver = Callable[[str], Any]
 """Gives the value of a name, without its kind in front: text, or a mapping.
@@ -47,12 +50,15 @@ def _of_environment(name: str) -> str:
 
 def _of_file(path: str) -> str:
     try:
-        with open(os.path.expanduser(path), encoding="utf-8", newline="") as file:
-            return file.read()
+        with open(open_regular(os.path.expanduser(path)), "rb") as file:
+            content = file.read(_LARGEST_FILE_BYTES + 1)
+        if len(content) <= _LARGEST_FILE_BYTES:
+            return content.decode()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
     except ValueError:
         raise InputError("is not text, in UTF-8") from None
+    raise InputError(f"cannot be read: has more than {_LARGEST_FILE_BYTES} bytes")
 
 
 _RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}

@@ -24,7 +24,7 @@ from core.errors import InputError, TargetError
 from core.keys import needed_target_key, target_key
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.request import IntegratedSave
+from core.request import IntegratedSave, checked_prefix
 from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
@@ -151,7 +151,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         source_strategy=_strategy_from_json(data["source_strategy"]),
         target_strategy=_strategy_from_json(data["target_strategy"]),
         format=CheckpointFormat(data["format"]),
-        prefix=data["prefix"],
+        prefix=checked_prefix(data["prefix"]),
         fail_on_unmatched=data["fail_on_unmatched"],
         allow_missing=tuple(data["allow_missing"]),
         integrated_save=_integrated_save(data),
@@ -194,13 +194,20 @@ def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
     layouts = [_layout_from_json(layout) for layout in data["layouts"]]
     stages = tuple(
         StageStrategy(
-            stage["stage"],
+            _checked_stage(stage["stage"]),
             {name: layouts[number] for name, number in stage["parameters"].items()},
             devices=stage.get("devices"),
         )
         for stage in data["stages"]
     )
     return Strategy(stages, "plan", data["merged"])
+
+
+def _checked_stage(stage: Any) -> int:
+    """A stage's number, which becomes part of files' names."""
+    if type(stage) is not int or stage < 0:
+        raise ValueError(f"{stage!r} is no pipeline stage")
+    return stage
 
 
 def _layout_to_json(layout: ParameterLayout) -> list[Any]:

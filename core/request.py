@@ -112,6 +112,17 @@ class UnmatchedPolicy(StrEnum):
     FAIL = "fail"
 
 
+def checked_prefix(prefix: str) -> str:
+    """What the names of a target's files begin with.
+
+    Raises:
+        ValueError: a path would come of it that is not a file's in its rank's directory.
+    """
+    if "/" in prefix or "\\" in prefix or prefix.startswith(".") or ".." in prefix or "\0" in prefix:
+        raise ValueError("must be a plain name: no '/', no '..', no dot in front")
+    return prefix
+
+
 def without_credentials(url: str) -> str:
     """A URL as it is.
 
@@ -563,9 +574,7 @@ class ConversionOptions(BaseModel):
     @field_validator("prefix")
     @classmethod
     def _check_prefix(cls, value: str) -> str:
-        if "/" in value or "\\" in value or value.startswith(".") or ".." in value or "\0" in value:
-            raise ValueError("must be a plain name: no '/', no '..', no dot in front")
-        return value
+        return checked_prefix(value)
 
     @field_validator("memory_limit")
     @classmethod

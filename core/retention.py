@@ -17,7 +17,6 @@ who reads, neither on a disk nor on an object store.
 """
 
 import os
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,15 +52,13 @@ from core.storage.publishing import (
 from core.storage.requests import at_once
 from core.storage.stamps import Stamp, read_stamp, read_stamps
 from core.storage.urls import Location
-from core.target import LEASES_DIRECTORY, Workspace, read_manifest, record_digest
+from core.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest, record_digest
 from core.unified_index import index_problem
-from core.unified_names import is_unified_name
 from core.verify import verify_rank
 
 REMOVING_NAME = "removing.json"
 """The manifest of a conversion that is being removed, from before the manifest goes until all else has gone."""
 _LARGEST_MANIFEST_BYTES = 2**28
-_RANKS_FILE = re.compile(r"rank_\d+/[^/\\\0]+")
 
 
 @dataclass(frozen=True)
@@ -294,10 +291,8 @@ def _check_removable(conversion: _Conversion) -> None:
             # a removal that was killed has left the place of its lease
             if exists(beside) and not (suffix == PARTIAL_SUFFIX and _has_only_leases(beside)):
                 raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")
-    listed = conversion.manifest.files
-    unusual = [file for file in listed if not _RANKS_FILE.fullmatch(file) and not is_unified_name(file)]
-    if unusual:
-        raise _LeftAloneError(f"its manifest lists {unusual[0]!r}, which no conversion writes")
+    if _is_elsewhere(conversion.record):
+        raise _LeftAloneError(f"a link leads to its {STATE_DIRECTORY}")
     record = read_stamp(conversion.record)
     if record is None:
         raise _LeftAloneError("another run is removing it")
@@ -351,8 +346,11 @@ def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
 
     Raises:
         TargetBusyError: somebody is at it.
+        TargetError: what is beside it is not a conversion's.
         StorageError: its leases cannot be read or written.
     """
+    if directory.is_local:
+        check_beside(directory)
     holder = new_holder(ranks)
     working = working_location(directory)
     leases = working.child(STATE_DIRECTORY, LEASES_DIRECTORY)

@@ -569,6 +569,10 @@ def _is_sound(
         return False
     if record is None:  # another run has committed the target in this moment
         return False
+    if record.file != plan.file_name(rank):
+        if mends:
+            workspace.remove_record(rank)
+        return False
     at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level
     expected = expected_entries(plan, plan.rank_plan(rank))
     starts = target_starts(plan, rank) if level is VerifyLevel.CONTENT else None

@@ -10,6 +10,7 @@ anything else                                   refuse                      refu
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from core.request import VerifyLevel
 from core.sealing import keyed_digest, seal, unseal
 from core.storage.files import (
     find_files,
+    has_no_file,
+    is_missing,
     kind_of,
     read_small_file,
     remove_file,
@@ -51,7 +54,8 @@ from core.storage.files import (
     write_bytes,
 )
 from core.storage.filesystems import same_storage
-from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
+from core.storage.lease import GATE_NAME, LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
+from core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
 from core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
@@ -63,6 +67,7 @@ from core.storage.publishing import (
     publish,
     remove_others,
     remove_tree,
+    replaced_location,
     temporary_files,
     working_location,
 )
@@ -74,6 +79,14 @@ IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
 _LARGEST_RECORD_BYTES = 2**28
 _RECORD = "record"
+_RECORD_NAME = re.compile(r"rank_([0-9]{1,18})\.json")
+_STATE_LISTING = Listing(
+    {PLAN_NAME, IDENTITY_NAME, MANIFEST_NAME}.__contains__,
+    {
+        re.compile(RECORDS_DIRECTORY): Listing(lambda name: _RECORD_NAME.fullmatch(name) is not None),
+        re.compile(LEASES_DIRECTORY): Listing(lambda name: name == GATE_NAME or name.endswith(".json")),
+    },
+)
 
 
 class ForeignRecordError(TargetError):
@@ -120,7 +133,7 @@ class Workspace:
             StorageError: there is none.
         """
         location = self.record_location(rank)
-        data = read_small_file(location, _LARGEST_RECORD_BYTES)
+        data = _read_own(location, _LARGEST_RECORD_BYTES)
         try:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:
@@ -141,9 +154,8 @@ class Workspace:
 
     def recorded_ranks(self) -> set[int]:
         """Ranks that have a record."""
-        names = list_names(self.state.child(RECORDS_DIRECTORY))
-        stems = [name.removeprefix("rank_").removesuffix(".json") for name in names]
-        return {int(stem) for stem in stems if stem.isdigit()}
+        names = map(_RECORD_NAME.fullmatch, list_names(self.state.child(RECORDS_DIRECTORY)))
+        return {int(name[1]) for name in names if name}
 
     def remove_record(self, rank: int) -> None:
         """Forgets a rank's record; its file no longer counts."""
@@ -245,6 +257,9 @@ class Target:
         """
         if self.final.is_local:
             _check_place(self.final)
+            check_beside(self.final)
+            if self.is_mended_in_place:
+                check_unlinked(self.final, _STATE_LISTING)
         unfinished = read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
@@ -312,11 +327,20 @@ class Target:
             StorageError: it could not be.
         """
         if self.final.is_local:
-            remove_tree(Location(self.final.fs, self.final.path + REPLACED_SUFFIX))
+            self._remove_replaced()
         manifest = self._read_manifest()
         if manifest is not None and manifest.identity == self.identity and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
+
+    def _remove_replaced(self) -> None:
+        replaced = replaced_location(self.final)
+        try:
+            check_replaced(replaced)
+        except TargetError as error:
+            current_progress().note(f"{replaced} is left there: {error}")
+            return
+        remove_tree(replaced)
 
     def commit(self, manifest: Manifest) -> None:
         """Makes the finished files the target; `manifest` is the commit marker.
@@ -330,6 +354,7 @@ class Target:
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
                 return
             if self.final.is_local:
+                check_beside(self.final)
                 for left in temporary_files(workspace.directory):  # by killed runs: all ranks are there
                     remove_file(left)
             if not (self.final.is_local and self.is_mended_in_place):
@@ -406,8 +431,25 @@ def read_manifest(directory: Location) -> Manifest | None:
         StorageError: it cannot be read.
     """
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    content = unless_missing(lambda: read_small_file(location, _LARGEST_RECORD_BYTES))
+    content = unless_missing(lambda: _read_own(location, _LARGEST_RECORD_BYTES))
     return None if content is None else parse_manifest(content, str(location))
+
+
+def _read_own(location: Location, limit_bytes: int) -> bytes:
+    """The bytes of a record or a manifest.
+
+    Raises:
+        TargetError: it is too large, or is not a file at all.
+        StorageError: it is not there, or cannot be read.
+    """
+    try:
+        return read_small_file(location, limit_bytes)
+    except CheckpointError as error:
+        raise TargetError(str(error)) from error
+    except StorageError as error:
+        if is_missing(error) or not has_no_file(error):
+            raise
+        raise TargetError(str(error)) from error
 
 
 def record_digest(record: ShardRecord) -> str:
@@ -432,6 +474,24 @@ def check_apart(source: Location, final: Location) -> None:
             raise TargetError(
                 f"{final}: the source {source} lies inside it, or where it is put together; name another target"
             )
+
+
+def check_beside(final: Location) -> None:
+    """Makes sure that the local directories that a conversion uses beside its target are its own to clear, if there.
+
+    Raises:
+        TargetError: one of them is a link, or holds what conversions do not write.
+        StorageError: they cannot be read.
+    """
+    working = working_location(final)
+    check_working(working, _STATE_LISTING)
+    state = working.child(STATE_DIRECTORY)
+    if os.path.lexists(state.child(MANIFEST_NAME).path) and not os.path.lexists(state.child(IDENTITY_NAME).path):
+        raise TargetError(
+            f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
+            "it away"
+        )
+    check_replaced(replaced_location(final))
 
 
 def check_new_file(location: Location, source: Location, overwrite: bool) -> None:

@@ -40,7 +40,7 @@ from core.request import (
 )
 from core.slices import Shape
 from core.source_comparison import SourceComparison
-from core.storage.files import SourceFile, exists, is_missing
+from core.storage.files import SourceFile, exists, has_no_file
 from core.storage.joined import JoinedFile
 from core.storage.named_options import named_storages
 from core.storage.publishing import other_files
@@ -162,7 +162,7 @@ def verify_rank(
     try:
         file = open_checkpoint(location, target_key())
     except StorageError as error:
-        if not is_missing(error):
+        if not has_no_file(error):
             raise
         return RankVerification(record.rank, level, 0, (str(error),))
     except CheckpointError as error:
@@ -195,7 +195,7 @@ def _verify_published(
     found = verify_rank(workspace.directory, record, level, advance=advance, starts=starts)
     if comparison and not found.problems:
         comparison.add(record.model_copy(update={"parts": found.parts}))
-    if record_digest(record) == summary.record_digest:
+    if record_digest(record) == summary.record_digest and record.file == summary.file:
         return list(found.problems), found.read_bytes
     stale = f"rank_{summary.rank}: its record is not the one that the manifest was written for"
     return [stale, *found.problems], found.read_bytes

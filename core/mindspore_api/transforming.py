@@ -92,6 +92,8 @@ def transform_checkpoints(
             f"{directory}: is a checkpoint that reshard converted, or is converting; name another directory"
         )
     work = os.path.join(directory, _WORK_DIRECTORY)
+    if os.path.islink(work):
+        raise ValueError(f"{work}: is a link, and what it leads to would be replaced; remove it")
     with reading():
         request = build_request(
             source=os.path.abspath(src_checkpoints_dir),

@@ -1,6 +1,7 @@
 """Files: read at offsets by many threads, written front to back and visible only when whole."""
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from fsspec.spec import AbstractBufferedFile
 from core.budget import UploadBuffers
 from core.errors import CheckpointError, StorageError
 from core.progress import current_progress
+from core.runtime.local_files import check_regular, is_irregular, open_regular
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
 from core.storage.joined import JoinedFile, parts_of
@@ -90,8 +92,8 @@ def _open_joined(location: Location, parts: Sequence[Location]) -> SourceFile:
 class _LocalSource:
     def __init__(self, location: Location) -> None:
         self.location = location
-        self._file = location.fs.open(location.path, "rb")
-        self._descriptor = self._file.fileno()
+        self._descriptor = open_regular(location.path)
+        self._file = io.FileIO(self._descriptor)
         status = os.fstat(self._descriptor)
         self.size_bytes = status.st_size
         self.version = _local_version(status)
@@ -115,7 +117,8 @@ class _LocalSource:
         return bytes(buffer)
 
     def close(self) -> None:
-        self._file.close()
+        with mapped_errors(self.location, "close it"):
+            self._file.close()
 
 
 class _RemoteSource:
@@ -293,6 +296,11 @@ def is_missing(error: StorageError) -> bool:
     return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
 
 
+def has_no_file(error: StorageError) -> bool:
+    """Whether something failed because there is nothing at a location, or a directory, pipe or the like."""
+    return is_missing(error) or is_irregular(error.__cause__)
+
+
 def unless_missing(work: Callable[[], Result]) -> Result | None:
     """The result of `work`; None if what it is about is not there.
 
@@ -379,11 +387,14 @@ class _LocalOutput:
             os.fsync(self._file.fileno())
             self._file.close()
             check_claim()  # flushing may have taken long
-            os.replace(self._temporary, self._location.path)
+            _give_name(self._temporary, self._location.path)
 
     def discard(self) -> None:
-        self._file.close()
-        _unlink_if_there(self._temporary)
+        with mapped_errors(self._location, "give it up"):
+            try:
+                self._file.close()
+            finally:
+                _unlink_if_there(self._temporary)
 
 
 class _RemoteOutput:
@@ -428,11 +439,18 @@ def takes_rewriting(location: Location) -> bool:
 
 
 def remove_file(location: Location) -> None:
-    """Removes a file, if it exists."""
+    """Removes a file, if it exists; a local link itself, and an empty directory that has a file's place.
+
+    Raises:
+        StorageError: it cannot be removed, or a link leads to the local directory that it is in.
+    """
 
     def remove() -> None:
         with suppress(FileNotFoundError):
-            location.fs.rm_file(location.path)
+            if location.is_local:
+                _remove_local(location.path)
+            else:
+                location.fs.rm_file(location.path)
 
     requested(location, "remove it", remove)
 
@@ -456,11 +474,12 @@ def copy_file(source: Location, target: Location) -> None:
         return
     with mapped_errors(target, action):
         temporary = _temporary_path(target)
+        check_regular(source.path)  # a device would be copied without end
         try:
             shutil.copyfile(source.path, _made(temporary))
             _flush(temporary)
             check_claim()
-            os.replace(temporary, target.path)
+            _give_name(temporary, target.path)
         except BaseException:
             _unlink_if_there(temporary)
             raise
@@ -494,7 +513,37 @@ def _temporary_path(location: Location) -> str:
 
 def _made(path: str) -> str:
     os.makedirs(os.path.dirname(path), exist_ok=True)
+    _check_unlinked(path)
     return path
+
+
+def _check_unlinked(path: str) -> None:
+    """Makes sure that a file to be written or removed is where its path says: links are followed when a URL is parsed.
+
+    Raises:
+        OSError: a link leads to the directory that it is in.
+    """
+    directory = os.path.dirname(path)
+    if (found := os.path.realpath(directory)) != directory:
+        raise OSError(errno.ELOOP, f"a link leads from {directory} to {found}, and nothing is changed through links")
+
+
+def _give_name(temporary: str, path: str) -> None:
+    """Puts a finished file in its place, even if an empty directory was put there."""
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:
+        with suppress(OSError):
+            os.rmdir(path)
+        os.replace(temporary, path)
+
+
+def _remove_local(path: str) -> None:
+    _check_unlinked(path)
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        os.rmdir(path)
 
 
 def _unlink_if_there(path: str) -> None:

@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 from core.errors import StorageError, TargetBusyError, TargetError
 from core.progress import current_progress
+from core.runtime.local_files import open_regular
 from core.storage.claims import claimed_while
 from core.storage.failures import mapped_errors
 from core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
@@ -39,7 +40,8 @@ _LOOKS = 3
 _MOST_MOVES = 100
 """So often a directory is not moved away by others in the moment between making it and opening a file in it."""
 _BETWEEN_LOOKS_SECONDS = 0.02
-_GATE = ".gate"
+GATE_NAME = ".gate"
+"""A file in a directory of leases, locked for steps that must not be interleaved."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def _local_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
         with exclusive(directory):
             _refuse_rivals(holder, _living_local(directory))
             with mapped_errors(directory, "take a lease"):
-                file = held.enter_context(open(path, "wb", buffering=0))
+                file = held.enter_context(_closed_at_end(directory, open(path, "xb", buffering=0)))
                 # the directory may be renamed with the target: what is locked is the file, the name is only tidied
                 held.callback(_give_back, directory, path)
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,11 +139,11 @@ def exclusive(directory: Location) -> Iterator[None]:
     if not directory.is_local:
         yield
         return
-    path = os.path.join(directory.path, _GATE)
+    path = os.path.join(directory.path, GATE_NAME)
     while True:
         with mapped_errors(directory, "lock it"):
             gate = _opened_gate(path)
-        with gate:
+        with _closed_at_end(directory, gate):
             with mapped_errors(directory, "lock it"):
                 fcntl.flock(gate, fcntl.LOCK_EX)
                 # who had it until now may have renamed or removed the directory: then this gate leads nowhere
@@ -159,7 +161,7 @@ def remove_place(directory: Location, root: Location) -> None:
     path = directory.path
     with mapped_errors(directory, "remove it"):
         try:
-            os.unlink(os.path.join(path, _GATE))
+            os.unlink(os.path.join(path, GATE_NAME))
             os.rmdir(path)
             while path != root.path:
                 path = os.path.dirname(path)
@@ -179,7 +181,16 @@ def _opened_gate(path: str) -> BinaryIO:
 
 def _made_gate(path: str) -> BinaryIO:
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    return open(path, "ab")
+    return open(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW), "ab")
+
+
+@contextmanager
+def _closed_at_end(directory: Location, file: BinaryIO) -> Iterator[BinaryIO]:
+    try:
+        yield file
+    finally:
+        with mapped_errors(directory, "close a file in it"):
+            file.close()
 
 
 def _is_at(file: BinaryIO, path: str) -> bool:
@@ -203,9 +214,9 @@ def _living_local(directory: Location) -> list[LeaseHolder]:
 def _living_holder(path: str) -> LeaseHolder | None:
     """Who holds a lease; a lease that nobody holds is removed."""
     # it may be given back at any moment
-    with suppress(FileNotFoundError), open(path, "rb+") as file:
+    with suppress(FileNotFoundError), open(open_regular(path, os.O_RDWR | os.O_NOFOLLOW), "rb+") as file:
         if not _locked(file):
-            return parse_holder(file.read(), path)
+            return parse_holder(file.read(LARGEST_LEASE_BYTES), path)
         os.unlink(path)
     return None
 

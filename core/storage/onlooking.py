@@ -4,8 +4,9 @@ import fcntl
 import os
 from contextlib import suppress
 
+from core.runtime.local_files import open_regular
 from core.storage.failures import mapped_errors
-from core.storage.lease import LeaseHolder, living_holders, new_holder, parse_holder
+from core.storage.lease import LARGEST_LEASE_BYTES, LeaseHolder, living_holders, new_holder, parse_holder
 from core.storage.urls import Location
 
 
@@ -31,8 +32,8 @@ def seen_holders(directory: Location) -> list[LeaseHolder]:
 
 def _seen_local(path: str) -> LeaseHolder | None:
     # it may be given back, or moved with its directory, at any moment
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        text = file.read()
+    with suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+        text = file.read(LARGEST_LEASE_BYTES)
         if not text:
             return None  # about to be locked, which looking must not hinder
         try:

@@ -26,7 +26,8 @@ from core.unified_names import is_unified_name
 
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
-_RANK_FOLDER = re.compile(r"rank_\d+")  # beside which the files of unified checkpoints stand
+RANK_FOLDER = re.compile(r"rank_[0-9]+")
+"""Names of directories in a checkpoint; the files of a unified one have no directories."""
 STATE_DIRECTORY = ".reshard"
 """Below a target: everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
@@ -36,6 +37,11 @@ MANIFEST_NAME = "manifest.json"
 def working_location(final: Location) -> Location:
     """Where the files of a target are written."""
     return _sibling(final, PARTIAL_SUFFIX) if final.is_local else final
+
+
+def replaced_location(final: Location) -> Location:
+    """Where what a local target was before is moved, until it is removed."""
+    return _sibling(final, REPLACED_SUFFIX)
 
 
 def list_names(location: Location) -> list[str]:
@@ -51,7 +57,7 @@ def list_names(location: Location) -> list[str]:
     if paths.pop(location.path, "directory") == "file":
         raise TargetError(f"{location}: is a file, the target must be a directory")
     names = sorted(posixpath.basename(path) for path in paths)
-    folders = [name for name in names if _RANK_FOLDER.fullmatch(name)]
+    folders = [name for name in names if RANK_FOLDER.fullmatch(name)]
     if location.is_local or any(_entries(location.child(folder)) for folder in folders):
         return names
     return [name for name in names if name not in folders]
@@ -67,7 +73,7 @@ def foreign_names(location: Location) -> list[str]:
 
 
 def _is_of_checkpoint(name: str) -> bool:
-    return _RANK_FOLDER.fullmatch(name) is not None or is_unified_name(name)
+    return RANK_FOLDER.fullmatch(name) is not None or is_unified_name(name)
 
 
 def remove_tree(location: Location) -> None:
@@ -94,7 +100,7 @@ def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
     return [
         file
         for file in find_files(directory)
-        if (_RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_unified_name(file.path[start:]))
+        if (RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_unified_name(file.path[start:]))
         and file.path not in known_paths
         and not (directory.is_local and is_temporary(file.name))
     ]
@@ -107,14 +113,14 @@ def remove_others(working: Location, kept: Iterable[str]) -> None:
         with mapped_errors(working, "remove empty folders in it"):
             for name in list_names(working):
                 path = working.child(name).path
-                if _RANK_FOLDER.fullmatch(name) and os.path.isdir(path) and not os.listdir(path):
+                if RANK_FOLDER.fullmatch(name) and os.path.isdir(path) and not os.listdir(path):
                     os.rmdir(path)
 
 
 def temporary_files(directory: Location) -> list[Location]:
     """Local files of a checkpoint, and in the state directory, that a killed run did not finish."""
     there = list_names(directory)
-    folders = [name for name in there if _RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
+    folders = [name for name in there if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
     with mapped_errors(directory, "list its files"):
         return [directory.child(name) for name in there if is_temporary(name)] + [
             Location(directory.fs, os.path.join(path, name))
@@ -129,11 +135,18 @@ def publish(working: Location, final: Location) -> None:
     """Gives finished files their name; what had it before is removed afterwards.
 
     Raises:
+        TargetError: what had it before holds files that are not a checkpoint's, which would be removed with it.
         StorageError: a rename failed; the finished files are still at `working`.
     """
     if working.path == final.path:
         return
-    replaced = _sibling(final, REPLACED_SUFFIX)
+    foreign = foreign_names(final) if os.path.isdir(final.path) else []
+    if foreign:
+        raise TargetError(
+            f"{final}: holds what is not a checkpoint's ({', '.join(foreign[:5])}), and would be replaced. Move that "
+            f"away; the same command goes on with what is in {working}"
+        )
+    replaced = replaced_location(final)
     with mapped_errors(final, f"give it the finished files (they are whole in {working})"):
         _flush_directories(working.path)
         if os.path.isdir(final.path) and os.listdir(final.path):

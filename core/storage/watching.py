@@ -15,6 +15,7 @@ from functools import partial
 
 from core.errors import StorageError, TargetError
 from core.progress import current_progress
+from core.runtime.local_files import open_regular
 from core.storage import lease as leases
 from core.storage.claims import claimed_while
 from core.storage.failures import mapped_errors
@@ -94,7 +95,7 @@ class _WatchedLease:
     def _look_local(self) -> str:
         with mapped_errors(self._location, "look at the lease"):
             try:
-                file = open(self._location.path, "rb")
+                file = open(open_regular(self._location.path), "rb")
             except FileNotFoundError:
                 return "it has ended"
             with file:

@@ -52,9 +52,10 @@ class TestJoinedFile:
         file.close()
 
     def test_changes_with_any_part(self, joined: Path) -> None:
-        before = open_source(parse_url(str(joined))).version
-        (joined.parent / "x_part0.ckpt").write_bytes(b"abcd")
-        assert open_source(parse_url(str(joined))).version != before
+        with closing(open_source(parse_url(str(joined)))) as before:
+            (joined.parent / "x_part0.ckpt").write_bytes(b"abcd")
+            with closing(open_source(parse_url(str(joined)))) as after:
+                assert after.version != before.version
 
     def test_a_missing_part_is_named(self, joined: Path) -> None:
         (joined.parent / "x_part3.ckpt").unlink()

@@ -117,7 +117,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refusing(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")  # root may read everything
 
-    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.open", refusing)
+    monkeypatch.setattr("os.open", refusing)
     with pytest.raises(StorageError, match="secret: cannot read it: permission denied"):
         open_source(parse_url(str(tmp_path / "secret")))
 

@@ -1,0 +1,1 @@
+"""What a process brings along, whatever it works on."""

@@ -1,0 +1,65 @@
+"""Local files, opened only if they are regular files.
+
+Opening a pipe waits for a writer, a device may never end, and either can have any name. So every local file is opened
+without waiting, and what was opened is looked at before anything is read.
+"""
+
+import errno
+import os
+import stat
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class NotRegularError(OSError):
+    """A path leads to something that is not a regular file."""
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file; links are followed unless `flags` say otherwise.
+
+    Raises:
+        IsADirectoryError: it is a directory.
+        NotRegularError: it is something else, such as a pipe.
+        OSError: it cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+            _check_regular(os.stat(path), path)
+        raise
+    try:
+        _check_regular(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_regular(path: str) -> None:
+    """Makes sure that a path leads to a regular file.
+
+    Raises:
+        OSError: it does not, as `open_regular`.
+    """
+    os.close(open_regular(path))
+
+
+def is_irregular(error: BaseException | None) -> bool:
+    """Whether an error says that a path leads to something else than a regular file, or in circles."""
+    irregular = isinstance(error, NotRegularError | IsADirectoryError)
+    return irregular or (isinstance(error, OSError) and error.errno == errno.ELOOP)
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise NotRegularError(errno.EINVAL, f"{kind}, not a regular file", path)
