@@ -31,7 +31,7 @@ from core.wording import counted, ranks_text, size_text
 
 Document = dict[str, Any]
 
-_RANK_FOLDER = re.compile(r"rank_\d+")
+_RANK_FOLDER = re.compile(r"rank_[0-9]+")
 _STRATEGY_START = b"\x08"
 """A strategy begins with its stage, field 1, a number; field 1 of a checkpoint is a message."""
 

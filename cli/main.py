@@ -146,8 +146,8 @@ def _kept_traceback() -> str:
     import traceback
 
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="reshard-error-", suffix=".txt", delete=False) as file:
-            file.write(traceback.format_exc())
+        with tempfile.NamedTemporaryFile("wb", prefix="reshard-error-", suffix=".txt", delete=False) as file:
+            file.write(traceback.format_exc().encode(errors="backslashreplace"))
     except OSError as error:
         return f"the traceback could not be kept: {error}"
     return f"the traceback is in {file.name}"

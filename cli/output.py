@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from core.runtime.texts import utf8_text
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -21,7 +23,8 @@ def print_error(message: str) -> None:
 def print_json(document: "BaseModel | dict[str, Any]") -> None:
     """A result as JSON on stdout."""
     if isinstance(document, dict):
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        # a file's name that is no text is told as JSON's own escapes
+        click.echo(utf8_text(json.dumps(document, indent=2, ensure_ascii=False)))
     else:
         click.echo(document.model_dump_json(indent=2))
 

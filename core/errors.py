@@ -21,6 +21,8 @@ disk and damaged content stay as they are however often one asks, and are not re
 
 import errno
 
+from core.runtime.texts import utf8_text
+
 _TRANSIENT_ERRNOS = frozenset(
     {
         errno.EAGAIN,
@@ -43,7 +45,10 @@ _TRANSIENT_ERRNOS = frozenset(
 
 
 class ReshardError(Exception):
-    """Base of all errors that carry a message meant for the user."""
+    """Base of all errors that carry a message meant for the user: it can be shown, logged and stored anywhere."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(utf8_text(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InputError(ReshardError):
@@ -102,7 +107,7 @@ class StorageError(ConversionError):
 
     def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message, transient)
-        self.message = message
+        self.message = utf8_text(message)
         self.transient = transient
 
     def __str__(self) -> str:

@@ -20,8 +20,8 @@ from core.changes import NO_CHANGES
 from core.checkpoint.selection import listed
 from core.errors import InputError, TargetError, VerificationError
 from core.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
-from core.plan import ConversionPlan, build_plan
-from core.plan_file import load_inputs
+from core.plan import ConversionPlan
+from core.plan_file import rebuild_plan
 from core.progress import Progress, SilentProgress, advancing
 from core.report import Summary
 from core.request import VerifyLevel
@@ -132,7 +132,7 @@ def _read_part(location: Location) -> _Part:
         )
     if manifest.encryption:
         raise InputError(f"{location}: is encrypted, and such parts cannot be joined; convert its stage unencrypted")
-    plan = build_plan(load_inputs(Workspace(location, manifest.identity).plan_url))
+    plan = rebuild_plan(Workspace(location, manifest.identity).plan_url)
     if plan.part is None:
         raise InputError(
             f"{location}: is no part: it was not converted with one pipeline stage's own strategy, to a target with "

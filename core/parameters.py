@@ -220,7 +220,7 @@ def match_parameters(
     if REDUNDANCY_MARK in recipes.made:
         problems.append(f"no parameter can be called {REDUNDANCY_MARK!r}: that marks files without redundancy")
     _raise_listed(PlanError, f"{catalog.url}: cannot be changed so", problems)
-    if shared_parameters.isdigit():
+    if shared_parameters.isascii() and shared_parameters.isdigit():
         held = with_first(int(shared_parameters), held, source, problems)
     names = MatchedNames(
         recipes,

@@ -26,7 +26,7 @@ from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.request import IntegratedSave, checked_prefix
 from core.sealing import is_sealed, keyed_digest, seal, unseal
-from core.storage.files import read_small_file
+from core.storage.files import read_own_file
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
 from core.unified import UnifiedLayout
@@ -84,15 +84,15 @@ def load_sources(url: str, identity: str) -> CheckpointCatalog:
     return _read(url, lambda document: catalog_from_json(document["catalog"]))
 
 
-def load_inputs(url: str) -> PlanInputs:
-    """What a plan in a file is made from; any version may have written it.
+def rebuild_plan(url: str) -> ConversionPlan:
+    """The plan of what is in a file; any version may have written it, so its identity cannot be asked for.
 
     Raises:
         TargetError: the file holds no plan.
         InputError: it is encrypted, and the key is missing or not the right one.
         StorageError: it cannot be read.
     """
-    return _read(url, _inputs_from_json)
+    return _read(url, lambda document: build_plan(_inputs_from_json(document)))
 
 
 def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
@@ -101,7 +101,7 @@ def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
 
 
 def _read(url: str, parse: Callable[[Any], Content]) -> Content:
-    data = read_small_file(parse_url(url), _LARGEST_PLAN_BYTES)
+    data = read_own_file(parse_url(url), _LARGEST_PLAN_BYTES)
     if is_sealed(data):
         data = unseal(data, target_key(), _PLAN, url)
     try:

@@ -20,6 +20,7 @@ from core.effects import (
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
+from core.runtime.texts import utf8_text
 from core.wording import counted
 
 
@@ -333,7 +334,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             "its counterpart's. If they are cut, the source strategy lacks them; if they tell the step, the source's "
             "files are of several"
         )
-    return tuple(notes)
+    return tuple(map(utf8_text, notes))
 
 
 def _lost_notes(plan: ConversionPlan) -> Iterator[str]:

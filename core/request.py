@@ -23,7 +23,7 @@ _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
 _STEP = re.compile(r"([0-9]+_[0-9]+(_breakpoint)?)?")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
-_SHARED = re.compile(r"^(first|fail|[0-9]+)$")
+_SHARED = re.compile(r"^(first|fail|[0-9]{1,9})$")
 _HIGHEST_RANK = 1_000_000
 _KEY_ADVICE = (
     "Where the key is kept: env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of what stands there, unless "

@@ -27,6 +27,7 @@ from core.errors import InputError, StorageError, TargetBusyError, TargetError
 from core.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
 from core.progress import current_progress
 from core.request import VerifyLevel
+from core.runtime.texts import utf8_text
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
 from core.storage.files import (
@@ -34,7 +35,7 @@ from core.storage.files import (
     find_files,
     is_missing,
     list_folder,
-    read_small_file,
+    read_own_file,
     remove_file,
     unless_missing,
     write_bytes,
@@ -187,6 +188,7 @@ def _apply(
 
 
 def _told(note: str) -> str:
+    note = utf8_text(note)
     current_progress().note(note)
     return note
 
@@ -221,7 +223,7 @@ def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
     manifest, halfway = read_manifest(directory), False
     if manifest is None:
         record = directory.child(STATE_DIRECTORY, REMOVING_NAME)
-        content = unless_missing(lambda: read_small_file(record, _LARGEST_MANIFEST_BYTES))
+        content = unless_missing(lambda: read_own_file(record, _LARGEST_MANIFEST_BYTES))
         if content is None:
             return None
         manifest, halfway = parse_manifest(content, str(record)), True

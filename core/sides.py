@@ -35,6 +35,7 @@ from core.recipes import excluded_names
 from core.request import ConversionRequest
 from core.resources import resources_of
 from core.retry import with_retries
+from core.runtime.texts import utf8_text
 from core.shared import WholeReader
 from core.slices import Shape, TensorSlice, contiguous_boxes
 from core.storage.urls import parse_url
@@ -206,7 +207,7 @@ class CheckpointSide:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen, in sentences."""
-        return self._plan.inputs.catalog.notes
+        return tuple(map(utf8_text, self._plan.inputs.catalog.notes))
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:

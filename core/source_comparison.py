@@ -10,8 +10,8 @@ from core.content import ContentCheck, target_starts
 from core.errors import CatalogError, CheckpointError, InputError, StorageError
 from core.keys import source_key
 from core.manifest import Manifest, ShardRecord
-from core.plan import ConversionPlan, build_plan
-from core.plan_file import load_inputs, load_plan
+from core.plan import ConversionPlan
+from core.plan_file import load_plan, rebuild_plan
 from core.slices import Shape
 from core.storage.files import is_missing
 from core.storage.urls import parse_url
@@ -96,7 +96,7 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
     try:
         if manifest.writer == f"reshard {__version__}":
             return load_plan(workspace.plan_url, manifest.identity)
-        return build_plan(load_inputs(workspace.plan_url))  # another version's identities cannot be worked out
+        return rebuild_plan(workspace.plan_url)  # another version's identities cannot be worked out
     except StorageError as error:
         if not is_missing(error):
             raise

@@ -44,9 +44,8 @@ from core.request import VerifyLevel
 from core.sealing import keyed_digest, seal, unseal
 from core.storage.files import (
     find_files,
-    has_no_file,
-    is_missing,
     kind_of,
+    read_own_file,
     read_small_file,
     remove_file,
     remove_files,
@@ -133,7 +132,7 @@ class Workspace:
             StorageError: there is none.
         """
         location = self.record_location(rank)
-        data = _read_own(location, _LARGEST_RECORD_BYTES)
+        data = read_own_file(location, _LARGEST_RECORD_BYTES)
         try:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:
@@ -431,25 +430,8 @@ def read_manifest(directory: Location) -> Manifest | None:
         StorageError: it cannot be read.
     """
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    content = unless_missing(lambda: _read_own(location, _LARGEST_RECORD_BYTES))
+    content = unless_missing(lambda: read_own_file(location, _LARGEST_RECORD_BYTES))
     return None if content is None else parse_manifest(content, str(location))
-
-
-def _read_own(location: Location, limit_bytes: int) -> bytes:
-    """The bytes of a record or a manifest.
-
-    Raises:
-        TargetError: it is too large, or is not a file at all.
-        StorageError: it is not there, or cannot be read.
-    """
-    try:
-        return read_small_file(location, limit_bytes)
-    except CheckpointError as error:
-        raise TargetError(str(error)) from error
-    except StorageError as error:
-        if is_missing(error) or not has_no_file(error):
-            raise
-        raise TargetError(str(error)) from error
 
 
 def record_digest(record: ShardRecord) -> str:

@@ -38,6 +38,7 @@ from core.request import (
     mode_with_key,
     without_credentials,
 )
+from core.runtime.texts import utf8_text
 from core.slices import Shape
 from core.source_comparison import SourceComparison
 from core.storage.files import SourceFile, exists, has_no_file
@@ -339,7 +340,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         compared=comparison.parameter_count if comparison else 0,
         compared_bytes=comparison.source_bytes if comparison else 0,
         seconds=round(time.monotonic() - started, 3),
-        problems=tuple(problems),
+        problems=tuple(map(utf8_text, problems)),
         kind=FILE if manifest.layout is TargetLayout.UNIFIED else RANK,
     )
 

@@ -12,6 +12,7 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from core.progress import Progress, advancing
+from core.runtime.texts import utf8_text
 from core.wording import size_text
 
 PROGRESS_KEY = "run-progress"
@@ -35,7 +36,7 @@ class RunProgress:
 
     def note(self, message: str) -> None:
         """Something worth a line happened."""
-        self._logger.info(message)
+        self._logger.info(utf8_text(message))
         self._listener.note(message)
 
     def begin(self, total_bytes: int) -> None:

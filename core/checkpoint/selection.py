@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import CheckpointName, Step, group_prefixes, parse_step, spelled_for
 from core.errors import CatalogError
+from core.runtime.texts import utf8_text
 
 # what a message lists at most; ranks that are missing are always listed whole
 _MAX_LISTED = 10
@@ -83,8 +84,8 @@ def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
 def listed(items: Sequence[str], limit: int | None = _MAX_LISTED) -> str:
     """Items joined by commas; of more than `limit` the first, and how many there are beyond."""
     if limit is None or len(items) <= limit:
-        return ", ".join(items)
-    return f"{', '.join(items[:limit])} and {len(items) - limit} more"
+        return utf8_text(", ".join(items))
+    return utf8_text(f"{', '.join(items[:limit])} and {len(items) - limit} more")
 
 
 def _asked_step(step: str | None) -> Step | None:

@@ -113,7 +113,10 @@ def survey(url: str) -> CheckpointSurvey:
     with refused_as_input():
         if RANK_FIELD in location.path:
             return _survey_pattern(location)
-        is_file = _kind(location) == "file"
+        kind = _kind(location)
+        if kind not in ("file", "directory"):
+            raise CatalogError(f"{location}: is neither a file nor a directory")
+        is_file = kind == "file"
         if is_file and is_index_name(location.name):
             return _survey_unified(location.parent, location)
         if is_file:
@@ -146,7 +149,9 @@ def _survey_file(location: Location) -> CheckpointSurvey:
 
 
 def _named_file(item: _Item) -> FoundFile:
-    name = parse_name(item.location.name) if item.kind == "file" else None
+    if item.kind != "file":
+        raise CatalogError(f"{item.location}: is not a regular file")
+    name = parse_name(item.location.name)
     if name is None:
         raise CatalogError(f"{item.location}: not a checkpoint file: its name has to end in {_EXTENSIONS}")
     return FoundFile(name, item.location)

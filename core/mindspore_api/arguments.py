@@ -9,6 +9,7 @@ from core.mindspore_api.failures import reading
 from core.request import EncryptionMode
 
 DEFAULT_MODE = "AES-GCM"
+_MOST_DIGITS = 10
 FORMATS = ("ckpt", "safetensors")
 
 ChoiceFunction = Callable[[str], bool] | None
@@ -122,6 +123,6 @@ def rank_in_environment() -> int | None:
     told = os.environ.get("RANK_ID")
     if told is None:
         return None
-    if not told.isdigit():
+    if not (told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS):
         raise ValueError(f"the environment's RANK_ID is {told!r}, not a rank")
     return int(told)

@@ -34,7 +34,7 @@ from core.strategy.records import list_records
 from core.strategy.strategy_pb2 import ParallelLayouts
 from core.values import array_of, is_array_like
 
-_RANK_FOLDER = re.compile(r"rank_(\d+)")
+_RANK_FOLDER = re.compile(r"rank_([0-9]+)")
 _NOT_WEIGHTS = ("accu_grads", "inputs")
 """Prefixes of what says nothing of which ranks hold the same model."""
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from core.budget import UploadBuffers
-from core.errors import CheckpointError, StorageError
+from core.errors import CheckpointError, StorageError, TargetError
 from core.progress import current_progress
 from core.runtime.local_files import check_regular, is_irregular, open_regular
 from core.storage.claims import check_claim
@@ -341,6 +341,23 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
         return read_bytes(file, 0, file.size_bytes)
     finally:
         file.close()
+
+
+def read_own_file(location: Location, limit_bytes: int) -> bytes:
+    """The whole of a small file that a conversion wrote, such as a record or a manifest.
+
+    Raises:
+        TargetError: it is larger than `limit_bytes`, or something else than a file: it was not left as it was written.
+        StorageError: it is not there, or cannot be read.
+    """
+    try:
+        return read_small_file(location, limit_bytes)
+    except CheckpointError as error:
+        raise TargetError(str(error)) from error
+    except StorageError as error:
+        if not is_irregular(error.__cause__):
+            raise
+        raise TargetError(str(error)) from error
 
 
 def _read_small_object(location: Location, limit_bytes: int) -> bytes:

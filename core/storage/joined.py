@@ -10,7 +10,7 @@ from typing import Protocol
 
 from core.storage.urls import Location
 
-_JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>\d+(?:,\d+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
+_JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>[0-9]+(?:,[0-9]+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
 
 
 class _Part(Protocol):

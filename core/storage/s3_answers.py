@@ -5,6 +5,7 @@ are known here by their names, because its package need not be installed. A secr
 code and message.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class Reason:
 
 
 _LONGEST_ANSWER_CHARACTERS = 300
+_STATUS = re.compile(r"[0-9]{3}")
 
 _NO_FILE = Reason("no such file or directory")
 _NO_BUCKET = Reason("there is no bucket {bucket!r}")
@@ -130,7 +132,7 @@ def _chain(error: BaseException | None) -> Iterator[Any]:
 def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, bucket: str) -> Reason:
     error, metadata = response["Error"], response.get("ResponseMetadata", {})
     code = str(error.get("Code", "an unknown error"))
-    status = int(metadata.get("HTTPStatusCode", 0)) or (int(code) if code.isdigit() else 0)
+    status = int(metadata.get("HTTPStatusCode", 0)) or (int(code) if _STATUS.fullmatch(code) else 0)
     region = error.get("Region") or metadata.get("HTTPHeaders", {}).get("x-amz-bucket-region")
     where = region or error.get("Endpoint")
     reason = _REASONS.get(code)
@@ -141,7 +143,7 @@ def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, b
     if reason is None:
         reason = _BUSY if status >= 500 or status == 429 else Reason("{answer}")
     words = {
-        "answer": code if code.isdigit() else _one_line(f"{code}: {error.get('Message', '')}"),
+        "answer": code if _STATUS.fullmatch(code) else _one_line(f"{code}: {error.get('Message', '')}"),
         "bucket": bucket,
         "permission": _permission(operation, protocol),
         "elsewhere": f", {where}" if where else "",

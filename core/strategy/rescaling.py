@@ -39,7 +39,7 @@ def parse_cut(text: str) -> CutRule:
     axes = []
     for part in cut.split(","):
         axis, _, role = part.strip().partition(":")
-        if not axis.isdecimal() or len(axis) > 3 or (role or _MODEL) not in (_DATA, _MODEL):
+        if not (axis.isascii() and axis.isdecimal()) or len(axis) > 3 or (role or _MODEL) not in (_DATA, _MODEL):
             raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
         axes.append((int(axis), role or _MODEL))
     if len({role for _, role in axes}) < len(axes):

@@ -45,7 +45,7 @@ class PlaceRule:
                 found.update(range(stage_count))
             elif place in _PLACES:
                 found.add(0 if place == "first" else stage_count - 1)
-            elif place.isdecimal() and int(place) < stage_count:
+            elif re.fullmatch(r"[0-9]{1,6}", place) and int(place) < stage_count:
                 found.add(int(place))
             else:
                 raise StrategyError(

@@ -1,8 +1,10 @@
 """Running the command, in this process and as one of its own."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from cli.main import run
 
 ROOT = Path(__file__).parents[2]
+_MOST_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -46,5 +49,25 @@ def spawned() -> Callable[..., Result]:
         command = [sys.executable, "-m", "cli.main", *map(str, arguments)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def bounded(reshard: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
+    """`reshard`, but what waits for a pipe below `tmp_path` fails after some time."""
+
+    def call(*arguments: object) -> Result:
+        results: list[Result] = []
+        thread = threading.Thread(target=lambda: results.append(reshard(*arguments)), daemon=True)
+        thread.start()
+        thread.join(_MOST_SECONDS)
+        if thread.is_alive():
+            for path in tmp_path.rglob("*"):
+                if path.is_fifo():  # whoever waits for a writer goes on, or the tests would never end
+                    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            pytest.fail(f"reshard {arguments[0]} did not end")
+        [result] = results
+        return result
 
     return call

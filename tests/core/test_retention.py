@@ -275,7 +275,9 @@ def test_conversions_of_others_are_no_candidates(options: dict[str, str], tmp_pa
     assert (tmp_path / "1_0/rank_0/checkpoint_0.ckpt").exists()
 
 
-@pytest.mark.parametrize("file", ["../../../precious", "../checkpoint_0.ckpt", "a/b", "", "rank_0/..", "rank_1/checkpoint_0.ckpt"])
+@pytest.mark.parametrize(
+    "file", ["../../../precious", "../checkpoint_0.ckpt", "a/b", "", "rank_0/..", "rank_1/checkpoint_0.ckpt"]
+)
 def test_a_manifest_that_lists_files_elsewhere_is_not_followed(file: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"1234")
     conversion(tmp_path / "out", "1_0", 0, file=file)

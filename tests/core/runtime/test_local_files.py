@@ -1,0 +1,56 @@
+"""Only regular files are opened, and nothing is waited for."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from core.runtime.local_files import NotRegularError, check_regular, is_irregular, open_regular
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        directory = os.open(path.parent, os.O_PATH)
+        made.bind(f"/proc/self/fd/{directory}/{path.name}")  # a socket's whole path may have 107 bytes
+        os.close(directory)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a pipe"),
+        (make_socket, "a socket"),
+        (lambda path: path.symlink_to("/dev/zero"), "a device"),
+    ],
+)
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_WRONLY])
+def test_what_is_no_file_is_named(tmp_path: Path, make: Callable[[Path], None], kind: str, flags: int) -> None:
+    make(tmp_path / "x")
+    with pytest.raises(NotRegularError, match=f"{kind}, not a regular file") as raised:
+        open_regular(str(tmp_path / "x"), flags)
+    assert is_irregular(raised.value)
+
+
+def test_directories_and_links_in_circles(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as directory:
+        check_regular(str(tmp_path))
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links") as loop:
+        check_regular(str(tmp_path / "loop"))
+    with pytest.raises(FileNotFoundError) as missing:
+        check_regular(str(tmp_path / "nothing"))
+    assert [is_irregular(each.value) for each in (directory, loop, missing)] == [True, True, False]
+
+
+def test_files_are_opened_also_through_links(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    with open(open_regular(str(tmp_path / "link")), "rb") as file:
+        assert file.read() == b"abc"
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NotRegularError):
+        check_regular("/dev/null")
+    check_regular(str(tmp_path / "file"))
+    assert len(os.listdir("/proc/self/fd")) == before
