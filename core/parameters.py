@@ -51,7 +51,7 @@ from core.matched_names import MatchedNames
 from core.pieces import Piece, Pieces, are_whole, whole_piece
 from core.recipes import Composer, Recipe, build_recipes
 from core.request import IntegratedSave
-from core.slices import Shape, TensorSlice
+from core.slices import TOO_LARGE, Shape, TensorSlice, is_countable
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
 
@@ -387,6 +387,8 @@ def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> MovedP
         _check_has_elements(recipe, made_of)
         pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
     dtype = _dtype(recipe, made_of)
+    if not is_countable(shape, dtype.itemsize):
+        raise LayoutError(f"the shape of the whole tensor, {list(shape)}, is {TOO_LARGE} as {dtype}")
     layouts = _target_layouts(recipe.name, dtype, shape, target)
     # a vector that is transposed, say, is what it was
     steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps

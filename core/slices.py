@@ -11,6 +11,18 @@ from functools import cached_property
 
 Shape = tuple[int, ...]
 
+_MOST_BYTES = 2**63 - 1
+TOO_LARGE = "too large (2^63 bytes or more, dimensions of 0 not counted)"
+"""What messages say of a shape that is not countable."""
+
+
+def is_countable(shape: Shape, itemsize: int = 1) -> bool:
+    """Whether a signed integer of 64 bits can count a tensor's bytes, and so each of its dimensions.
+
+    Dimensions of 0 are left out, as in numpy: they would hide others that no file can hold.
+    """
+    return math.prod(filter(None, shape)) * itemsize <= _MOST_BYTES
+
 
 @dataclass(frozen=True)
 class TensorSlice:

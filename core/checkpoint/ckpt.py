@@ -29,7 +29,7 @@ from core.checkpoint.model import (
 from core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
 from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
 from core.errors import CheckpointError
-from core.slices import Shape
+from core.slices import TOO_LARGE, Shape, is_countable
 from core.storage.files import SourceFile, read_bytes
 
 # What MindSpore puts into one entry at most; a single protobuf field could not hold 2 GiB.
@@ -385,6 +385,8 @@ def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
             first.offset,
             f"parameter {name!r} has {length} bytes, but {dtype} {list(dims)} takes {entry.size_bytes}: damaged",
         )
+    if not is_countable(shape, dtype.itemsize):
+        raise reader.error(first.offset, f"parameter {name!r}: its dims {list(dims)} are {TOO_LARGE} as {dtype}: damaged")
     return entry
 
 

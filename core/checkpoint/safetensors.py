@@ -29,6 +29,7 @@ from core.checkpoint.model import (
 )
 from core.dtypes import INT4, DType, dtype_from_safetensors
 from core.errors import CheckpointError
+from core.slices import TOO_LARGE, is_countable
 from core.storage.files import SourceFile, read_bytes
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's and MindSpore's own limit
@@ -260,6 +261,8 @@ def _tensor(header: _Header, name: str) -> TensorEntry:
             f"parameter {name!r}: data_offsets {offsets} hold {stop - start} bytes, "
             f"but {dtype} {shape} takes {size_bytes}: damaged"
         )
+    if not is_countable(shape, dtype.itemsize):
+        raise CheckpointError(f"parameter {name!r}: its shape {_told(shape)} is {TOO_LARGE} as {dtype}: damaged")
     return TensorEntry(name, dtype, tuple(shape), (Extent(header.data_offset + start, size_bytes),))
 
 

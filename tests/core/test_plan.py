@@ -274,6 +274,14 @@ def test_shape_that_does_not_divide_is_named() -> None:
         plan_of(catalog, make_strategy({"w": vector(1)}), make_strategy({"w": vector(2, True)}))
 
 
+def test_a_whole_tensor_beyond_64_bits_is_named() -> None:
+    halves = ParameterLayout((2,), ((), (0,)), nested=True)
+    catalog = make_catalog({rank: [TensorEntry("w", INT, (0, 2**62), ())] for rank in range(2)})
+    message = re.escape("'w': the shape of the whole tensor, [0, 9223372036854775808], is too large")
+    with pytest.raises(PlanError, match=message):
+        plan_of(catalog, make_strategy({"w": halves}), None)
+
+
 def test_shared_parameter_of_different_shapes() -> None:
     catalog = make_catalog({0: [entry("t", (4,))], 1: [entry("t", (2,))]})
     with pytest.raises(PlanError, match=r"'t': stages 0 and 1 share it, but it is Int32 \[4\] in one"):

@@ -192,7 +192,7 @@ class TestShapes:
         assert read(checkpoint_bytes(("e", "Float32", [0], b""))).entries["e"].shape == (0,)
 
     def test_zero_elements(self) -> None:
-        assert read(checkpoint_bytes(("e", "Float32", [2**62, 0, 2**62], b""))).entries["e"].size_bytes == 0
+        assert read(checkpoint_bytes(("e", "Float32", [2**30, 0, 2**30], b""))).entries["e"].size_bytes == 0
 
     def test_int4_dims_count_bytes(self) -> None:
         assert read(checkpoint_bytes(("q", "Int4", [3, 2], bytes(6)))).entries["q"].size_bytes == 6
@@ -263,6 +263,10 @@ BAD = {
     "negative dims": (
         value("w", tensor("Int8", [2, -3], b"")),
         r"at byte 2: parameter 'w' has negative dims \[2, -3\]",
+    ),
+    "bytes of 2^63 but for a dimension of 0": (
+        value("w", tensor("Float64", [2**30, 0, 2**30], b"")),
+        r"parameter 'w': its dims \[1073741824, 0, 1073741824\] are too large .*as Float64: damaged",
     ),
     "unknown dtype": (
         value("w", tensor("Float8", [1], b"a")),

@@ -199,6 +199,18 @@ BAD = {
     "negative offset": (with_header({"w": described("I8", [2], -2, 0)}, b"ab"), "are not a start and a stop"),
     "wrong length": (with_header({"w": described("I8", [3], 0, 2)}, b"ab"), r"hold 2 bytes, but Int8 \[3\] takes 3"),
     "huge shape": (with_header({"w": described("I8", [2**62] * 9, 0, 2)}, b"ab"), "hold 2 bytes, but Int8"),
+    "a dimension of 2^64-1 beside one of 0": (
+        with_header({"w": described("I8", [0, 2**64 - 1], 0, 0)}),
+        r"parameter 'w': its shape \[0, 18446744073709551615\] is too large .*as Int8: damaged",
+    ),
+    "a dimension of 2^63 beside one of 0": (
+        with_header({"w": described("I8", [2**63, 0], 0, 0)}),
+        r"parameter 'w': its shape \[9223372036854775808, 0\] is too large .*as Int8: damaged",
+    ),
+    "bytes of 2^63 but for a dimension of 0": (
+        with_header({"w": described("F64", [2**30, 0, 2**30], 0, 0)}),
+        r"parameter 'w': its shape \[1073741824, 0, 1073741824\] is too large .*as Float64: damaged",
+    ),
     "beyond the end": (with_header({"w": W}, b"a"), "parameter 'w': its 2 bytes end at .* after the file's end"),
     "offset of 2^63": (
         with_header({"w": described("I8", [2], 2**63, 2**63 + 2)}, b"ab"),
