@@ -70,8 +70,8 @@ def command(as_json: bool, **options: str) -> int:
 
 
 def _print_report(report: "VerificationReport") -> None:
-    for problem in report.problems:
-        click.echo(printable(problem))
+    for text in (*report.notes, *report.problems):
+        click.echo(printable(text))
     checked = (
         f"{report.target}: {counted(report.ranks, report.kind)} checked ({report.level}), "
         f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"

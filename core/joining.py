@@ -27,7 +27,7 @@ from core.report import Summary
 from core.request import VerifyLevel
 from core.retry import stoppable, with_retries
 from core.session import give_up_abandoned_uploads
-from core.storage.files import copy_file, open_source, remove_file, write_bytes, write_file
+from core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
 from core.storage.filesystems import same_storage
 from core.storage.joined import joined_name
 from core.storage.lease import held_lease, new_holder
@@ -54,6 +54,7 @@ from core.target import (
     record_digest,
 )
 from core.threads import in_threads
+from core.verification.state import other_state_files
 from core.verify import verify_rank
 
 _WORKERS = 4
@@ -132,7 +133,7 @@ def _read_part(location: Location) -> _Part:
         )
     if manifest.encryption:
         raise InputError(f"{location}: is encrypted, and such parts cannot be joined; convert its stage unencrypted")
-    plan = rebuild_plan(Workspace(location, manifest.identity).plan_url)
+    plan = rebuild_plan(Workspace(location, manifest.identity).plan_url, manifest.plan_digest)
     if plan.part is None:
         raise InputError(
             f"{location}: is no part: it was not converted with one pipeline stage's own strategy, to a target with "
@@ -191,7 +192,7 @@ def _kind_of(part: _Part) -> dict[str, object]:
 
 
 def _record_of(part: _Part, rank: int) -> ShardRecord:
-    record = part.workspace.read_record(rank)
+    record = part.workspace.read_record(rank, needs_digest=part.manifest.plan_digest is not None)
     if record_digest(record) not in [summary.record_digest for summary in part.manifest.ranks if summary.rank == rank]:
         raise TargetError(
             f"{part.location}: the record of rank_{rank} is not the one that its manifest was written for"
@@ -257,6 +258,7 @@ class _Joint:
                 for left in temporary_files(workspace.directory):  # by a killed run
                     remove_file(left)
             remove_others(workspace.directory, [rank.file for rank in ranks])
+            remove_files(other_state_files(workspace.directory, self.ranks, has_plan=False))
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(ranks)))
             publish(workspace.directory, self._final)
             if self._final.is_local:
@@ -356,4 +358,5 @@ class _Joint:
             # those of stages may differ: rules that fit nothing of a stage are refused there
             changes=changes if all(manifest.changes == changes for manifest in manifests) else NO_CHANGES,
             excluded=_united(manifest.excluded for manifest in manifests),
+            plan_digest="",
         )

@@ -6,15 +6,20 @@ TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written 
 
 Of an encrypted target the plan and the records are sealed with its key (`core.sealing`); the manifest names no
 parameter, its digests mean nothing without the key, and what is sealed in it tells whether the rest was changed.
+
+Each byte counts: the manifest and the records end in digests of themselves, the manifest has that of the plan. Earlier
+versions wrote none.
 """
 
 import base64
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from core.changes import NO_CHANGES, Changes
+from core.checkpoint.digested import with_digest, without_digest
 from core.errors import InputError, TargetError
 from core.fingerprint import TEXT_PATTERN
 from core.keys import Key
@@ -26,6 +31,7 @@ PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
 _MANIFEST = "manifest"
 _RANK_FILE = re.compile(r"rank_([0-9]+)/(?!\.{1,2}$)[^/\\\0]+", re.DOTALL)
+_NO_DIGEST = "it was changed: the digest that it should end in is missing"
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 Item = TypeVar("Item")
@@ -137,6 +143,8 @@ class Manifest(_Record):
         index: of a unified target, what tells which tensor is in which file; None if it is one file.
         changes: which parameters were taken, and how they were changed, as declared.
         excluded: source parameters that were left out so.
+        plan_digest: digest of the plan's file; empty if there is none, as beside joined parts. None: an earlier version
+            wrote this, which recorded neither it nor a digest of the manifest itself.
     """
 
     schema_version: Literal[1] = 1
@@ -161,6 +169,7 @@ class Manifest(_Record):
     index: IndexSummary | None = None
     changes: Changes = NO_CHANGES
     excluded: Several[str] = ()
+    plan_digest: str | None = None
 
     @property
     def files(self) -> list[str]:
@@ -220,6 +229,17 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
     return manifest.model_copy(update=details.each | {"sealed": ""})
 
 
+def with_plan(manifest: Manifest, plan: bytes, key: Key | None, origin: str) -> Manifest:
+    """The manifest of a target whose plan's file is `plan`; `key` is the target's, if it is encrypted.
+
+    Raises: as `unsealed_manifest`.
+    """
+    changed = unsealed_manifest(manifest, key, origin).model_copy(
+        update={"plan_digest": xxhash.xxh3_128_hexdigest(plan)}
+    )
+    return sealed_manifest(changed, key) if key else changed
+
+
 def _purpose(manifest: Manifest) -> str:
     """What is sealed is good with this very manifest only, but for how closely it was verified, which may rise."""
     # what has its default is left out, or none could be unsealed any more when there are more fields
@@ -228,8 +248,13 @@ def _purpose(manifest: Manifest) -> str:
 
 def dump_record(record: ShardRecord | Manifest) -> bytes:
     """A record as the bytes of its file."""
-    if isinstance(record, Manifest):
-        return record.model_dump_json(indent=1).encode() + b"\n"
+    return with_digest(
+        record.model_dump_json(indent=1).encode() if isinstance(record, Manifest) else record_content(record)
+    )
+
+
+def record_content(record: ShardRecord) -> bytes:
+    """What a rank's record says, without the digest of its file."""
     # left out where there are none, or records of earlier versions would have other digests
     return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
 
@@ -240,15 +265,18 @@ def is_rank_file(path: str, rank: int) -> bool:
     return match[1] == str(rank) if match else is_unified_name(path)
 
 
-def parse_shard_record(data: bytes, origin: str) -> ShardRecord:
-    """A rank's record from its file.
+def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) -> ShardRecord:
+    """A rank's record from its file; `needs_digest`: the manifest was written by a version whose records have digests.
 
     Raises:
         TargetError: it is damaged, or of another version.
     """
     try:
-        record = ShardRecord.model_validate_json(data)
-    except ValidationError as error:
+        content, has_digest = without_digest(data)
+        if needs_digest and not has_digest:
+            raise ValueError(_NO_DIGEST)
+        record = ShardRecord.model_validate_json(content)
+    except ValueError as error:
         raise TargetError(f"{origin}: not a readable record: {_first(error)}") from error
     _check_rank_file(record, origin)
     return record
@@ -261,8 +289,11 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         TargetError: it is damaged, or of another version.
     """
     try:
-        manifest = Manifest.model_validate_json(data)
-    except ValidationError as error:
+        content, has_digest = without_digest(data)
+        manifest = Manifest.model_validate_json(content)
+        if manifest.plan_digest is not None and not has_digest:
+            raise ValueError(_NO_DIGEST)
+    except ValueError as error:
         raise TargetError(f"{origin}: not a readable manifest: {_first(error)}") from error
     for rank in manifest.ranks:
         _check_rank_file(rank, origin)
@@ -281,6 +312,8 @@ def _check_rank_file(rank: ShardRecord | RankSummary, origin: str) -> None:
         )
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
     detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}"

@@ -33,7 +33,7 @@ from core.unified import UnifiedLayout
 
 SCHEMA_VERSION = 2
 _PLAN = "plan"
-_LARGEST_PLAN_BYTES = 2**30
+LARGEST_PLAN_BYTES = 2**30
 # real ones are up to 50 times as large as their files; what gzip can make is a thousand times
 _SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 250
 
@@ -73,26 +73,30 @@ def load_plan(url: str, identity: str) -> ConversionPlan:
 
 
 @lru_cache(maxsize=4)
-def load_sources(url: str, identity: str) -> CheckpointCatalog:
+def load_sources(url: str, identity: str, digest: str | None = None) -> CheckpointCatalog:
     """What the plan in a file was made from; kept, for the identity covers it. Any version may have written the plan.
 
+    `digest` is what the manifest says of the file's bytes, if it does.
+
     Raises:
         TargetError: the file holds no plan.
         InputError: it is encrypted, and the key is missing or not the right one.
         StorageError: it cannot be read.
     """
-    return _read(url, lambda document: catalog_from_json(document["catalog"]))
+    return _read(url, lambda document: catalog_from_json(document["catalog"]), digest)
 
 
-def rebuild_plan(url: str) -> ConversionPlan:
+def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
     """The plan of what is in a file; any version may have written it, so its identity cannot be asked for.
 
+    `digest` is what the manifest says of the file's bytes, if it does.
+
     Raises:
         TargetError: the file holds no plan.
         InputError: it is encrypted, and the key is missing or not the right one.
         StorageError: it cannot be read.
     """
-    return _read(url, lambda document: build_plan(_inputs_from_json(document)))
+    return _read(url, lambda document: build_plan(_inputs_from_json(document)), digest)
 
 
 def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
@@ -100,8 +104,10 @@ def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
     return plan, plan_identity(plan)
 
 
-def _read(url: str, parse: Callable[[Any], Content]) -> Content:
-    data = read_own_file(parse_url(url), _LARGEST_PLAN_BYTES)
+def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) -> Content:
+    data = read_own_file(parse_url(url), LARGEST_PLAN_BYTES)
+    if digest and xxhash.xxh3_128_hexdigest(data) != digest:
+        raise TargetError(f"{url}: is not the plan that was written: it was changed")
     if is_sealed(data):
         data = unseal(data, target_key(), _PLAN, url)
     try:
@@ -112,7 +118,7 @@ def _read(url: str, parse: Callable[[Any], Content]) -> Content:
 
 def _decompressed(data: bytes) -> bytes:
     """The content of a gzip file, but not of one that is made to fill the memory."""
-    limit = min(_LARGEST_PLAN_BYTES, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
+    limit = min(LARGEST_PLAN_BYTES, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
     content = decompressor.decompress(data, limit)
     if not decompressor.eof:

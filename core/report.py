@@ -141,6 +141,7 @@ class VerificationReport(Summary):
     """The result of checking a converted checkpoint: `problems` is empty if all is right; `kind` is what ranks are.
 
     `compared` counts the parameters whose values were compared with the source's, of which `compared_bytes` were read.
+    `notes` say what could not be checked.
     """
 
     target: str
@@ -151,6 +152,7 @@ class VerificationReport(Summary):
     compared_bytes: int = 0
     seconds: float
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     kind: str = RANK
 
 

@@ -330,7 +330,8 @@ def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary)
     if isinstance(summary, IndexSummary):
         return index_problem(conversion.directory, summary) is None
     try:
-        record = Workspace(conversion.directory, conversion.manifest.identity).read_record(summary.rank)
+        workspace = Workspace(conversion.directory, conversion.manifest.identity)
+        record = workspace.read_record(summary.rank, needs_digest=conversion.manifest.plan_digest is not None)
     except TargetError:
         return False
     except StorageError as error:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 import numpy as np
+import xxhash
 
 from core import __version__
 from core.blocks import expected_entries
@@ -35,6 +36,7 @@ from core.keys import needed_target_key
 from core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from core.overflows import overflow_notes, total_overflows
 from core.plan import ConversionPlan
+from core.plan_file import dump_plan
 from core.progress import SilentProgress, advancing, current_progress
 from core.report import (
     RANK,
@@ -59,6 +61,7 @@ from core.target import Target, Workspace, read_identity, read_records, record_d
 from core.threads import in_threads
 from core.transform import transform_ranks
 from core.unified_index import index_of, index_problem
+from core.verification.state import check_no_other_state, state_problems
 from core.verify import RankVerification, verify_rank
 
 _HEADER_BYTES = 4096
@@ -225,7 +228,8 @@ class Session:
         if compared:
             self._check_content(compared, source_parts or {}, where)
         if not committed and not missing:
-            self.target.commit(_manifest(self, results, compared=compared is not None))
+            plan_data = dump_plan(plan)
+            self.target.commit(_manifest(self, results, plan_data, compared=compared is not None), plan_data)
         elif committed and compared:
             self.target.confirm(level)
         overflowed = _overflowed(plan, results)
@@ -322,10 +326,15 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | 
         # without a lease nothing is withdrawn: another run may be replacing it
         sound = _sound_ranks(finished, plan, request.verify, plan.target_ranks, budget.workers, mends=False)
         target.check_nothing_foreign()
+        check_no_other_state(target.final, plan.target_ranks)
         problem = _index_problem(target)
         if problem is not None:
             current_progress().note(f"{problem}: it is written again")
-        elif len(sound) == len(plan.target_ranks) and target.is_committed():  # still
+        elif len(sound) == len(plan.target_ranks) and (manifest := target.read_committed()):  # still
+            if problems := state_problems(target.final, manifest):
+                current_progress().note(f"{problems[0]}: it is written again")
+                with target.claimed(()):
+                    target.restore_state()
             current_progress().note(f"{target.final}: was converted already by the same plan, and is as it should be")
             target.confirm(request.verify.of_files)
             if request.verify is VerifyLevel.CONTENT:
@@ -614,7 +623,7 @@ class _FinishedRanks:
     content: ContentCheck | None
 
 
-def _manifest(session: Session, results: Mapping[int, _RankResult], *, compared: bool) -> Manifest:
+def _manifest(session: Session, results: Mapping[int, _RankResult], plan_data: bytes, *, compared: bool) -> Manifest:
     plan = session.plan
     manifest = Manifest(
         identity=session.workspace.identity,
@@ -637,6 +646,7 @@ def _manifest(session: Session, results: Mapping[int, _RankResult], *, compared:
         index=index.summary if (index := index_of(plan)) else None,
         changes=plan.inputs.changes,
         excluded=tuple(plan.match.excluded),
+        plan_digest=xxhash.xxh3_128_hexdigest(plan_data),
     )
     return sealed_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
 

@@ -96,7 +96,8 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
     try:
         if manifest.writer == f"reshard {__version__}":
             return load_plan(workspace.plan_url, manifest.identity)
-        return rebuild_plan(workspace.plan_url)  # another version's identities cannot be worked out
+        # another version's identities cannot be worked out
+        return rebuild_plan(workspace.plan_url, manifest.plan_digest)
     except StorageError as error:
         if not is_missing(error):
             raise

@@ -206,7 +206,7 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
             "for each training job"
         )
     plan_url = str(target.child(STATE_DIRECTORY, PLAN_NAME))
-    others = _other_files(files, load_sources(plan_url, manifest.identity).records)
+    others = _other_files(files, load_sources(plan_url, manifest.identity, manifest.plan_digest).records)
     if others:
         raise TargetError(
             f"{target}: was converted from other files: {others[0]} was saved after that, or is another job's. Convert "

@@ -36,6 +36,8 @@ from core.manifest import (
     dump_record,
     parse_manifest,
     parse_shard_record,
+    record_content,
+    with_plan,
 )
 from core.plan import ConversionPlan
 from core.plan_file import dump_plan, plan_identity
@@ -123,8 +125,8 @@ class Workspace:
         data, key = dump_record(record), target_key()
         write_bytes(self.record_location(record.rank), data if key is None else seal(data, key, _RECORD))
 
-    def read_record(self, rank: int) -> ShardRecord:
-        """The record of a rank.
+    def read_record(self, rank: int, *, needs_digest: bool = False) -> ShardRecord:
+        """The record of a rank; `needs_digest`: its file has to end in a digest, as it does beside a newer manifest.
 
         Raises:
             ForeignRecordError: it belongs to another plan.
@@ -137,7 +139,7 @@ class Workspace:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:
             raise TargetError(str(error)) from None
-        record = parse_shard_record(data, str(location))
+        record = parse_shard_record(data, str(location), needs_digest=needs_digest)
         if record.identity != self.identity or record.rank != rank:
             raise ForeignRecordError(f"{location}: is of another conversion")
         return record
@@ -299,8 +301,12 @@ class Target:
 
     def is_committed(self) -> bool:
         """Whether the finished target of this very plan is there."""
+        return self.read_committed() is not None
+
+    def read_committed(self) -> Manifest | None:
+        """The manifest of the finished target of this very plan; None if that is not there."""
         manifest = self._read_manifest()
-        return manifest is not None and manifest.identity == self.identity
+        return manifest if manifest is not None and manifest.identity == self.identity else None
 
     def check_not_taken(self) -> None:
         """Makes sure that nobody has begun another conversion in the workspace; local leases cannot be lost.
@@ -327,8 +333,8 @@ class Target:
         """
         if self.final.is_local:
             self._remove_replaced()
-        manifest = self._read_manifest()
-        if manifest is not None and manifest.identity == self.identity and manifest.verified.is_below(level):
+        manifest = self.read_committed()
+        if manifest is not None and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
 
@@ -341,8 +347,25 @@ class Target:
             return
         remove_tree(replaced)
 
-    def commit(self, manifest: Manifest) -> None:
-        """Makes the finished files the target; `manifest` is the commit marker.
+    def restore_state(self) -> None:
+        """Writes the finished target's plan and identity again, which were changed or lost; its manifest follows suit.
+
+        To be called while it is claimed.
+
+        Raises:
+            StorageError: they could not be written.
+        """
+        manifest = self.read_committed()
+        if manifest is None:  # another run has begun to replace it
+            return
+        state, plan = self.final.child(STATE_DIRECTORY), dump_plan(self.plan)
+        restored = with_plan(manifest, plan, target_key(), str(self.final))
+        write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
+        write_bytes(state.child(PLAN_NAME), plan)
+        write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
+
+    def commit(self, manifest: Manifest, plan: bytes) -> None:
+        """Makes the finished files the target; `manifest` is the commit marker, `plan` the plan's file, as it says.
 
         Raises:
             StorageError: it could not be; all files are still in the workspace.
@@ -360,6 +383,8 @@ class Target:
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, manifest.files)
             self._write_index(workspace.directory)
+            # once more: what the manifest says of it has to be so, whoever wrote the first one, and with which zlib
+            write_bytes(workspace.state.child(PLAN_NAME), plan)
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)
             if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved
@@ -403,7 +428,7 @@ class Target:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
         state = self.workspace.state
         # listed before it is asked whose they are: on an object store another run of this plan may begin as well
-        left_records = find_files(state.child(RECORDS_DIRECTORY))
+        left = [file for file in find_files(state) if not _is_begun_with(file)]
         found = read_identity(state)
         if found == self.identity:
             return
@@ -412,14 +437,19 @@ class Target:
             remove_file(self.workspace.directory.child(index.name))
         if found is not None:
             remove_file(state.child(IDENTITY_NAME))
-        remove_files(left_records)
+        remove_files(left)
         if self.final.is_local:
             remove_others(self.workspace.directory, ())
-            for left in temporary_files(self.workspace.directory):
-                if left.parent.name != LEASES_DIRECTORY:  # which are the living's
-                    remove_file(left)  # what is to be encrypted may stand in it
+            for unfinished in temporary_files(self.workspace.directory):
+                if unfinished.parent.name != LEASES_DIRECTORY:  # which are the living's
+                    remove_file(unfinished)  # what is to be encrypted may stand in it
         write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
+
+
+def _is_begun_with(file: Location) -> bool:
+    """Whether a file of the state directory is removed or replaced in its turn when a plan begins, or is a lease."""
+    return file.name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME) or file.parent.name == LEASES_DIRECTORY
 
 
 def read_manifest(directory: Location) -> Manifest | None:
@@ -436,7 +466,7 @@ def read_manifest(directory: Location) -> Manifest | None:
 
 def record_digest(record: ShardRecord) -> str:
     """The digest by which a manifest knows a rank's record, whatever it says about how it was verified."""
-    data, key = dump_record(record.model_copy(update={"verified": VerifyLevel.NONE, "parts": ()})), target_key()
+    data, key = record_content(record.model_copy(update={"verified": VerifyLevel.NONE, "parts": ()})), target_key()
     return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
 
 

@@ -49,6 +49,7 @@ from core.storage.urls import Location, parse_url
 from core.target import Workspace, read_manifest, record_digest
 from core.threads import in_threads
 from core.unified_index import index_problem, places_problem
+from core.verification.state import UNDIGESTED, state_problems
 
 _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20
@@ -180,6 +181,7 @@ def verify_rank(
 
 def _verify_published(
     workspace: Workspace,
+    manifest: Manifest,
     summary: RankSummary,
     level: VerifyLevel,
     advance: Callable[[int], None],
@@ -187,7 +189,7 @@ def _verify_published(
 ) -> tuple[list[str], int]:
     """What is wrong with one rank of a finished conversion, and how many bytes of contents were read."""
     try:
-        record = workspace.read_record(summary.rank)
+        record = workspace.read_record(summary.rank, needs_digest=manifest.plan_digest is not None)
     except (StorageError, TargetError) as error:
         if is_transient(error):
             raise
@@ -311,7 +313,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         comparison.read_source(_WORKERS, advance, stop)
 
     def verify(summary: RankSummary) -> tuple[list[str], int]:
-        return _verify_published(workspace, summary, level, advance, comparison)
+        return _verify_published(workspace, manifest, summary, level, advance, comparison)
 
     found = in_threads(verify, manifest.ranks, _WORKERS, stop)
     problems = [problem for told, _ in found for problem in told]
@@ -330,6 +332,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         f"{other}: does not belong to this checkpoint, but {_mistaken(other, location)}"
         for other in other_files(location, manifest.files)
     ]
+    problems += state_problems(location, manifest)
     if comparison and not problems:  # or what is told would be told again, in other words
         problems += comparison.problems()
     return VerificationReport(
@@ -341,6 +344,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         compared_bytes=comparison.source_bytes if comparison else 0,
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(map(utf8_text, problems)),
+        notes=(f"{location}: {UNDIGESTED}",) if manifest.plan_digest is None else (),
         kind=FILE if manifest.layout is TargetLayout.UNIFIED else RANK,
     )
 

@@ -386,7 +386,9 @@ def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
             f"parameter {name!r} has {length} bytes, but {dtype} {list(dims)} takes {entry.size_bytes}: damaged",
         )
     if not is_countable(shape, dtype.itemsize):
-        raise reader.error(first.offset, f"parameter {name!r}: its dims {list(dims)} are {TOO_LARGE} as {dtype}: damaged")
+        raise reader.error(
+            first.offset, f"parameter {name!r}: its dims {list(dims)} are {TOO_LARGE} as {dtype}: damaged"
+        )
     return entry
 
 

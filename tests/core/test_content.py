@@ -29,6 +29,7 @@ from core.verify import verify_target
 from tests.core.test_transform import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, Case, case
+from tests.support.records import change_record
 from tests.support.reference import RandomLayout, shard_of
 
 FOUR_TO_THREE = case(7009)
@@ -135,8 +136,7 @@ def test_records_have_the_parts_of_the_whole(target: Path) -> None:
 def test_a_record_of_damaged_parts_counts_as_none(target: Path, parts: list[object]) -> None:
     convert(FOUR_TO_THREE.request(target, verify="content", ranks="0"))
     [path] = target.parent.glob("*/.reshard/records/rank_0.json")
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "parts": parts * len(record["parts"])}))
+    change_record(path, parts=parts * len(json.loads(path.read_text())["parts"]))
     assert not convert(FOUR_TO_THREE.request(target, verify="content", ranks="1-2")).committed
     assert convert(FOUR_TO_THREE.request(target, verify="content")).committed
 

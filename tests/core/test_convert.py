@@ -23,6 +23,7 @@ from core.errors import CatalogError, ConversionError, InputError, PlanError, St
 from core.layout import ParameterLayout, whole_layout
 from core.manifest import ShardRecord
 from core.plan import ConversionPlan
+from core.plan_file import dump_plan
 from core.report import ConversionReport
 from core.request import VerifyLevel, build_request
 from core.retry import WORK, RetryPolicy
@@ -36,6 +37,7 @@ from core.transform import transform_ranks
 from core.verify import RankVerification, verify_rank, verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
+from tests.support.records import change_record
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
@@ -621,12 +623,11 @@ def test_verification_finds_any_flipped_bit(target: Path, format: str, options: 
 def test_verification_finds_that_a_rank_was_taken_out_of_the_manifest(target: Path) -> None:
     convert(FOUR_TO_THREE.request(target))
     manifest = target / ".reshard" / "manifest.json"
-    document = json.loads(manifest.read_text())
-    del document["ranks"][2]
-    manifest.write_text(json.dumps(document))
+    change_record(manifest, ranks=json.loads(manifest.read_text())["ranks"][:2])
     shutil.rmtree(target / "rank_2")
-    [problem] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+    [problem, of_record] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
     assert problem.endswith("its manifest lists 2 of 3 ranks: it was changed")
+    assert of_record.endswith("rank_2.json: does not belong to this checkpoint's records")
 
 
 def test_verifying_with_a_damaged_record(target: Path) -> None:
@@ -846,7 +847,9 @@ def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path
         assert session.finish(_run_ranks(session, threading.Event()), 1.0).committed
         manifest = read_manifest(parse_url(str(target)))
         assert manifest is not None
-        session.target.commit(manifest)  # as the other run does, which saw all ranks there and no manifest yet
+        session.target.commit(
+            manifest, dump_plan(session.plan)
+        )  # as the other run does, which saw all ranks there and no manifest yet
     assert read_tree(target) == FOUR_TO_THREE.want
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
 

@@ -36,6 +36,7 @@ from core.strategy.files import read_strategy, write_strategy
 from core.transform import transform_ranks
 from core.verify import verify_target
 from tests.support.checkpoints import Case, case, read_ckpt, read_tree
+from tests.support.records import as_record
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
@@ -335,11 +336,11 @@ def test_a_manifest_that_was_changed_is_found(target: Path) -> None:
         ({"sealed": "AAAA"}, damaged),
         ({"sealed": ""}, damaged),
     ]:
-        path.write_text(json.dumps(manifest | change))
+        path.write_bytes(as_record(manifest | change))
         with pytest.raises(InputError) as caught:
             verified(target)
         assert str(caught.value) == message
-    path.write_text(json.dumps(manifest))
+    path.write_bytes(as_record(manifest))
     [problem] = verified(target).problems
     assert "rank_2" in problem
 

@@ -17,8 +17,7 @@ from core.doctor import Diagnosis, diagnose
 from core.errors import InputError, PlanError, StrategyError
 from core.layout import ParameterLayout
 from core.make_strategy import make_strategy_file
-from core.plan import PlanInputs
-from core.plan_file import load_inputs
+from core.plan_file import rebuild_plan
 from core.recover import assess_recovery
 from core.report import ConversionReport
 from core.request import IntegratedSave, build_request
@@ -276,7 +275,7 @@ def test_the_request_is_kept_with_the_plan(job: Path, asked: IntegratedSave) -> 
         run(job, trust_strategy=True)
     else:
         run(job, integrated_save=str(asked))
-    inputs: PlanInputs = load_inputs(str(job / "out/.reshard/plan.json.gz"))
+    inputs = rebuild_plan(str(job / "out/.reshard/plan.json.gz")).inputs
     assert inputs.integrated_save is asked
 
 
@@ -287,7 +286,7 @@ def test_plans_of_earlier_versions_have_one_field_less(job: Path) -> None:
     del document["integrated_save"]
     for recorded, meant in ((True, IntegratedSave.YES), (False, IntegratedSave.AUTO)):
         path.write_bytes(gzip.compress(json.dumps(document | {"saved_whole": recorded}).encode()))
-        assert load_inputs(str(path)).integrated_save is meant
+        assert rebuild_plan(str(path)).inputs.integrated_save is meant
 
 
 def test_a_plan_of_what_is_undecided_is_refused(job: Path) -> None:

@@ -21,6 +21,7 @@ from core.verify import verify_target
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.records import change_record
 
 CASE = CONVERSIONS / "case_7010"
 PARTS = FIXTURES / "subnetwork_parts"
@@ -210,7 +211,7 @@ class TestRefusals:
         assert not (tmp_path / "joined").exists()
         manifest = Path(parts[1], ".reshard/manifest.json")
         text = manifest.read_text()
-        manifest.write_text(json.dumps({**json.loads(text), "ranks": json.loads(text)["ranks"][:1]}))
+        change_record(manifest, ranks=json.loads(text)["ranks"][:1])
         with pytest.raises(InputError, match=r"the record of rank_1 is not the one that its manifest was written for"):
             join_parts(parts, str(tmp_path / "joined"))
         manifest.write_text(text)

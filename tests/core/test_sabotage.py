@@ -37,6 +37,7 @@ from core.strategy.model import StageStrategy, Strategy
 from core.verify import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.records import as_record
 
 DOCUMENT = Path(__file__).parents[2] / "docs/verification.md"
 LEVELS = tuple(VerifyLevel)
@@ -423,7 +424,7 @@ def _shorten_manifest(target: Path, _: Path) -> None:
     file = target / ".reshard/manifest.json"
     manifest = json.loads(file.read_text())
     del manifest["ranks"][-1]
-    replace_file(file, json.dumps(manifest).encode())
+    replace_file(file, as_record(manifest))
 
 
 def replace_file(file: Path, data: bytes) -> None:

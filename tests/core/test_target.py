@@ -9,6 +9,7 @@ from core.convert import make_plan
 from core.errors import StorageError, TargetBusyError, TargetError
 from core.manifest import Manifest, RankSummary, ShardRecord
 from core.plan import ConversionPlan
+from core.plan_file import dump_plan
 from core.request import VerifyLevel
 from core.storage.files import write_bytes
 from core.storage.urls import Location, parse_url
@@ -83,7 +84,7 @@ def work(target: Target, *ranks: int, commit: bool = False) -> None:
             write_bytes(workspace.directory.child(target.plan.file_name(rank)), target.identity.encode())
             workspace.write_record(record_of(target, rank))
         if commit:
-            target.commit(manifest_of(target))
+            target.commit(manifest_of(target), dump_plan(target.plan))
 
 
 def finish(target: Target) -> None:

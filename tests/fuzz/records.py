@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from core.checkpoint.digested import with_digest, without_digest
 from core.checkpoint.weight_maps import read_weight_map
 from core.convert import convert
 from core.elastic import parse_fault_ranks
@@ -43,20 +44,20 @@ def _state() -> Path:
 
 
 def _manifests() -> list[bytes]:
-    return [(_state() / "manifest.json").read_bytes()]
+    return [without_digest((_state() / "manifest.json").read_bytes())[0]]
 
 
 def _records() -> list[bytes]:
-    return [path.read_bytes() for path in sorted((_state() / "records").iterdir())[:3]]
+    return [without_digest(path.read_bytes())[0] for path in sorted((_state() / "records").iterdir())[:3]]
 
 
 def _parse_manifest(data: bytes) -> None:
-    manifest = parse_manifest(data, _ORIGIN)
+    manifest = parse_manifest(with_digest(data), _ORIGIN)
     assert parse_manifest(dump_record(manifest), _ORIGIN) == manifest
 
 
 def _parse_record(data: bytes) -> None:
-    record = parse_shard_record(data, _ORIGIN)
+    record = parse_shard_record(with_digest(data), _ORIGIN)
     assert parse_shard_record(dump_record(record), _ORIGIN) == record
 
 

@@ -1,0 +1,83 @@
+"""Checks the files of a finished conversion's `.reshard` that are neither its manifest nor its ranks' records.
+
+Those end in digests of themselves, which whoever reads them checks.
+"""
+
+from collections.abc import Iterable
+
+import xxhash
+
+from core.errors import CheckpointError, StorageError, TargetError, is_transient
+from core.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
+from core.plan_file import LARGEST_PLAN_BYTES
+from core.storage.files import find_files, is_temporary, read_small_file
+from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from core.storage.urls import Location
+from core.target import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
+
+UNDIGESTED = (
+    "written by an earlier version of reshard, without digests of the manifest, the records and the plan: not all of "
+    "their bytes can be checked"
+)
+
+
+def state_problems(directory: Location, manifest: Manifest) -> list[str]:
+    """What is wrong with the identity, the plan and the files that do not belong there, in sentences.
+
+    Raises:
+        StorageError: a transient failure to read them.
+    """
+    state = directory.child(STATE_DIRECTORY)
+    problems = []
+    identity = read_identity(state)
+    if identity != manifest.identity and (identity is not None or manifest.plan_digest is not None):
+        what = "is missing" if identity is None else f"is not {manifest.identity}, as the manifest says"
+        problems.append(f"{state.child(IDENTITY_NAME)}: {what}")
+    if manifest.plan_digest is None:
+        return problems
+    if manifest.plan_digest:
+        problems += _plan_problems(state.child(PLAN_NAME), manifest.plan_digest)
+    ranks = [summary.rank for summary in manifest.ranks]
+    others = other_state_files(directory, ranks, has_plan=bool(manifest.plan_digest))
+    return problems + [f"{other}: does not belong to this checkpoint's records" for other in others]
+
+
+def check_no_other_state(directory: Location, ranks: Iterable[int]) -> None:
+    """Makes sure that beside a finished conversion there are only its own records.
+
+    Raises:
+        TargetError: there are others.
+        StorageError: they cannot be listed.
+    """
+    others = other_state_files(directory, ranks, has_plan=True)
+    if others:
+        raise TargetError(f"{others[0]}: does not belong to this checkpoint's records. Move it away")
+
+
+def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bool) -> list[Location]:
+    """The files of `.reshard` that a finished conversion of `ranks` has not; leases and unfinished files do not count.
+
+    Raises:
+        StorageError: they cannot be listed.
+    """
+    state = directory.child(STATE_DIRECTORY)
+    own = {state.child(name).path for name in (MANIFEST_NAME, IDENTITY_NAME, *([PLAN_NAME] if has_plan else []))}
+    own |= {state.child(RECORDS_DIRECTORY, f"rank_{rank}.json").path for rank in ranks}
+    leases = state.child(LEASES_DIRECTORY).path
+    return [
+        file
+        for file in find_files(state)
+        if file.path not in own and file.parent.path != leases and not (directory.is_local and is_temporary(file.name))
+    ]
+
+
+def _plan_problems(location: Location, digest: str) -> list[str]:
+    try:
+        data = read_small_file(location, LARGEST_PLAN_BYTES)
+    except CheckpointError as error:
+        return [str(error)]
+    except StorageError as error:
+        if is_transient(error):
+            raise
+        return [str(error)]
+    return [] if xxhash.xxh3_128_hexdigest(data) == digest else [f"{location}: is not the plan that was written"]

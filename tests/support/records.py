@@ -1,0 +1,18 @@
+"""Records beside a target that somebody changed consistently: with the digest that they then have to end in."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from core.checkpoint.digested import with_digest
+
+
+def as_record(fields: Mapping[str, Any]) -> bytes:
+    """The bytes of a record's or a manifest's file with these fields."""
+    return with_digest(json.dumps({name: value for name, value in fields.items() if name != "digest"}).encode())
+
+
+def change_record(path: Path, **changes: object) -> None:
+    """Changes fields of a record or a manifest."""
+    path.write_bytes(as_record(json.loads(path.read_bytes()) | changes))
