@@ -4,10 +4,23 @@ A script works with its import replaced, where it has no network: `import core.m
 numpy stand where MindSpore has Parameters. Each module's docstring says where it differs on purpose.
 """
 
+from core.checkpoint_config import CheckpointConfig
+from core.mindspore_api import context
+from core.mindspore_api.context import (
+    GRAPH_MODE,
+    PYNATIVE_MODE,
+    get_auto_parallel_context,
+    get_context,
+    reset_auto_parallel_context,
+    set_auto_parallel_context,
+    set_context,
+    set_device,
+)
 from core.mindspore_api.distributed import load_distributed_checkpoint
 from core.mindspore_api.file_formats import ckpt_to_safetensors, safetensors_to_ckpt
 from core.mindspore_api.layouts import build_searched_strategy, get_ckpt_path_with_strategy, merge_sliced_parameter
 from core.mindspore_api.loading import load_checkpoint, load_segmented_checkpoints
+from core.mindspore_api.networks import load_param_into_net
 from core.mindspore_api.saving import save_checkpoint
 from core.mindspore_api.strategies import merge_pipeline_strategys, restore_group_info_list
 from core.mindspore_api.transforming import (
@@ -21,21 +34,32 @@ from core.mindspore_api.transforming import (
 from core.mindspore_api.unifying import unified_safetensors
 
 __all__ = [
+    "GRAPH_MODE",
+    "PYNATIVE_MODE",
+    "CheckpointConfig",
     "build_searched_strategy",
     "ckpt_to_safetensors",
+    "context",
     "convert_checkpoint_by_rank",
     "convert_checkpoints",
+    "get_auto_parallel_context",
     "get_ckpt_path_with_strategy",
+    "get_context",
     "load_checkpoint",
     "load_distributed_checkpoint",
+    "load_param_into_net",
     "load_segmented_checkpoints",
     "merge_pipeline_strategys",
     "merge_sliced_parameter",
     "rank_list_for_convert",
     "rank_list_for_transform",
+    "reset_auto_parallel_context",
     "restore_group_info_list",
     "safetensors_to_ckpt",
     "save_checkpoint",
+    "set_auto_parallel_context",
+    "set_context",
+    "set_device",
     "transform_checkpoint_by_rank",
     "transform_checkpoints",
     "unified_safetensors",

@@ -85,7 +85,7 @@ def load_distributed_checkpoint(
             strategy file or what `build_searched_strategy` returns; of .ckpt lists by name: device matrix, tensor map,
             param_split_shape, field.
         train_strategy_filename: of format `ckpt`, the strategy of those files.
-        strict_load: whether arrays of `network` must have the dtypes of what is loaded.
+        strict_load: whether only full names count, and arrays of `network` must have the dtypes of what is loaded.
         dec_key: the key of encrypted files.
         dec_mode: how they are encrypted.
         format: `ckpt`, or `safetensors` for a directory of whole parameters.
@@ -147,7 +147,11 @@ def load_distributed_checkpoint(
             return True
         rank = _rank_of_network(rank_id, len(strategy.ranks) if strategy else 1)
         values = {each.name: each.value() for each in unified.slices(strategy, rank)}
-    return values if return_param_dict else fill_network(network, values, strict=False)
+    if return_param_dict:
+        return values
+    filling = fill_network(network, values, strict=False)
+    filling.warn_of_suffixes(stacklevel=2)
+    return filling.not_filled, filling.unused
 
 
 def _check_types(unified: object, target: object, rank: object, names: object, most: object) -> None:
@@ -244,9 +248,11 @@ def _fill_from_ranks(
             whole = _merged(opened, strategy, name)
             if whole is not None:
                 values[name] = whole if cuts is None else _cut(whole, name, cuts, rank)
-    missing, _ = fill_network(network, values, strict)
-    if missing:
-        _warn(f"in the network, but not in the training strategy or not in the files: {_told(sorted(missing))}")
+    filling = fill_network(network, values, strict)
+    filling.warn_of_suffixes(stacklevel=3)
+    if filling.not_filled:
+        missing = sorted(filling.not_filled)
+        _warn(f"in the network, but not in the training strategy or not in the files: {_told(missing)}")
 
 
 def _checked_files(files: object) -> list[Location]:

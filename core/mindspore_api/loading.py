@@ -75,8 +75,8 @@ def load_checkpoint(
 
     Args:
         ckpt_file_name: a file whose name ends in `format`; or a .safetensors file's bytes in memory.
-        net: arrays by name, which are filled with what is loaded.
-        strict_load: whether arrays of `net` must have the dtypes of what is loaded.
+        net: arrays by name, which are filled with what is loaded; see `load_param_into_net`.
+        strict_load: whether only full names count, and arrays of `net` must have the dtypes of what is loaded.
         filter_prefix: what parameters that are left out begin with.
         dec_key: the key of an encrypted file.
         dec_mode: how it is encrypted: AES-GCM, AES-CBC or SM4-CBC.
@@ -233,16 +233,24 @@ def _read_chosen(
         if not index.has_crc:
             _warn(f"{file.location}: carries no CRC that crc_check could check")
         check_file_crc(file, index)
-    entries = [entry for name, entry in index.entries.items() if choose(name)]
+    try:
+        entries = [entry for name, entry in index.entries.items() if choose(name)]
+    except Exception as error:
+        # MindSpore lets what the choice raises through for the other format only
+        if index.format is CheckpointFormat.SAFETENSORS:
+            raise
+        raise ValueError(f"{file.location}: choice_func: {error}") from error
     if index.format is CheckpointFormat.SAFETENSORS:
         entries.sort(key=lambda entry: entry.name)
     return read_values(file, entries)
 
 
 def _fill(network: Network, loaded: dict[str, Value], strict: bool) -> None:
-    missing, _ = fill_network(network, loaded, strict)
-    if missing:
-        warnings.warn(f"not in the checkpoint, and left as they were: {', '.join(missing)}", stacklevel=3)
+    filling = fill_network(network, loaded, strict)
+    filling.warn_of_suffixes(stacklevel=3)
+    if filling.not_filled:
+        missing = ", ".join(filling.not_filled)
+        warnings.warn(f"not in the checkpoint, and left as they were: {missing}", stacklevel=3)
 
 
 def _warn(message: str) -> None:

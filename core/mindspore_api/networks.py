@@ -1,14 +1,28 @@
-"""What stands here where MindSpore has a network: a dict of arrays, which are filled in place."""
+"""`load_param_into_net`, and what it fills where MindSpore has a network: a dict of arrays, in place.
 
-from collections.abc import Mapping, MutableMapping
+Where it differs from MindSpore on purpose:
+
+- Either all arrays are filled or, if one value does not fit, none; MindSpore fills those before it.
+- Texts are passed over where suffixes are compared; MindSpore raises an AttributeError.
+- That arrays are filled by suffix is a Python warning, not a line in a log; those that are not filled are returned.
+- `remove_redundancy=True` is always a TypeError, before anything is filled: there is no job that could hold the rest.
+"""
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from core.checkpoint.selection import listed
+from core.mindspore_api.arguments import check_instance, check_type
 from core.values import Value, dtype_of
 
 Network = MutableMapping[str, np.ndarray]
 """Arrays by the names of the parameters that belong into them."""
 
+_ACCUMULATED = "accu_grads"
+"""Prefix of what only a training job fills."""
 _FLOATS = frozenset({"Float16", "Float32", "Float64", "BFloat16"})
 _INTEGERS = frozenset({"Int8", "Int16", "Int32", "Int64", "Int4"})
 
@@ -32,25 +46,116 @@ def checked_network(network: object) -> Network:
     return network
 
 
-def fill_network(network: Network, values: Mapping[str, Value], strict: bool) -> tuple[list[str], list[str]]:
-    """Fills the arrays of a network that are among `values`, all of them or, if one does not fit, none.
+@dataclass(frozen=True)
+class Filling:
+    """What became of a network.
 
-    Floating-point numbers become those of other sizes where the array has another dtype, and signed integers too,
-    unless `strict`. Axes of length 1 that a value has in addition at its end are dropped.
+    Attributes:
+        not_filled: names of its arrays that got no value; gradient accumulators are not counted.
+        unused: names of the values but for those that an array of the same name got.
+        by_suffix: array -> the value that it got, whose name ends in the array's.
+    """
+
+    not_filled: list[str]
+    unused: list[str]
+    by_suffix: Mapping[str, str]
+
+    def warn_of_suffixes(self, stacklevel: int) -> None:
+        """Warns of what was filled by its suffix, if anything was; levels are counted from the caller."""
+        if self.by_suffix:
+            told = listed([f"{name!r} from {value!r}" for name, value in self.by_suffix.items()])
+            warnings.warn(
+                f"filled from parameters whose names end in theirs: {told}; strict_load=True fills by full names only",
+                stacklevel=stacklevel + 1,
+            )
+
+
+def load_param_into_net(
+    net: Network, parameter_dict: Mapping[str, Value], strict_load: bool = False, remove_redundancy: bool = False
+) -> tuple[list[str], list[str]]:
+    """Fills the arrays of `net` with the parameters of the same names, or else of names that end in theirs.
+
+    Args:
+        net: arrays by name.
+        parameter_dict: what `load_checkpoint` returns.
+        strict_load: whether only full names count, and arrays must have the dtypes of what is loaded.
+        remove_redundancy: has to be False.
 
     Returns:
-        The names in the network that are not among the values, and those of values that are not in the network.
+        The names in `net` that got nothing, and those in `parameter_dict` that no array of that name got.
 
     Raises:
-        TypeError: the network is no dict of arrays.
+        TypeError: `net` or `parameter_dict` is no dict of arrays; redundancy was removed.
+        RuntimeError: a parameter does not fit its array.
+        ValueError: `remove_redundancy` is no bool.
+    """
+    checked_network(net)
+    if not isinstance(parameter_dict, Mapping):
+        raise TypeError(f"'parameter_dict' has to be a dict, not {type(parameter_dict)}")
+    for name, value in parameter_dict.items():
+        if not isinstance(name, str) or not isinstance(value, np.ndarray | str | list):
+            raise TypeError(
+                f"'parameter_dict' has {type(value)} under {name!r}, not a numpy array or a text under a string"
+            )
+    check_type("strict_load", strict_load, bool)
+    check_instance("remove_redundancy", remove_redundancy, bool)
+    if remove_redundancy:
+        raise TypeError("'remove_redundancy': there are no other ranks here, which would hold what was removed")
+    filling = fill_network(net, parameter_dict, strict_load)
+    filling.warn_of_suffixes(stacklevel=2)
+    return filling.not_filled, filling.unused
+
+
+def fill_network(network: Network, values: Mapping[str, Value], strict: bool) -> Filling:
+    """Fills the arrays of a network that are among `values`, all of them or, if one does not fit, none.
+
+    Unless `strict`, arrays that are not among them get values whose names end in theirs, and floating-point numbers and
+    signed integers become those of other sizes where the array has another dtype. Axes of length 1 that a value has in
+    addition at its end are dropped.
+
+    Raises:
+        TypeError: the network is no dict of arrays; `strict` is no bool.
         RuntimeError: a value has another shape, or a dtype that is not converted.
     """
     checked_network(network)
-    found = {name: value for name, value in values.items() if name in network and isinstance(value, np.ndarray)}
-    fitted = {name: _fitted(name, value, network[name], strict) for name, value in found.items()}
-    for name, value in fitted.items():
-        np.copyto(network[name], value, casting="unsafe")
-    return [name for name in network if name not in found], [name for name in values if name not in found]
+    check_type("strict_load", strict, bool)
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    missing = [name for name in network if name not in values and not name.startswith(_ACCUMULATED)]
+    by_suffix = {} if strict else _by_suffix(missing, arrays)
+    sources = {name: name for name in network if name in arrays} | by_suffix
+    fitted = {name: _fitted(name, arrays[value], network[name], strict) for name, value in sources.items()}
+    for name, array in fitted.items():
+        np.copyto(network[name], array, casting="unsafe")
+    return Filling(
+        [name for name in missing if name not in by_suffix],
+        [name for name in values if name not in network or name not in arrays],
+        by_suffix,
+    )
+
+
+def _by_suffix(missing: Collection[str], values: Collection[str]) -> dict[str, str]:
+    """Missing names -> values that have them with a prefix in front: one prefix for all, then another for the rest.
+
+    MindSpore takes the first prefix that it meets, whether it ends in a dot or not. It does not take the first of the
+    missing names for a prefix.
+    """
+    found: dict[str, str] = {}
+    left = list(missing)
+    while left:
+        prefix = next((each for each in _prefixes(left, values) if each != next(iter(missing))), None)
+        if prefix is None:
+            break
+        found |= {name: prefix + name for name in left if prefix + name in values}
+        left = [name for name in left if name not in found]
+    return found
+
+
+def _prefixes(names: Collection[str], values: Collection[str]) -> Iterator[str]:
+    """What the first value that ends in a name has in front of it, for each name that has one."""
+    for name in names:
+        ending = next((value for value in values if value.endswith(name)), None)
+        if ending is not None:
+            yield ending.removesuffix(name)
 
 
 def _fitted(name: str, value: np.ndarray, array: np.ndarray, strict: bool) -> np.ndarray:

@@ -157,6 +157,16 @@ def test_what_is_taken(model: str, options: dict[str, Any], names: set[str]) -> 
     assert set(mindspore.load_checkpoint(model, **options)) == names
 
 
+def test_a_choice_that_cannot_be_made(model: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.ckpt: choice_func: 'int' object is not callable"):
+        mindspore.load_segmented_checkpoints(str(tmp_path), choice_func=5)  # type: ignore[arg-type]
+    # as in MindSpore, it is not asked where prefixes decide, and its own exception comes from .safetensors files
+    assert mindspore.load_checkpoint(model, specify_prefix="dense", choice_func=5).keys() == {"dense.w"}  # type: ignore[arg-type]
+    save_file({"a": FLOATS}, tmp_path / "a.safetensors")
+    with pytest.raises(TypeError, match="'int' object is not callable"):
+        mindspore.load_checkpoint(str(tmp_path / "a.safetensors"), choice_func=5, format="safetensors")  # type: ignore[arg-type]
+
+
 def test_prefixes_hold_for_safetensors_too(tmp_path: Path) -> None:
     save_file({"a": FLOATS, "b": FLOATS}, tmp_path / "a.safetensors")
     found = mindspore.load_checkpoint(str(tmp_path / "a.safetensors"), filter_prefix="a", format="safetensors")
@@ -168,6 +178,8 @@ def test_prefixes_hold_for_safetensors_too(tmp_path: Path) -> None:
     [
         ({"specify_prefix": "x"}, ValueError, "no parameter is left of it"),
         ({"choice_func": lambda name: False}, ValueError, "no parameter is left of it"),
+        ({"choice_func": 5}, ValueError, r"model\.ckpt: choice_func: 'int' object is not callable"),
+        ({"choice_func": {}.__getitem__}, ValueError, r"model\.ckpt: choice_func: 'conv1\.w'"),
         ({"specify_prefix": 5}, TypeError, "not int"),
         ({"filter_prefix": ["a", 5]}, TypeError, "made of strings, not of int"),
         ({"filter_prefix": ""}, ValueError, "cannot be empty"),
@@ -259,6 +271,20 @@ def test_a_network_is_filled(model: str) -> None:
     network["nobody"] = np.zeros(1, np.float32)
     with pytest.warns(UserWarning, match="not in the checkpoint, and left as they were: nobody"):
         mindspore.load_checkpoint(model, network)
+
+
+def test_a_network_is_filled_by_suffix(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        ckpt(tmp_path / "parts" / f"{name}.ckpt", **{f"net.{name}.w": FLOATS + number})
+    network = {"a.w": np.zeros((2, 3), np.float32), "b.w": np.zeros((2, 3), np.float32)}
+    with pytest.warns(UserWarning, match=r"'a\.w' from 'net\.a\.w', 'b\.w' from 'net\.b\.w'") as caught:
+        mindspore.load_segmented_checkpoints(str(tmp_path / "parts"), network)
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(network["b.w"], FLOATS + 1)
+    with pytest.warns(UserWarning, match="left as they were: a.w, b.w"):
+        mindspore.load_checkpoint(str(tmp_path / "parts" / "b.ckpt"), network, strict_load=True)
+    with pytest.raises(TypeError, match="'strict_load' has to be a bool"):
+        mindspore.load_checkpoint(str(tmp_path / "parts" / "b.ckpt"), network, strict_load=1)  # type: ignore[arg-type]
 
 
 # load_segmented_checkpoints

@@ -1,8 +1,12 @@
+import warnings
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from core.mindspore_api.networks import checked_network, fill_network
+from core import mindspore_api as mindspore
+from core.mindspore_api.networks import Filling, checked_network, fill_network
 
 FLOATS = np.arange(4, dtype=np.float32)
 
@@ -10,10 +14,8 @@ FLOATS = np.arange(4, dtype=np.float32)
 def test_arrays_are_filled_in_place() -> None:
     network: dict[str, np.ndarray] = {"w": np.zeros(4, np.float32), "other": np.ones(1)}
     array = network["w"]
-    assert fill_network(network, {"w": FLOATS, "more": FLOATS, "note": "text"}, strict=True) == (
-        ["other"],
-        ["more", "note"],
-    )
+    filling = fill_network(network, {"w": FLOATS, "more": FLOATS, "note": "text"}, strict=True)
+    assert filling == Filling(["other"], ["more", "note"], {})
     np.testing.assert_array_equal(array, FLOATS)
 
 
@@ -65,3 +67,77 @@ def test_a_read_only_array_leaves_all_as_they_were() -> None:
     with pytest.raises(TypeError, match="a network's 'second' is a read-only array"):
         fill_network({"first": first, "second": second}, {"first": FLOATS, "second": FLOATS}, strict=False)
     assert not first.any()
+
+
+def zeros(*names: str) -> dict[str, np.ndarray]:
+    return {name: np.zeros(4, np.float32) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "by_suffix"),
+    [
+        (
+            ["fc.weight", "fc.bias"],
+            ["bb.fc.weight", "bb.fc.bias"],
+            {"fc.weight": "bb.fc.weight", "fc.bias": "bb.fc.bias"},
+        ),
+        (["weight"], ["myweight"], {"weight": "myweight"}),
+        (["a", "b", "c"], ["x.a", "y.b", "y.c", "x.c"], {"a": "x.a", "c": "x.c", "b": "y.b"}),
+        (["a", "b"], ["a", "x.b", "x.a"], {"b": "x.b"}),
+        (["a", "b"], ["aa", "xb"], {"b": "xb"}),  # the first missing name is never taken for a prefix
+        (["a"], ["aa"], {}),
+        (["accu_grads.a"], ["x.accu_grads.a"], {}),
+    ],
+)  # as MindSpore 2.10 fills them: `make conformance API=load_param_into_net`
+def test_arrays_are_filled_by_suffix(names: list[str], values: list[str], by_suffix: dict[str, str]) -> None:
+    network = zeros(*names)
+    given: dict[str, Any] = {name: FLOATS + number for number, name in enumerate(values, 1)}
+    with warnings.catch_warnings(action="ignore"):
+        not_loaded, unused = mindspore.load_param_into_net(network, given)
+    for name, array in network.items():
+        source = by_suffix.get(name, name)
+        np.testing.assert_array_equal(array, given[source] if source in given else np.zeros(4))
+    assert not_loaded == [n for n in names if n not in by_suffix and n not in given and not n.startswith("accu_grads")]
+    assert unused == [name for name in values if name not in names]
+
+
+def test_what_is_filled_by_suffix_is_warned_of() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^filled from .* end in theirs: 'fc\.w' from 'bb\.fc\.w'; strict_load=T"
+    ) as told:
+        mindspore.load_param_into_net(zeros("fc.w", "other"), {"bb.fc.w": FLOATS})
+    assert [each.filename for each in told] == [__file__]
+
+
+def test_strictly_only_full_names_count() -> None:
+    network = zeros("fc.w")
+    assert mindspore.load_param_into_net(network, {"bb.fc.w": FLOATS}, strict_load=True) == (["fc.w"], ["bb.fc.w"])
+    assert not network["fc.w"].any()
+
+
+def test_a_suffix_of_another_shape_changes_nothing() -> None:
+    network = zeros("a") | {"b": np.zeros(3, np.float32)}
+    with pytest.raises(RuntimeError, match=r"parameter 'b': has shape \(4,\) in the checkpoint, \(3,\) in the network"):
+        mindspore.load_param_into_net(network, {"x.a": FLOATS, "x.b": FLOATS})
+    assert not network["a"].any()
+
+
+def test_texts_fill_nothing_and_are_no_parameters_that_lack() -> None:
+    assert mindspore.load_param_into_net(zeros("a"), {"a": "text", "x.b": "text"}) == ([], ["a", "x.b"])
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (TypeError, "a dict of numpy arrays here", (5, {})),
+        (TypeError, "'parameter_dict' has to be a dict, not <class 'list'>", ({}, [])),
+        (TypeError, "'parameter_dict' has <class 'int'> under 'a', not a numpy array", ({}, {"a": 1})),
+        (TypeError, "under 5, not a numpy array or a text under a string", ({}, {5: FLOATS})),
+        (TypeError, "'strict_load' has to be a bool, not 'x'", ({}, {"a": FLOATS}, "x")),
+        (ValueError, "'remove_redundancy' has to be bool, not 1", ({}, {"a": FLOATS}, False, 1)),
+        (TypeError, "'remove_redundancy': there are no other ranks here", ({}, {"a": FLOATS}, False, True)),
+    ],
+)
+def test_refused_arguments(error: type[Exception], message: str, arguments: tuple) -> None:
+    with pytest.raises(error, match=message):
+        mindspore.load_param_into_net(*arguments)
