@@ -170,7 +170,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
     if catalog.unified:
         return _with_carried_outside(catalog)
     if own_stage and source is not None and catalog.records:
-        catalog = _of_own_stage(source, catalog, found)
+        catalog = of_own_stage(source, catalog, found)
     if request.check_replicas and source is not None:
         integrated = _is_integrated(request, catalog, source)
         return check_replicas(catalog, source, integrated=integrated, workers=request.worker_count)
@@ -462,7 +462,7 @@ def _names_in(location: Location) -> Collection[str]:
         file.close()
 
 
-def _of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
+def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
     """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
 
     Raises:

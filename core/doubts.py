@@ -87,29 +87,38 @@ def integrated_save_doubts(
     if contents is None:
         held = held_by_stages(catalog, source, names_in_order(catalog), [])
         contents = _contents(catalog, source, held, may_be_whole=True)
-    contradiction = _contradiction(source, match, asked, contents)
+    contradiction, advice = _contradiction(source, match, asked, contents)
     if contradiction and not trusted:
-        raise StrategyError(f"{catalog.url}: {contradiction}")
-    return (f"{DOUBT}{contradiction}",) if contradiction else ()
+        raise StrategyError(f"{catalog.url}: {contradiction}{advice}")
+    return (f"{DOUBT}{contradiction.rstrip()}",) if contradiction else ()
 
 
-def _contradiction(source: Strategy, match: ParameterMatch, asked: IntegratedSave, contents: ContentMisfits) -> str:
-    """What samples show against taking the ranks to hold whole tensors, or slices; empty if nothing."""
+def _contradiction(
+    source: Strategy, match: ParameterMatch, asked: IntegratedSave, contents: ContentMisfits
+) -> tuple[str, str]:
+    """What samples show against taking the ranks to hold whole tensors, or slices, and advice; empty if nothing."""
     if match.integrated and contents.sliced:
         says = "--integrated-save yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
         return (
-            f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}"
-            f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}, or --trust-strategy to "
-            "take one rank's values"
+            f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}",
+            (
+                f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}, or --trust-strategy to "
+                "take one rank's values"
+            ),
         )
     if not match.integrated and contents.whole:
         return (
-            f"ranks hold the same where the strategy {source.origin} gives them different slices:"
-            f"{_lines(contents.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
-            "(experts copied from one, layers initialized from one seed); no known shape decides it. Pass "
-            "--integrated-save yes to take each rank's tensors as whole, or --integrated-save no to join them as slices"
+            (
+                f"ranks hold the same where the strategy {source.origin} gives them different slices:"
+                f"{_lines(contents.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
+                "(experts copied from one, layers initialized from one seed); no known shape decides it. "
+            ),
+            (
+                "Pass --integrated-save yes to take each rank's tensors as whole, or --integrated-save no to join them as "
+                "slices"
+            ),
         )
-    return ""
+    return "", ""
 
 
 def _lines(details: Sequence[str]) -> str:

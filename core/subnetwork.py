@@ -29,12 +29,14 @@ def part_of_target(
     """
     if source is None or source.merged or target is None or len(target.stages) > 1:
         return None
+    telling = _telling(target.parameters)
     wanted = {
         name
-        for name in _telling(target.parameters)
+        for name in telling
         if name not in excused and not any(fnmatchcase(name, pattern) for pattern in allow_missing)
     }
-    own = _telling(source.parameters if names is None else names)
+    # what the target can do without tells nothing, whichever stage's it is
+    own = _telling(source.parameters if names is None else names) - (telling - wanted)
     return source.stages[0].stage if own < wanted else None
 
 

@@ -11,6 +11,10 @@ from contextlib import contextmanager
 from core.errors import ConversionError, InputError, ReshardError, StorageError
 
 
+class MissingDirectoryError(ValueError, NotADirectoryError):
+    """What is to be a directory is none: MindSpore raises the former, and documents the latter."""
+
+
 @contextmanager
 def reading() -> Iterator[None]:
     """Raises ValueError for all that is wrong with, or happens to, what is read."""

@@ -5,29 +5,28 @@ them for `rank_list_for_transform` and `transform_checkpoint_by_rank`.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from core.errors import LayoutError, PlanError
 from core.holders import CopyGrid, SourceCopy, common_units
 from core.layout import ParameterLayout, whole_layout
 from core.slices import Shape
-from core.strategy.model import Strategy
+from core.strategy.model import StageStrategy, Strategy
 
 
 def from_zero(strategy: Strategy | None) -> Strategy | None:
     """The strategy, its ranks numbered from 0 if it is one stage's own."""
-    if strategy is None or strategy.merged:
-        return strategy
-    return replace(strategy, stages=(replace(strategy.stages[0], stage=0),))
+    return None if strategy is None else _numbered_from_zero(strategy)
 
 
-def check_rank(target: Strategy | None, rank: int) -> None:
-    """Makes sure that the target has a rank.
+def check_rank(target: Strategy | None, rank: int, source: Strategy | None = None) -> None:
+    """Makes sure that the target has a rank; without a strategy any rank of a source stage may be given the whole.
 
     Raises:
         PlanError: it has not.
     """
-    ranks = target.ranks if target else range(1)
+    ranks = target.ranks if target else range(source.devices_per_stage if source else 1)
     if rank not in ranks:
         raise PlanError(f"rank_id {rank}: the target has ranks {ranks.start} to {ranks.stop - 1}")
 
@@ -42,42 +41,93 @@ def needed_ranks(source: Strategy, target: Strategy | None, rank: int) -> set[in
     Raises:
         PlanError: the target has no such rank, or the layouts of a parameter do not fit each other.
     """
-    check_rank(target, rank)
-    stage = target.stage_of(rank) if target else None
-    stage_rank = rank - target.stage_ranks(stage).start if target and stage else rank
-    place = rank if target and target.devices_per_stage == 1 else stage_rank
+    check_rank(target, rank, source)
+    return _StageNeeds(source, target, target.stage_of(rank) if target else None).of(rank)
+
+
+def needed_of_all(source: Strategy | None, target: Strategy | None) -> set[int]:
+    """The source ranks that a conversion of all target ranks reads.
+
+    Raises:
+        PlanError: the layouts of a parameter do not fit each other.
+    """
+    if source is None:
+        return {0}
+    shared = _numbered_from_zero(source)
+    first = source.ranks.start - shared.ranks.start
+    if target is None:
+        return {first + rank for rank in _StageNeeds(shared, None, None).of(0)}
     needed: set[int] = set()
-    feeding: set[int] = set()
-    seen: set[tuple[int, ParameterLayout, ParameterLayout | None]] = set()
-    for name in stage.layouts if stage else sorted(source.parameters):
-        holder = next(source.stages_holding(name), None)
-        if holder is None:
-            continue
-        first_rank = source.stage_ranks(holder).start
-        feeding.add(first_rank)
-        layouts = holder.layouts[name], stage.layouts[name] if stage else None
-        if (first_rank, *layouts) not in seen:
-            seen.add((first_rank, *layouts))
-            try:
-                needed.update(first_rank + read for read in _read_ranks(*layouts, stage_rank, place))
-            except LayoutError as error:
-                raise PlanError(f"parameter {name!r}: {error}") from error
-    devices = source.devices_per_stage
-    needed.add(min(feeding, default=0) + place % devices)
+    for stage in target.stages:
+        needs = _StageNeeds(shared, target, stage)
+        needed.update(first + read for rank in target.stage_ranks(stage) for read in needs.of(rank))
     return needed
 
 
-def _read_ranks(source: ParameterLayout, target: ParameterLayout | None, stage_rank: int, place: int) -> Iterator[int]:
-    """The stage ranks of the source that a stage rank of the target is made from."""
-    axis_count = _axis_count(source, target)
-    units = _units(axis_count, source, target)
-    grid = CopyGrid(SourceCopy(0, source), units)
-    holders = grid.cut.holders
-    ours = place % grid.cut.device_count
-    # the ranks that share a slice are numbered alike for all slices
-    number = holders[grid.cut.cell_of(ours)].index(ours)
-    for cell, _ in grid.overlaps((target or whole_layout(axis_count)).cut(axis_count).box_of(stage_rank, units)):
-        yield holders[cell][number]
+def _numbered_from_zero(strategy: Strategy) -> Strategy:
+    if strategy.merged:
+        return strategy
+    return replace(strategy, stages=(replace(strategy.stages[0], stage=0),))
+
+
+class _StageNeeds:
+    """What the ranks of a target stage, or those that are to have the whole, need of the source."""
+
+    def __init__(self, source: Strategy, target: Strategy | None, stage: StageStrategy | None) -> None:
+        self._source, self._target = source, target
+        self._first_rank = target.stage_ranks(stage).start if target and stage else None
+        pairs: dict[tuple[int, ParameterLayout, ParameterLayout | None], str] = {}
+        for name in stage.layouts if stage else sorted(source.parameters):
+            holder = next(source.stages_holding(name), None)
+            if holder is None:
+                continue
+            first_rank = source.stage_ranks(holder).start
+            layouts = holder.layouts[name], stage.layouts[name] if stage else None
+            pairs.setdefault((first_rank, *layouts), name)
+        self._pairs = [
+            (first_rank, _LayoutPair(name, of_source, of_target))
+            for (first_rank, of_source, of_target), name in pairs.items()
+        ]
+
+    def of(self, rank: int) -> set[int]:
+        """The source ranks that a target rank is made from."""
+        # whoever gets the whole is stage rank 0, in the place that its number says
+        stage_rank = 0 if self._first_rank is None else rank - self._first_rank
+        by_itself = self._target is None or self._target.devices_per_stage == 1
+        place = rank if by_itself else stage_rank
+        needed = {first_rank + read for first_rank, pair in self._pairs for read in pair.read_ranks(stage_rank, place)}
+        feeding = min((first_rank for first_rank, _ in self._pairs), default=0)
+        return needed | {feeding + place % self._source.devices_per_stage}
+
+
+class _LayoutPair:
+    """The layouts of a parameter, and of others that are cut alike, on both sides."""
+
+    def __init__(self, name: str, source: ParameterLayout, target: ParameterLayout | None) -> None:
+        self._name = name
+        with self._named_errors():
+            axis_count = _axis_count(source, target)
+            self._units = _units(axis_count, source, target)
+            self._grid = CopyGrid(SourceCopy(0, source), self._units)
+            self._target_cut = (target or whole_layout(axis_count)).cut(axis_count)
+
+    def read_ranks(self, stage_rank: int, place: int) -> Iterator[int]:
+        """The stage ranks of the source that a stage rank of the target is made from."""
+        cut = self._grid.cut
+        ours = place % cut.device_count
+        # the ranks that share a slice are numbered alike for all slices
+        number = cut.holders[cut.cell_of(ours)].index(ours)
+        with self._named_errors():
+            box = self._target_cut.box_of(stage_rank, self._units)
+        for cell, _ in self._grid.overlaps(box):
+            yield cut.holders[cell][number]
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except LayoutError as error:
+            raise PlanError(f"parameter {self._name!r}: {error}") from error
 
 
 def _units(axis_count: int, source: ParameterLayout, target: ParameterLayout | None) -> Shape:

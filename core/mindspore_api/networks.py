@@ -90,13 +90,7 @@ def load_param_into_net(
         ValueError: `remove_redundancy` is no bool.
     """
     checked_network(net)
-    if not isinstance(parameter_dict, Mapping):
-        raise TypeError(f"'parameter_dict' has to be a dict, not {type(parameter_dict)}")
-    for name, value in parameter_dict.items():
-        if not isinstance(name, str) or not isinstance(value, np.ndarray | str | list):
-            raise TypeError(
-                f"'parameter_dict' has {type(value)} under {name!r}, not a numpy array or a text under a string"
-            )
+    _check_parameters(parameter_dict)
     check_type("strict_load", strict_load, bool)
     check_instance("remove_redundancy", remove_redundancy, bool)
     if remove_redundancy:
@@ -131,6 +125,16 @@ def fill_network(network: Network, values: Mapping[str, Value], strict: bool) ->
         [name for name in values if name not in network or name not in arrays],
         by_suffix,
     )
+
+
+def _check_parameters(parameters: object) -> None:
+    if not isinstance(parameters, Mapping):
+        raise TypeError(f"'parameter_dict' has to be a dict, not {type(parameters)}")
+    for name, value in parameters.items():
+        if not isinstance(name, str) or not isinstance(value, np.ndarray | str | list):
+            raise TypeError(
+                f"'parameter_dict' has {type(value)} under {name!r}, not a numpy array or a text under a string"
+            )
 
 
 def _by_suffix(missing: Collection[str], values: Collection[str]) -> dict[str, str]:

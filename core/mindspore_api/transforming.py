@@ -3,13 +3,17 @@
 Where they differ from MindSpore's on purpose:
 
 - Any number of devices becomes any other; MindSpore refuses where neither divides the other.
-- Of several files in a rank's folder the newest step that every rank has is taken, of one prefix; MindSpore takes the
-  last one by name, `-9_5` before `-10_5`, each rank for itself.
-- Every rank of the source's strategy has to be there, and every parameter of the target's has to be in the source's
-  files; MindSpore leaves out what it does not find, or writes another slice.
+- Of several files in a rank's folder the last by name is taken, as MindSpore documents it, with a warning, but of the
+  steps and prefixes that every rank has: MindSpore mixes steps where ranks have different ones.
+- Ranks that no target rank needs may be missing, with a warning. Parameters that only the target's strategy has are
+  left out as in MindSpore, with a warning that names them. What the files of missing ranks may hold is an error.
+- A pipeline stage's own strategy without the target's is a ValueError if there are other stages; MindSpore writes half
+  a model, of the first stage, or says that none of the parameters is known.
+- Files of different steps, by the step that they hold, are a ValueError.
 - Parameters of the source's strategy that the target's lacks are left out, with a warning that names them; MindSpore
   writes one rank's slice under the whole parameter's name.
 - Parameters of the target's strategy that the source's lacks are cut as the target's says; MindSpore leaves them whole.
+- Contents that contradict the strategy, as of ranks that were saved whole, are a warning; it is followed all the same.
 - Several ranks without a source strategy are a ValueError; MindSpore takes rank 0 for the whole.
 - Pipelines in `.safetensors` keep all their parameters, unevenly cut ones their rows, bfloat16 NaNs their bits.
 - A pipeline stage converted by itself becomes parts from `.safetensors` too; MindSpore names them like the whole.
@@ -27,31 +31,36 @@ import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from glob import escape, glob
 
 import numpy as np
 
 from core.checkpoint.catalog import catalog_files
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.selection import rank_names
-from core.convert import catalog_source, convert, plan_conversion, wants_digest
-from core.doubts import DOUBT
-from core.errors import CatalogError
+from core.checkpoint.survey import CheckpointSurvey
+from core.convert import convert, of_own_stage, wants_digest
+from core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from core.mindspore_api.arguments import FORMATS
-from core.mindspore_api.failures import reading, writing
+from core.mindspore_api.failures import MissingDirectoryError, reading, writing
 from core.mindspore_api.file_writing import PlannedFile, write_files
 from core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
 from core.mindspore_api.paths import checked_directory, given_strategy
-from core.parameters import match_parameters
+from core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
+from core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
 from core.plan import ConversionPlan, PlanInputs
 from core.report import ConversionReport
-from core.request import ConversionRequest, build_request
+from core.request import ConversionRequest, build_options
+from core.shared import with_shared_compared
 from core.storage.publishing import STATE_DIRECTORY
 from core.storage.urls import parse_url
+from core.strategy.files import stages_beside
 from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
+from core.target import check_apart
 
 _WORK_DIRECTORY = ".reshard-transform"
+_ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}
+"""Fields of a request, and the arguments that they come from."""
 
 
 def transform_checkpoints(
@@ -70,16 +79,16 @@ def transform_checkpoints(
 
     Raises:
         TypeError: a path, a strategy file's name or the prefix is no string.
-        NotADirectoryError: the destination is a file.
-        ValueError: the source has no files, of both kinds, or lacks some; a strategy cannot be used; source, target and
-            options do not fit together.
+        NotADirectoryError: the destination is a file; or the source is no directory, which is a ValueError as well.
+        ValueError: the source has no files, of both kinds, or lacks some; a strategy cannot be used, or is one stage's
+            own; source, target and options do not fit together.
         OSError: the destination cannot be written.
     """
-    source_format = _format_in(src_checkpoints_dir)
+    found = _surveyed(src_checkpoints_dir)
     directory = checked_directory("dst_checkpoints_dir", dst_checkpoints_dir)
     if not isinstance(ckpt_prefix, str):
         raise TypeError(f"'ckpt_prefix' has to be a string, not {ckpt_prefix!r}")
-    if not ckpt_prefix.strip() and source_format == "ckpt":
+    if not ckpt_prefix.strip() and found.formats == (CheckpointFormat.CKPT,):
         raise ValueError("'ckpt_prefix' is blank")
     if output_format not in FORMATS:
         raise ValueError(f"'output_format' has to be one of {', '.join(FORMATS)}, not {output_format!r}")
@@ -95,28 +104,31 @@ def transform_checkpoints(
     if os.path.islink(work):
         raise ValueError(f"{work}: is a link, and what it leads to would be replaced; remove it")
     with reading():
-        request = build_request(
+        request = build_options(
+            ConversionRequest,
+            _argument_of,
             source=os.path.abspath(src_checkpoints_dir),
             target=work,
-            source_strategy=os.path.abspath(src_strategy_file) if src_strategy_file else "",
-            target_strategy=os.path.abspath(dst_strategy_file) if dst_strategy_file else "",
             format=output_format,
             prefix=ckpt_prefix,
             workers=process_num,
             overwrite=True,
-            trust_strategy=True,  # MindSpore asks nobody, and its callers have no way to say that they are sure
         )
+    warned: list[str] = []
 
-        def plan_of(request: ConversionRequest) -> ConversionPlan:
-            return plan_conversion(request, catalog_source(request, source, target), source, target)
+    def plan_of(request: ConversionRequest) -> ConversionPlan:
+        planned = _plan_of_all(request, found, source, target)
+        warned[:] = planned.warnings
+        return planned.plan
 
     with writing():
-        report = convert(request, plan_of=plan_of)
+        try:
+            report = convert(request, plan_of=plan_of)
+        except TargetBusyError as error:
+            raise InputError(f"{directory}: another process is converting into it; wait for it") from error
     _give_names(report, work, directory)
-    _warn_of(report.dropped)
-    for doubt in report.notes:
-        if doubt.startswith(DOUBT):
-            warnings.warn(doubt, stacklevel=2)
+    for text in warned:
+        warnings.warn(text, stacklevel=2)
 
 
 def transform_checkpoint_by_rank(
@@ -146,15 +158,17 @@ def transform_checkpoint_by_rank(
             raise TypeError(f"'checkpoint_files_map' has to have ranks for keys, not {rank!r}")
         if not isinstance(path, str) or not os.path.isfile(path):
             raise ValueError(f"'checkpoint_files_map' names no file for rank {rank}: {path}")
-    source = from_zero(given_strategy("src_strategy_file", src_strategy_file))
+    given = given_strategy("src_strategy_file", src_strategy_file)
     target = from_zero(given_strategy("dst_strategy_file", dst_strategy_file))
     with reading():
-        check_rank(target, rank_id)
-        plan = _plan_of_rank(rank_id, checkpoint_files_map, source, target)
+        check_rank(target, rank_id, given)
+        planned = _plan_of_rank(rank_id, checkpoint_files_map, from_zero(given), target)
     path = os.path.abspath(save_checkpoint_file_name)
     with writing():
-        write_files([PlannedFile(plan, rank_id, path)], os.path.dirname(path), workers=1)
-    _warn_of(source.parameters - target.parameters if source and target else ())
+        rank = rank_id if target else 0
+        write_files([PlannedFile(planned.plan, rank, path)], os.path.dirname(path), workers=1)
+    for text in (*planned.warnings, *_own_stage_warning(given, target)):
+        warnings.warn(text, stacklevel=2)
 
 
 def rank_list_for_transform(
@@ -185,18 +199,23 @@ def _check_rank_id(rank_id: object) -> None:
         raise TypeError(f"'rank_id' has to be an int, not {rank_id!r}")
 
 
-def _format_in(directory: str) -> str:
-    """The kind of files that the rank folders hold, or a `.safetensors` file's own."""
+def _argument_of(field: str) -> str:
+    return repr(_ARGUMENTS.get(field, field))
+
+
+def _surveyed(directory: object) -> CheckpointSurvey:
+    """The rank folders of a directory, or a `.safetensors` file, and that there are files of one kind."""
     if not isinstance(directory, str):
         raise TypeError(f"'src_checkpoints_dir' has to be a string, not {directory!r}")
-    if os.path.isfile(directory) and directory.endswith(".safetensors"):
-        return "safetensors"
-    formats = [kind for kind in FORMATS if glob(f"{escape(directory)}/rank_[0-9]*/*.{kind}")]
-    if len(formats) > 1:
+    if not os.path.isdir(directory) and not (os.path.isfile(directory) and directory.endswith(".safetensors")):
+        raise MissingDirectoryError(f"'src_checkpoints_dir' is not a directory: {directory}")
+    with reading():
+        found = survey_ranks(directory)
+    if len(found.formats) > 1:
         raise ValueError(f"'src_checkpoints_dir' holds both .ckpt and .safetensors files: {directory}")
-    if not formats:
+    if not found.formats:
         raise ValueError(f"'src_checkpoints_dir' has no rank folders with checkpoint files: {directory}")
-    return formats[0]
+    return found
 
 
 def _as_part(source: Strategy, target: Strategy | None) -> Strategy:
@@ -214,19 +233,58 @@ def _give_names(report: ConversionReport, work: str, directory: str) -> None:
     shutil.rmtree(work)
 
 
-def _warn_of(dropped: Iterable[str]) -> None:
-    names = sorted(dropped)
-    if names:
-        more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-        warnings.warn(
-            f"left out, because the target's strategy does not have them: {', '.join(names[:10])}{more}", stacklevel=3
+def _plan_of_all(
+    request: ConversionRequest, found: CheckpointSurvey, source: Strategy | None, target: Strategy | None
+) -> Planned:
+    final = parse_url(request.target)
+    check_apart(parse_url(request.source), final)
+    catalog, noted = catalog_ranks(found, source, target, workers=request.worker_count)
+    for record in catalog.records.values():
+        check_apart(parse_url(record.location), final)  # links may lead into the destination
+    if source is not None and not source.merged:
+        catalog = of_own_stage(source, catalog, found)
+        _check_not_half_a_model(found, source, target, absent_weights(catalog, source, target))
+        noted = (*noted, *_stages_beside_warning(source, target))
+    planned = build_checked_plan(
+        PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), prefix=request.prefix)
+    )
+    return Planned(with_shared_compared(planned.plan, False), (*noted, *planned.warnings))
+
+
+def _check_not_half_a_model(
+    found: CheckpointSurvey, source: Strategy, target: Strategy | None, absent: Iterable[str]
+) -> None:
+    """Makes sure that one stage's own strategy does not make a model without the other stages' parameters."""
+    stage = source.stages[0].stage
+    others = [rank for rank in found.ranks if rank not in source.ranks]
+    if part_of_target(source, target) is not None or not (stage or others) or (target is not None and not absent):
+        return
+    whose = f" on {rank_names(others, 3)}" if others else ""
+    raise PlanError(
+        f"'src_strategy_file' {source.origin}: is pipeline stage {stage}'s own, and the result would be without the "
+        f"parameters of other stages{whose}: merge the strategies of all stages by merge_pipeline_strategys"
+    )
+
+
+def _stages_beside_warning(source: Strategy, target: Strategy | None) -> Iterable[str]:
+    """A warning if another stage's strategy lies beside one that may be the first stage's or a whole network's."""
+    if target is None and next(stages_beside(source.origin), 0) != source.stages[0].stage:
+        yield (
+            f"{source.origin}: another pipeline stage's strategy lies beside it: if it is one stage's own, the result "
+            "is without the parameters of other stages"
         )
 
 
-def _plan_of_rank(
-    rank: int, files: Mapping[int, str], source: Strategy | None, target: Strategy | None
-) -> ConversionPlan:
-    """The plan whose rank `rank` is made from `files`, which need not be all of the source's."""
+def _own_stage_warning(source: Strategy | None, target: Strategy | None) -> Iterable[str]:
+    if target is None and source is not None and source.stages[0].stage:
+        yield (
+            f"{source.origin}: is pipeline stage {source.stages[0].stage}'s own: the file is without the parameters of "
+            "other stages"
+        )
+
+
+def _plan_of_rank(rank: int, files: Mapping[int, str], source: Strategy | None, target: Strategy | None) -> Planned:
+    """The plan whose rank `rank`, or only one, is made from `files`, which need not be all of the source's."""
     origin = "checkpoint_files_map"
     given = _files_of_ranks(files, source)
     lost = {
@@ -237,16 +295,17 @@ def _plan_of_rank(
     missing = CatalogError(f"{origin}: rank {rank} is made from {rank_names(wanted)} too, whose files it does not name")
     if not given:
         raise missing
-    catalog = replace(catalog_files(origin, locations, digest=wants_digest(source, target)), lost=lost)
-    here = replace(target, stages=(target.stage_of(rank),), merged=False) if target else None
-    match = match_parameters(catalog, source, here)
-    # what only other stages of the target hold is none of this rank's
-    elsewhere = target.parameters if target else frozenset()
-    match = replace(match, carried=tuple(each for each in match.carried if each.name not in elsewhere))
-    plan = ConversionPlan(PlanInputs(catalog, source, here, CheckpointFormat.CKPT), match)
-    if any(each.box is None for each in match.lost) or not given.keys() >= {*plan.rank_plan(rank).source_ranks}:
+    try:
+        catalog = catalog_files(origin, locations, digest=wants_digest(source, target))
+    except InputError:
+        check_not_encrypted(locations.values())
+        raise
+    written = rank if target else 0
+    inputs = PlanInputs(replace(catalog, lost=lost), source, target, CheckpointFormat.CKPT)
+    planned = build_checked_plan(inputs, only=written)
+    if not given.keys() >= {*planned.plan.rank_plan(written).source_ranks}:
         raise missing
-    return plan
+    return planned
 
 
 def _files_of_ranks(files: Mapping[int, str], source: Strategy | None) -> dict[int, str]:

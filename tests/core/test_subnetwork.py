@@ -47,6 +47,8 @@ def test_a_part_is_what_lacks_others_parameters(source: Strategy | None, want: i
 def test_what_the_target_can_do_without_makes_no_part() -> None:
     assert part_of_target(own(0, "a"), target("a", "b"), ["b*"]) is None
     assert part_of_target(own(0, "a"), target("a", "b", "c"), ["b*"]) == 0
+    assert part_of_target(own(0, "a", "b"), target("a", "b", "c"), ["b"]) == 0
+    assert part_of_target(own(0, "a", "b"), target("a", "b"), ["b"]) is None
 
 
 def plan_of_stage(stage: int, held: list[str], *names: str) -> ConversionPlan:

@@ -172,14 +172,18 @@ def test_a_rank_is_missing(rows: Path) -> None:
         transform(rows)
 
 
-def test_a_target_parameter_is_in_no_file(rows: Path) -> None:
+def test_a_target_parameter_that_is_in_no_file_is_left_out_with_a_warning(rows: Path) -> None:
     write_strategy_file(rows / "rows.ckpt", {1: {"1-w": ROWS}, 0: {"0-v": ROWS}})
     write_strategy_file(rows / "columns.ckpt", {0: {"w": COLUMNS, "v": COLUMNS}})
     for rank in range(2):
         write_rank(rows / "src", rank + 2, {"w": tensor(VALUES[2 * rank : 2 * rank + 2])})
         write_rank(rows / "src", rank, {"step": tensor(VALUES)})
-    with pytest.raises(ValueError, match="'v' of the target's strategy is in no source file"):
+    with pytest.warns(
+        UserWarning, match=r"left out, because no source file holds them, .* strategy has them: v$"
+    ) as told:
         transform(rows)
+    assert told[0].filename == __file__
+    assert read_tree(rows / "out")[0].keys() == {"w", "step"}
 
 
 def test_the_source_cannot_be_the_destination(rows: Path) -> None:
@@ -203,12 +207,14 @@ def test_refused_arguments(rows: Path) -> None:
         (NotADirectoryError, "'dst_checkpoints_dir' is not a directory", (source, str(rows / "rows.ckpt"), "net_")),
         (TypeError, "'ckpt_prefix' has to be a string", (source, target, 5)),
         (ValueError, "'ckpt_prefix' is blank", (source, target, "")),
-        (ValueError, "must be a plain name", (source, target, "../net")),
+        (ValueError, "'ckpt_prefix' '../net': must be a plain name", (source, target, "../net")),
         (TypeError, "'src_strategy_file' has to be a string or None", (source, target, "net_", 5)),
         (ValueError, "'dst_strategy_file': there is no such file", (source, target, "net_", None, str(rows / "no"))),
         (ValueError, "no rank folders with checkpoint files", (str(rows), target, "net_")),
-        (ValueError, "no rank folders with checkpoint files", (str(rows / "nowhere"), target, "net_")),
-        (ValueError, "several ranks need a source strategy", (source, target, "net_")),
+        (ValueError, "'src_checkpoints_dir' is not a directory", (str(rows / "nowhere"), target, "net_")),
+        (NotADirectoryError, "'src_checkpoints_dir' is not a directory", (str(rows / "rows.ckpt"), target, "net_")),
+        (ValueError, "need a source strategy: name it by 'src_strategy_file'", (source, target, "net_")),
+        (ValueError, "'process_num' -1: ", (source, target, "net_", None, None, -1)),
         (ValueError, "has to be one of ckpt, safetensors", (source, target, "net_", None, None, 1, "same")),
     ]
     for kind, message, arguments in refused:
@@ -280,7 +286,10 @@ def test_a_stages_own_strategy_may_go_with_the_jobs_ranks(tmp_path: Path) -> Non
     write_strategy_file(tmp_path / "stage1.ckpt", {1: {"w": ROWS}})
     strategy = str(tmp_path / "stage1.ckpt")
     assert mindspore.rank_list_for_transform(0, strategy) == [1, 0]
-    mindspore.transform_checkpoint_by_rank(0, files, str(tmp_path / "a.ckpt"), strategy)
+    with pytest.warns(
+        UserWarning, match=r"stage1\.ckpt: is pipeline stage 1's own: the file is without the parameters of"
+    ):
+        mindspore.transform_checkpoint_by_rank(0, files, str(tmp_path / "a.ckpt"), strategy)
     assert read_ckpt(tmp_path / "a.ckpt") == {"w": tensor(VALUES)}
 
 
@@ -325,7 +334,7 @@ def test_refused_arguments_of_the_list(rows: Path) -> None:
         (ValueError, "is empty", (0, str(rows / "empty.ckpt"))),
         (ValueError, "there is no such file", (0, str(rows))),
         (ValueError, "the target has ranks 0 to 1", (2, strategy, strategy)),
-        (ValueError, "the target has ranks 0 to 0", (1, strategy)),
+        (ValueError, "rank_id 2: the target has ranks 0 to 1", (2, strategy)),
     ]
     for kind, message, arguments in refused:
         with pytest.raises(kind, match=message):

@@ -1,0 +1,246 @@
+"""Plans as MindSpore's functions make them: the strategy is followed, and what the target misses is left out.
+
+Contents decide nothing, since MindSpore's functions do not look at them. Where they contradict the strategy (ranks hold
+the same instead of different slices, say), that is a warning. Shapes that a JSON strategy gives do count.
+
+What is refused or warned of is said in terms of the functions' arguments, which are not the command's options.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from glob import escape
+
+from core.blocks import expected_entries, planned_file
+from core.checkpoint.catalog import build_catalog
+from core.checkpoint.damage import DamagePolicy
+from core.checkpoint.records import CheckpointCatalog
+from core.checkpoint.selection import listed, rank_names
+from core.checkpoint.survey import CheckpointSurvey
+from core.convert import wants_digest
+from core.damage import damage_policy, mixed_steps
+from core.doubts import doubts, integrated_save_doubts
+from core.errors import CatalogError, CheckpointError, InputError, PlanError
+from core.held import held_by_stages, names_in_order, unheld_names
+from core.mindspore_api.needed_ranks import needed_of_all
+from core.mindspore_api.rank_files import check_not_encrypted, with_last_files
+from core.parameters import distinct_sources, match_parameters
+from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.presets import is_training_state
+from core.strategy.model import Strategy
+from core.subnetwork import part_of_target
+
+_TRAINING_STATE_PATTERNS = ("accu_grads*", "adam_m*", "adam_v*")
+"""Of what says nothing about stages: see `core.subnetwork`."""
+
+
+_NOT_SAVED = "inputs"
+"""Prefix of what strategies may have besides parameters."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what its user has to be warned of."""
+
+    plan: ConversionPlan
+    warnings: tuple[str, ...]
+
+
+def catalog_ranks(
+    found: CheckpointSurvey, source: Strategy | None, target: Strategy | None, *, workers: int = 8
+) -> tuple[CheckpointCatalog, tuple[str, ...]]:
+    """What the source's ranks hold, and warnings; ranks that no target rank needs may be missing.
+
+    Raises:
+        CatalogError: a rank that is needed is missing, there are others, or their files do not make one checkpoint.
+        CheckpointError: a file cannot be used.
+        StorageError: a transient failure of the storage.
+    """
+    if source is None and len(found.ranks) > 1:
+        raise CatalogError(
+            f"{found.url}: has several ranks ({rank_names(found.ranks, 3)}), which need a source strategy: name it by "
+            "'src_strategy_file'"
+        )
+    ranks = source.ranks if source else range(1)
+    missing = frozenset(ranks) - frozenset(found.ranks)
+    if missing:
+        _check_not_needed(found, missing, source, target)
+    found, choice = with_last_files(found, [rank for rank in ranks if rank not in missing])
+    policy = damage_policy(source, target, recovers=bool(missing))
+    try:
+        catalog = build_catalog(
+            found.url,
+            source.ranks if source else None,
+            digest=wants_digest(source, target),
+            workers=workers,
+            allow_extra_ranks=source is not None and not source.merged,
+            found=found,
+            damage=replace(policy, advice=DamagePolicy().advice),
+        )
+        damaged = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items() if rank not in missing]
+        if damaged:
+            raise CatalogError("\n  ".join([f"{found.url}: checkpoint files cannot be used:", *damaged]))
+    except InputError:
+        check_not_encrypted(file.location for rank in found.ranks for file in found.files[rank])
+        raise
+    absent = f"{found.url}: {rank_names(missing, 8)} are missing, which no target rank needs" if missing else ""
+    return catalog, tuple(filter(None, (choice, absent)))
+
+
+def build_checked_plan(inputs: PlanInputs, only: int | None = None) -> Planned:
+    """The plan of a conversion that leaves out what the target's strategy has and no source file holds.
+
+    `only` is a rank whose file alone is to be made: what other target stages hold is left out, and slices that it does
+    not need may be on no rank.
+
+    Raises:
+        CatalogError: ranks disagree about a parameter, or are of different steps; files that are missing may hold more.
+        PlanError: source and target do not fit together, or have nothing in common.
+        CheckpointError: the target's format cannot hold a parameter.
+        StorageError: a file cannot be read.
+    """
+    elsewhere: frozenset[str] = frozenset()
+    if only is not None and inputs.target_strategy is not None:
+        elsewhere = inputs.target_strategy.parameters
+        stage = inputs.target_strategy.stage_of(only)
+        inputs = replace(inputs, target_strategy=replace(inputs.target_strategy, stages=(stage,), merged=False))
+    catalog, source, target = inputs.catalog, inputs.source_strategy, inputs.target_strategy
+    _check_not_scattered(catalog, source)
+    found, contents = (
+        doubts(catalog, source, integrated_save=inputs.integrated_save, trusted=True) if source else ((), None)
+    )
+    absent = _absent(catalog, source, target)
+    _check_none_on_missing_ranks(catalog, source, absent)
+    _check_parts(catalog, source, absent)
+    noted = replace(catalog, notes=(*found, *catalog.notes))
+    inputs = replace(inputs, catalog=noted, allow_missing=_allowed_missing(source, target, absent))
+    plan = build_plan(inputs) if only is None else _plan_with_gaps(inputs, elsewhere)
+    if source is not None:
+        found += integrated_save_doubts(
+            catalog, source, plan.match, inputs.integrated_save, contents=contents, trusted=True
+        )
+    _check_something_moves(plan)
+    _check_dtypes(plan)
+    for mixed in mixed_steps(catalog, plan.match):
+        raise CatalogError(f"{catalog.url}: {mixed}. Replace the files that are of another step")
+    for rank in plan.first_ranks if only is None else ():
+        planned_file(plan, expected_entries(plan, plan.rank_plan(rank)))
+    return Planned(plan, (*found, *_left_out(plan, absent)))
+
+
+def _plan_with_gaps(inputs: PlanInputs, elsewhere: Collection[str]) -> ConversionPlan:
+    match = match_parameters(
+        inputs.catalog, inputs.source_strategy, inputs.target_strategy, allow_missing=inputs.allow_missing
+    )
+    carried = tuple(each for each in match.carried if each.name not in elsewhere)
+    dropped = tuple(name for name in match.dropped if name not in elsewhere)
+    return ConversionPlan(inputs, replace(match, carried=carried, dropped=dropped))
+
+
+def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> list[str]:
+    """What a model needs, and no file holds: of the target's strategy, or of the source's if there is none."""
+    return _weights(_absent(catalog, source, target), catalog, source)
+
+
+def told(names: Iterable[str]) -> str:
+    """Some names, sorted, for a message."""
+    return listed(sorted(names))
+
+
+def _check_not_needed(
+    found: CheckpointSurvey, missing: Collection[int], source: Strategy | None, target: Strategy | None
+) -> None:
+    needed = needed_of_all(source, target) & set(missing)
+    if needed:
+        there = rank_names(found.ranks, 3) or "no rank"
+        raise CatalogError(f"{found.url}: has files of {there}; others are needed and missing: {rank_names(needed)}")
+
+
+def _absent(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> frozenset[str]:
+    """What the target's strategy has, or the source's if there is no target's, and no file holds."""
+    wanted = target or source
+    return (wanted.parameters if wanted else frozenset()).difference(names_in_order(catalog))
+
+
+def _weights(names: Collection[str], catalog: CheckpointCatalog, source: Strategy | None) -> list[str]:
+    """Those of the names that are no state of a training; sorted."""
+    known = {*names, *names_in_order(catalog), *(source.parameters if source else ())}
+    return sorted(name for name in names if not is_training_state(name, known))
+
+
+def _check_none_on_missing_ranks(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
+    """Weights that the source's strategy knows are in a file, unless there is none that might be missing."""
+    if source is None or not catalog.lost:
+        return
+    held = held_by_stages(catalog, source, names_in_order(catalog), [])
+    unheld = unheld_names(catalog, source, held, frozenset(_weights(absent, catalog, source)))
+    if unheld:
+        ranks = {rank for needed in unheld.values() for rank in needed if rank in catalog.lost}
+        raise CatalogError(
+            f"{catalog.url}: no file that is there holds {told(unheld)}: files of {rank_names(ranks, 8)} may, and are "
+            "missing"
+        )
+
+
+def _check_not_scattered(catalog: CheckpointCatalog, source: Strategy | None) -> None:
+    for record in catalog.records.values() if source is None else ():
+        if record.index.redundancy_removed:
+            raise CatalogError(
+                f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
+                "rank's file only. All ranks' files are needed, and their strategy, 'src_strategy_file'"
+            )
+
+
+def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
+    """Makes sure that files that are parts of stages are not some of them only."""
+    if not catalog.parts:
+        return
+    there = f"{catalog.url}: its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
+    if source is None:
+        gaps = sorted({*range(catalog.parts[-1])} - {*catalog.parts})
+        if gaps:
+            raise CatalogError(f"{there}, not of {', '.join(map(str, gaps))}: add them")
+        return
+    lacking = _weights([name for name in absent if name in source.parameters], catalog, source)
+    if lacking:
+        raise PlanError(f"{there}, and none holds {told(lacking)}: the parts of other stages are missing, add them")
+
+
+def _allowed_missing(source: Strategy | None, target: Strategy | None, absent: Collection[str]) -> tuple[str, ...]:
+    if source is None or part_of_target(source, target) is None:
+        return ("*",)
+    # what other stages hold is not missing: a pattern of all would make this stage's part the whole target
+    own = sorted(escape(name) for name in absent if name in source.parameters)
+    return (*_TRAINING_STATE_PATTERNS, *own)
+
+
+def _check_something_moves(plan: ConversionPlan) -> None:
+    inputs = plan.inputs
+    if plan.match.moved or not (inputs.source_strategy or inputs.target_strategy):
+        return
+    raise PlanError(f"{inputs.catalog.url}: holds none of the parameters that the strategies know: another model's?")
+
+
+def _check_dtypes(plan: ConversionPlan) -> None:
+    dtypes = {source.name: source.dtype for source in distinct_sources(plan.match.moved)}
+    dtypes |= {carried.name: carried.dtype for carried in plan.match.carried}
+    foreign = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype.is_foreign]
+    if foreign:
+        raise CheckpointError(
+            f"{plan.inputs.catalog.url}: has parameters of dtypes that MindSpore does not know: {told(foreign)}"
+        )
+
+
+def _left_out(plan: ConversionPlan, absent: Collection[str]) -> Iterator[str]:
+    """What the target does not get, though one of the strategies has it."""
+    source, target = plan.inputs.source_strategy, plan.inputs.target_strategy
+    whose, missing = "target", absent
+    if target is None:
+        # that a checkpoint is without training's state is no surprise where nothing asks for it
+        weights = _weights(absent, plan.inputs.catalog, source)
+        whose, missing = "source", [name for name in weights if not name.startswith(_NOT_SAVED)]
+    elif plan.part is not None and source is not None:
+        missing = [name for name in absent if name in source.parameters]
+    if missing:
+        yield f"left out, because no source file holds them, though the {whose}'s strategy has them: {told(missing)}"
+    if plan.match.dropped:
+        yield f"left out, because the target's strategy does not have them: {told(plan.match.dropped)}"

@@ -1,0 +1,125 @@
+"""The rank folders of a checkpoint, and which file of each is the rank's, as MindSpore's functions choose it."""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from core.checkpoint.cipher_blocks import MAGICS
+from core.checkpoint.model import CheckpointFormat
+from core.checkpoint.names import Step, group_prefixes, parse_name, spelled_for
+from core.checkpoint.parts import grouped
+from core.checkpoint.selection import listed, rank_names
+from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
+from core.errors import CatalogError
+from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from core.storage.urls import Location, parse_url
+
+_RANK_FOLDER = re.compile(r"rank_([0-9]{1,18})")
+_NUMBERS = re.compile(r"[0-9]+")
+
+
+def survey_ranks(directory: str) -> CheckpointSurvey:
+    """What is in a directory's rank folders, whose numbers may have zeros in front, or in a single file.
+
+    Raises:
+        CatalogError: there is nothing, or two folders are of one rank.
+    """
+    if not os.path.isdir(directory):
+        return survey(os.path.abspath(directory))
+    root = parse_url(os.path.abspath(directory))
+    folders: dict[int, str] = {}
+    for name in sorted(os.listdir(root.path)):
+        match = _RANK_FOLDER.fullmatch(name)
+        if match is None or not os.path.isdir(os.path.join(root.path, name)):
+            continue
+        rank = int(match[1])
+        if rank in folders:
+            raise CatalogError(
+                f"{directory}: {folders[rank]} and {name} are both rank {rank}'s folder: remove the one that is not"
+            )
+        folders[rank] = name
+    state = os.path.join(root.path, STATE_DIRECTORY)
+    return CheckpointSurvey(
+        str(root),
+        CheckpointShape.RANK_FOLDERS,
+        {rank: _files_in(root.child(folders[rank])) for rank in sorted(folders)},
+        names_files=True,  # MindSpore does not pass over those that were saved on an exception
+        unfinished=os.path.isdir(state) and not os.path.exists(os.path.join(state, MANIFEST_NAME)),
+    )
+
+
+def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[CheckpointSurvey, str]:
+    """The survey with one file for each of `ranks`, and a sentence for the user if there was a choice.
+
+    It is the last file by name, as MindSpore documents it, of the prefixes and steps that all of them have; of
+    `.safetensors` files that of the highest numbers, as MindSpore chooses there.
+
+    Raises:
+        CatalogError: they have no step of a prefix in common.
+    """
+    files = {rank: found.files[rank] for rank in ranks if found.files.get(rank)}
+    if all(len(each) == 1 for each in files.values()):
+        return found, ""
+    by_kind = _by_kind(files)
+    common = set.intersection(*(set(each) for each in by_kind.values()))
+    several = min(rank for rank, each in files.items() if len(each) > 1)
+    named = f"rank_{several} has {len(files[several])} checkpoint files ({listed(_names(files[several]), 6)})"
+    if not common:
+        raise CatalogError(
+            f"{found.url}: {named}, and no step and prefix is on all of the ranks that are needed: keep in each rank's "
+            "folder the file that is meant"
+        )
+    chosen = max(common, key=lambda kind: _order(by_kind[several][kind]))
+    other = [rank for rank, each in files.items() if max(each, key=_order) != by_kind[rank][chosen]]
+    why = (
+        f"the last by name that all ranks have, not the last of {rank_names(other, 3)}" if other else "the last by name"
+    )
+    told = f"{found.url}: {named}; {by_kind[several][chosen].name.name} is taken, {why}"
+    return replace(found, files={**found.files, **{rank: (each[chosen],) for rank, each in by_kind.items()}}), told
+
+
+def check_not_encrypted(locations: Iterable[Location]) -> None:
+    """Makes sure, after files could not be read, that this is not because they are encrypted.
+
+    Raises:
+        CatalogError: one is.
+    """
+    for location in locations:
+        try:
+            with open(location.path, "rb") as file:
+                start = file.read(4)
+        except OSError:
+            continue
+        if start in MAGICS.values():
+            raise CatalogError(
+                f"{location}: is encrypted, and this function takes no key: load it by load_checkpoint with its "
+                "'dec_key', and save it without one"
+            )
+
+
+def _files_in(folder: Location) -> tuple[FoundFile, ...]:
+    names = [entry.name for entry in os.scandir(folder.path) if entry.is_file()]
+    parsed = [name for each in sorted(names) if (name := parse_name(each)) is not None]
+    return tuple(FoundFile(name, folder.child(name.name)) for name in grouped(parsed))
+
+
+def _by_kind(files: Mapping[int, Collection[FoundFile]]) -> dict[int, dict[tuple[str, Step | None], FoundFile]]:
+    """Rank -> prefix, with `{rank}` in the place of the rank, and step -> the file."""
+    spellings = group_prefixes({rank: {file.name.prefix for file in each} for rank, each in files.items()})
+    spelled = {(rank, spelled_for(spelling, rank)): spelling for spelling, ranks in spellings.items() for rank in ranks}
+    return {
+        rank: {(spelled[rank, file.name.prefix], file.name.step): file for file in each} for rank, each in files.items()
+    }
+
+
+def _order(file: FoundFile) -> tuple[list[int], str]:
+    """What the last of a rank's files is the last by."""
+    if file.name.format is not CheckpointFormat.SAFETENSORS:
+        return [], file.name.name
+    numbers = _NUMBERS.findall(f"{file.location.parent.name}/{file.name.name}")
+    return [int(number) for number in numbers[-2:]], file.name.name
+
+
+def _names(files: Collection[FoundFile]) -> list[str]:
+    return [file.name.name for file in files]
