@@ -90,7 +90,8 @@ def integrated_save_doubts(
     contradiction, advice = _contradiction(source, match, asked, contents)
     if contradiction and not trusted:
         raise StrategyError(f"{catalog.url}: {contradiction}{advice}")
-    return (f"{DOUBT}{contradiction.rstrip()}",) if contradiction else ()
+    outcome = "One rank's values are taken" if match.integrated else "The strategy is followed"
+    return (f"{DOUBT}{contradiction}{outcome}",) if contradiction else ()
 
 
 def _contradiction(
@@ -99,25 +100,23 @@ def _contradiction(
     """What samples show against taking the ranks to hold whole tensors, or slices, and advice; empty if nothing."""
     if match.integrated and contents.sliced:
         says = "--integrated-save yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
-        return (
-            f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}",
-            (
-                f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}, or --trust-strategy to "
-                "take one rank's values"
-            ),
+        found = f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}"
+        advice = (
+            f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}, or --trust-strategy to "
+            "take one rank's values"
         )
+        return found, advice
     if not match.integrated and contents.whole:
-        return (
-            (
-                f"ranks hold the same where the strategy {source.origin} gives them different slices:"
-                f"{_lines(contents.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
-                "(experts copied from one, layers initialized from one seed); no known shape decides it. "
-            ),
-            (
-                "Pass --integrated-save yes to take each rank's tensors as whole, or --integrated-save no to join them as "
-                "slices"
-            ),
+        found = (
+            f"ranks hold the same where the strategy {source.origin} gives them different slices:"
+            f"{_lines(contents.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
+            "(experts copied from one, layers initialized from one seed); no known shape decides it. "
         )
+        advice = (
+            "Pass --integrated-save yes to take each rank's tensors as whole, or --integrated-save no to join them as "
+            "slices"
+        )
+        return found, advice
     return "", ""
 
 

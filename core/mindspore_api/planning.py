@@ -33,6 +33,8 @@ _TRAINING_STATE_PATTERNS = ("accu_grads*", "adam_m*", "adam_v*")
 """Of what says nothing about stages: see `core.subnetwork`."""
 
 
+_SAMPLED = 8
+"""Parameters of a stage whose contents are looked at, to see whether ranks were saved whole."""
 _NOT_SAVED = "inputs"
 """Prefix of what strategies may have besides parameters."""
 
@@ -86,11 +88,11 @@ def catalog_ranks(
     return catalog, tuple(filter(None, (choice, absent)))
 
 
-def build_checked_plan(inputs: PlanInputs, only: int | None = None) -> Planned:
+def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Collection[str] = ()) -> Planned:
     """The plan of a conversion that leaves out what the target's strategy has and no source file holds.
 
     `only` is a rank whose file alone is to be made: what other target stages hold is left out, and slices that it does
-    not need may be on no rank.
+    not need may be on no rank. `unwanted` are parameters that are in no file because they were left out on purpose.
 
     Raises:
         CatalogError: ranks disagree about a parameter, or are of different steps; files that are missing may hold more.
@@ -105,19 +107,16 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None) -> Planned:
         inputs = replace(inputs, target_strategy=replace(inputs.target_strategy, stages=(stage,), merged=False))
     catalog, source, target = inputs.catalog, inputs.source_strategy, inputs.target_strategy
     _check_not_scattered(catalog, source)
-    found, contents = (
-        doubts(catalog, source, integrated_save=inputs.integrated_save, trusted=True) if source else ((), None)
-    )
-    absent = _absent(catalog, source, target)
+    asked = inputs.integrated_save
+    found, contents = doubts(catalog, source, integrated_save=asked, trusted=True) if source else ((), None)
+    absent = _absent(catalog, source, target).difference(unwanted)
     _check_none_on_missing_ranks(catalog, source, absent)
     _check_parts(catalog, source, absent)
     noted = replace(catalog, notes=(*found, *catalog.notes))
     inputs = replace(inputs, catalog=noted, allow_missing=_allowed_missing(source, target, absent))
     plan = build_plan(inputs) if only is None else _plan_with_gaps(inputs, elsewhere)
     if source is not None:
-        found += integrated_save_doubts(
-            catalog, source, plan.match, inputs.integrated_save, contents=contents, trusted=True
-        )
+        found += integrated_save_doubts(catalog, source, plan.match, asked, contents=contents, trusted=True)
     _check_something_moves(plan)
     _check_dtypes(plan)
     for mixed in mixed_steps(catalog, plan.match):

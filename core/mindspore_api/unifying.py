@@ -16,21 +16,23 @@ Where it differs from MindSpore's on purpose:
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from core.checkpoint.catalog import build_catalog
 from core.checkpoint.model import CheckpointFormat, FileIndex
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed
-from core.checkpoint.survey import CheckpointSurvey, FoundFile, survey
+from core.checkpoint.survey import CheckpointSurvey, FoundFile
 from core.checkpoint.weight_maps import dump_weight_map
-from core.convert import wants_digest
+from core.held import names_in_order
 from core.mindspore_api.failures import reading, writing
 from core.mindspore_api.file_writing import PlannedFile, write_files
 from core.mindspore_api.paths import checked_directory, given_strategy
-from core.plan import ConversionPlan, PlanInputs, build_plan
+from core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
+from core.mindspore_api.rank_files import survey_ranks
+from core.plan import ConversionPlan, PlanInputs
 from core.storage.failures import mapped_errors
 from core.storage.files import write_bytes
 from core.storage.urls import parse_url
@@ -90,10 +92,11 @@ def unified_safetensors(
         raise ValueError(f"'max_process_num' has to be at least 1, not {max_process_num}")
     share, shares = _checked_shares(split_dst_file)
     with reading():
-        catalog = _catalog(src_dir, strategy, file_suffix)
+        catalog, noted = _catalog(src_dir, strategy, file_suffix)
     names = _chosen_names(catalog, strategy, choice_func)
     with reading():
-        plan = _plan(catalog, strategy, names)
+        planned = _plan(catalog, strategy, names)
+    plan = planned.plan
     sizes = {
         parameter.name: parameter.size_bytes
         for parameter in plan.rank_plan(0).parameters
@@ -117,6 +120,8 @@ def unified_safetensors(
             where = {name: file for file, part in zip(part_names, parts, strict=True) for name in part}
             told = dump_weight_map(where, sum(sizes.values()))
             write_bytes(parse_url(os.path.join(directory, MAP_NAME)), told)
+    for text in (*noted, *planned.warnings):
+        warnings.warn(text, stacklevel=2)
 
 
 def _remove_former(path: str) -> None:
@@ -151,18 +156,24 @@ def _share_of(count: int, share: int, shares: int) -> range:
     return range(start, start + each + (share <= more))
 
 
-def _catalog(source: str, strategy: Strategy, suffix: str | None) -> CheckpointCatalog:
+def _catalog(source: str, strategy: Strategy, suffix: str | None) -> tuple[CheckpointCatalog, tuple[str, ...]]:
     if not isinstance(source, str):
         raise TypeError(f"'src_dir' has to be a string, not {source!r}")
     if not os.path.isdir(source):
         raise ValueError(f"'src_dir' is not a directory: {source}")
-    found = survey(os.path.abspath(source))
+    found = survey_ranks(source)
     if set(found.formats) != {CheckpointFormat.SAFETENSORS}:
         there = ", ".join(f".{each}" for each in found.formats) or "no"
         raise ValueError(f"'src_dir' has to hold .safetensors files only, it holds {there} files: {source}")
     if suffix is not None:
         found = _with_suffix(found, suffix)
-    return build_catalog(found.url, strategy.ranks, digest=wants_digest(strategy, None), found=found)
+    catalog, noted = catalog_ranks(found, strategy, None)
+    stage = strategy.stages[0].stage
+    if stage:
+        noted += (
+            f"{strategy.origin}: is pipeline stage {stage}'s own: the result is without the parameters of other stages",
+        )
+    return catalog, noted
 
 
 def _with_suffix(found: CheckpointSurvey, suffix: str) -> CheckpointSurvey:
@@ -217,7 +228,7 @@ def _chosen_names(catalog: CheckpointCatalog, strategy: Strategy, choice: Choice
     return chosen
 
 
-def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, str]) -> ConversionPlan:
+def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, str]) -> Planned:
     """The plan of the whole tensors, under their names in the target: sources are found by offsets, not by names."""
     renamed: dict[int, FileIndex] = {}
     records = {}
@@ -237,7 +248,8 @@ def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, st
     )
     source = replace(strategy, stages=stages)
     there = replace(catalog, records=records)
-    return build_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS))
+    unwanted = set(names_in_order(catalog)).difference(names)
+    return build_checked_plan(PlanInputs(there, source, None, CheckpointFormat.SAFETENSORS), unwanted=unwanted)
 
 
 def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> FileIndex:

@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from core import mindspore_api as mindspore
+from core.storage.lease import held_lease, new_holder
+from core.storage.urls import parse_url
 from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file
@@ -68,6 +70,48 @@ def test_a_strategy_that_contents_contradict_is_followed_with_a_warning(tmp_path
             str(tmp_path / "src"), str(tmp_path / "out"), "net_", str(tmp_path / "rows.ckpt")
         )
     assert read_tree(tmp_path / "out")[0].keys() == {*"abc"}
+
+
+def of_ranks(count: int, tensor_map: tuple, *shape: int) -> FileLayout:
+    return FileLayout((count,), tensor_map, nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=shape)
+
+
+def test_equal_experts_stay_slices(tmp_path: Path) -> None:
+    experts = np.arange(2 * 32 * 16, dtype=np.float32).reshape(2, 32, 16)
+    attention = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
+    for rank in range(4):
+        write_rank(tmp_path / "src", rank, {"experts": tensor(experts), "attn": tensor(attention)})
+    for count in (4, 2):
+        layouts = {
+            "experts": of_ranks(count, ((0,), (), ()), 8, 32, 16),
+            "attn": of_ranks(count, ((), ()), 32, 32),
+        }
+        write_strategy_file(tmp_path / f"{count}.ckpt", {0: layouts})
+    strategies = str(tmp_path / "4.ckpt"), str(tmp_path / "2.ckpt")
+    with pytest.warns(UserWarning, match="'experts' is the same on rank_0, rank_1, which should hold diff"):
+        mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_", *strategies)
+    twice = tensor(np.concatenate([experts, experts]))
+    assert read_tree(tmp_path / "out") == {rank: {"experts": twice, "attn": tensor(attention)} for rank in (0, 1)}
+    files = {rank: str(tmp_path / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(4)}
+    with pytest.warns(UserWarning, match="'experts' is the same on"):
+        mindspore.transform_checkpoint_by_rank(1, files, str(tmp_path / "1.ckpt"), *strategies)
+    assert read_ckpt(tmp_path / "1.ckpt")["experts"] == twice
+
+
+def test_ranks_that_were_saved_whole_are_taken_for_slices_with_a_warning(rows: Path) -> None:
+    for rank in range(2):
+        write_rank(rows / "src", rank, {"w": tensor(VALUES)})
+    message = (
+        r"ranks hold the same where the strategy .*\n.*'w' is the same on rank_0, rank_1, [^-]*The strategy is followed"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
+        transform(rows, dst_strategy_file=None)
+    assert [each.filename for each in caught] == [__file__]
+    assert read_tree(rows / "out") == {0: {"w": tensor(np.concatenate([VALUES, VALUES]))}}
+    # where shapes are known, they decide
+    write_strategy_file(rows / "rows.json", {0: {"w": ROWS}})
+    transform(rows, src_strategy_file=str(rows / "rows.json"), dst_strategy_file=None)
+    assert read_tree(rows / "out") == {0: {"w": tensor(VALUES)}}
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.directory.name)
@@ -169,6 +213,244 @@ def test_a_run_that_was_interrupted_leaves_nothing_in_the_way(rows: Path) -> Non
 def test_a_rank_is_missing(rows: Path) -> None:
     (rows / "src" / "rank_1" / "net.ckpt").unlink()
     with pytest.raises(ValueError, match="missing: rank_1"):
+        transform(rows)
+
+
+def test_moments_are_left_out_where_weights_alone_were_saved(rows: Path) -> None:
+    moments = {name: {"w": layout, "adam_m.w": layout} for name, layout in (("rows", ROWS), ("columns", COLUMNS))}
+    for name, layouts in moments.items():
+        write_strategy_file(rows / f"{name}.ckpt", {0: layouts})
+    with pytest.warns(UserWarning, match=r"left out, because no source file holds them, .*: adam_m\.w$"):
+        transform(rows)
+    assert read_tree(rows / "out")[0] == {"w": tensor(VALUES[:, :1])}
+    files = {rank: str(rows / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(2)}
+    with pytest.warns(UserWarning, match=r"left out, because no source file holds them, .*: adam_m\.w$") as caught:
+        mindspore.transform_checkpoint_by_rank(
+            1, files, str(rows / "1.ckpt"), str(rows / "rows.ckpt"), str(rows / "columns.ckpt")
+        )
+    assert caught[0].filename == __file__
+    assert read_ckpt(rows / "1.ckpt") == {"w": tensor(VALUES[:, 1:])}
+
+
+def test_nothing_in_common_with_the_strategies(rows: Path) -> None:
+    for name in ("rows", "columns"):
+        write_strategy_file(rows / f"{name}.ckpt", {0: {"v": ROWS}})
+    with pytest.raises(ValueError, match="holds none of the parameters that the strategies know"):
+        transform(rows)
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> Path:
+    """`src/`, `a` on the two ranks of stage 0, `b` on those of stage 1; `own_0/0.ckpt` and `own_1/1.ckpt`."""
+    for stage, name in enumerate("ab"):
+        for rank in range(2):
+            write_rank(tmp_path / "src", 2 * stage + rank, {name: tensor(VALUES[2 * rank : 2 * rank + 2])})
+        (tmp_path / f"own_{stage}").mkdir()
+        write_strategy_file(tmp_path / f"own_{stage}" / f"{stage}.ckpt", {stage: {name: ROWS}})
+    write_strategy_file(tmp_path / "both.ckpt", {0: {"a": COLUMNS, "b": COLUMNS}})
+    write_strategy_file(tmp_path / "two.ckpt", {0: {"0-a": COLUMNS}, 1: {"1-b": COLUMNS}})
+    return tmp_path
+
+
+@pytest.mark.parametrize(("stage", "target"), [(0, None), (1, None), (0, "two.ckpt"), (1, "two.ckpt")])
+def test_one_stage_makes_no_whole_model(stages: Path, stage: int, target: str | None) -> None:
+    others = "rank_2, rank_3" if stage == 0 else "rank_0, rank_1"
+    own = str(stages / f"own_{stage}" / f"{stage}.ckpt")
+    with pytest.raises(
+        ValueError,
+        match=rf"{stage}\.ckpt: is pipeline stage {stage}'s own, and the result would be without the parameters of "
+        rf"other stages on {others}: merge the strategies of all stages by merge_pipeline_strategys",
+    ):
+        transform(stages, src_strategy_file=own, dst_strategy_file=target and str(stages / target))
+    assert not list((stages / "out").rglob("*.ckpt"))
+
+
+def test_one_later_stage_alone_makes_no_whole_model(stages: Path) -> None:
+    for rank in range(2):
+        shutil.rmtree(stages / "src" / f"rank_{rank}")
+    with pytest.raises(ValueError, match=r"1\.ckpt: is pipeline stage 1's own, and .* of other stages: merge"):
+        transform(stages, src_strategy_file=str(stages / "own_1" / "1.ckpt"), dst_strategy_file=None)
+
+
+def test_another_stages_strategy_beside_the_first_ones_is_warned_of(stages: Path) -> None:
+    shutil.move(stages / "own_1" / "1.ckpt", stages / "own_0")
+    for rank in (2, 3):
+        shutil.rmtree(stages / "src" / f"rank_{rank}")
+    with pytest.warns(
+        UserWarning, match=r"0\.ckpt: another pipeline stage's strategy lies beside it: .* without the par"
+    ):
+        transform(stages, src_strategy_file=str(stages / "own_0" / "0.ckpt"), dst_strategy_file=None)
+    assert read_tree(stages / "out") == {0: {"a": tensor(VALUES)}}
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_stage_makes_its_part_of_a_target(stages: Path, stage: int) -> None:
+    own = str(stages / f"own_{stage}" / f"{stage}.ckpt")
+    transform(stages, src_strategy_file=own, dst_strategy_file=str(stages / "both.ckpt"))
+    assert sorted(path.name for path in (stages / "out").glob("*/*")) == [f"net_{r}_part{stage}.ckpt" for r in (0, 1)]
+
+
+def test_what_a_stage_did_not_save_does_not_make_its_part_the_whole(stages: Path) -> None:
+    own = stages / "own_0" / "0.ckpt"
+    write_strategy_file(own, {0: {"a": ROWS, "a2": ROWS, "adam_m.a": ROWS}})
+    layouts = dict.fromkeys(("a", "a2", "b", "adam_m.a", "adam_m.b"), COLUMNS)
+    write_strategy_file(stages / "both.ckpt", {0: layouts})
+    with pytest.warns(UserWarning, match=r"no source file holds them, .* target's strategy has them: a2, adam_m\.a$"):
+        transform(stages, src_strategy_file=str(own), dst_strategy_file=str(stages / "both.ckpt"))
+    assert [path.name for path in (stages / "out" / "rank_0").iterdir()] == ["net_0_part0.ckpt"]
+
+
+# which files and ranks
+
+
+def test_folders_may_have_zeros_in_front(rows: Path) -> None:
+    for rank in range(2):
+        (rows / "src" / f"rank_{rank}").rename(rows / "src" / f"rank_{rank:03}")
+    transform(rows)
+    assert read_tree(rows / "out")[1] == {"w": tensor(VALUES[:, 1:])}
+    write_rank(rows / "src", 0, {"w": tensor(VALUES)})
+    with pytest.raises(ValueError, match="rank_0 and rank_000 are both rank 0's folder: remove the one that is not"):
+        transform(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["net-9_5", "net-10_5"], "net-9_5"),  # the last by name, as MindSpore documents it
+        (["net-1_1", "net"], "net"),
+        (["a-2_1", "b-1_1"], "b-1_1"),
+        (["net-1_1", "net-1_1_breakpoint"], "net-1_1_breakpoint"),
+        (["zet{rank}-1_1", "a{rank}-2_1"], "zet{rank}-1_1"),
+    ],
+)
+def test_of_several_files_the_last_by_name_is_taken_with_a_warning(rows: Path, names: list[str], taken: str) -> None:
+    for rank in range(2):
+        (rows / "src" / f"rank_{rank}" / "net.ckpt").unlink()
+        for number, name in enumerate(names):
+            values = VALUES[2 * rank : 2 * rank + 2] + 100 * number
+            write_rank(rows / "src", rank, {"w": tensor(values)}, name.format(rank=rank))
+    told = rf"rank_0 has 2 checkpoint files \(.*\); {taken.format(rank=0)}\.ckpt is taken, the last by name$"
+    with pytest.warns(UserWarning, match=told) as caught:
+        transform(rows, dst_strategy_file=None)
+    assert caught[0].filename == __file__
+    assert read_tree(rows / "out")[0] == {"w": tensor(VALUES + 100 * names.index(taken))}
+
+
+def test_steps_are_not_mixed(rows: Path) -> None:
+    for rank, steps in enumerate((("1_1", "2_1"), ("1_1",))):
+        (rows / "src" / f"rank_{rank}" / "net.ckpt").unlink()
+        for step in steps:
+            write_rank(rows / "src", rank, {"w": tensor(VALUES[2 * rank : 2 * rank + 2])}, f"net-{step}")
+    with pytest.warns(
+        UserWarning, match=r"net-1_1\.ckpt is taken, the last by name that all ranks have, not .* rank_0$"
+    ):
+        transform(rows)
+    (rows / "src" / "rank_1" / "net-1_1.ckpt").unlink()
+    write_rank(rows / "src", 1, {"w": tensor(VALUES[:2])}, "net-3_1")
+    with pytest.raises(ValueError, match="rank_0 has 2 .*no step and prefix is on all of the ranks that are needed"):
+        transform(rows)
+
+
+def test_files_of_different_steps(rows: Path) -> None:
+    for rank in range(2):
+        half = {"w": tensor(VALUES[2 * rank : 2 * rank + 2]), "global_step": tensor(np.array([rank], np.float32))}
+        write_rank(rows / "src", rank, half)
+    with pytest.raises(ValueError, match=r"DIFFERENT STEPS.* Replace the files that are of another step$"):
+        transform(rows)
+
+
+@pytest.mark.parametrize("files", ["weights", "moments"])
+def test_ranks_that_are_not_needed_may_be_missing(repeated: tuple, tmp_path: Path, files: str) -> None:
+    _, strategy = repeated
+    for rank in (2, 3):
+        shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
+    out = tmp_path / "out"
+    if files == "moments":
+        write_strategy_file(Path(strategy), {0: {"w": REPEATED_ROWS, "adam_m.w": REPEATED_ROWS}})
+    with pytest.warns(UserWarning, match=r"src: rank_2, rank_3 are missing, which no target rank needs$"):
+        mindspore.transform_checkpoints(str(tmp_path / "src"), str(out), "net_", strategy)
+    assert read_tree(out) == {0: {"w": tensor(VALUES)}}
+
+
+def test_ranks_that_are_needed_or_may_hold_more_are_missing(repeated: tuple, tmp_path: Path) -> None:
+    _, strategy = repeated
+    source, out = str(tmp_path / "src"), str(tmp_path / "out")
+    for rank in (2, 3):
+        shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
+    with pytest.raises(ValueError, match="has files of rank_0, rank_1; others are needed and missing: rank_2, rank_3$"):
+        mindspore.transform_checkpoints(source, out, "net_", strategy, strategy)
+    # redundancy may have been removed, so that the others hold it
+    write_strategy_file(Path(strategy), {0: {"w": REPEATED_ROWS, "v": REPEATED_ROWS}})
+    with pytest.raises(ValueError, match="no file that is there holds v: files of rank_2, rank_3 may, and are missing"):
+        mindspore.transform_checkpoints(source, out, "net_", strategy)
+    with (tmp_path / "src" / "rank_1" / "net.ckpt").open("r+b") as file:
+        file.truncate(20)
+    with pytest.raises(ValueError, match=r"checkpoint files cannot be used:\n  rank_1: "):
+        mindspore.transform_checkpoints(source, out, "net_", strategy)
+
+
+# messages, which are checked for options of the command in conftest.py
+
+
+def test_encrypted_files(rows: Path) -> None:
+    encrypted = FIXTURES / "formats" / "encrypted_AES-GCM.ckpt"
+    for rank in range(2):
+        shutil.copy(encrypted, rows / "src" / f"rank_{rank}" / "net.ckpt")
+    message = (
+        r"rank_0/net\.ckpt: is encrypted, and this function takes no key: load it by load_checkpoint with its 'dec_key'"
+    )
+    with pytest.raises(ValueError, match=message):
+        transform(rows)
+    files = {rank: str(rows / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(2)}
+    with pytest.raises(ValueError, match=message):
+        mindspore.transform_checkpoint_by_rank(0, files, str(rows / "a.ckpt"), str(rows / "rows.ckpt"))
+
+
+def test_a_damaged_file_that_others_could_stand_in_for(repeated: tuple, tmp_path: Path) -> None:
+    files, strategy = repeated
+    with Path(files[1]).open("r+b") as file:
+        file.truncate(20)
+    with pytest.raises(ValueError, match=r"rank_1/net\.ckpt"):
+        mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_", strategy)
+
+
+def test_dtypes_that_mindspore_does_not_know(rows: Path) -> None:
+    for rank in range(2):
+        (rows / "src" / f"rank_{rank}" / "net.ckpt").unlink()
+        save_file({"w": np.zeros((2, 2), np.complex64)}, rows / "src" / f"rank_{rank}" / "net.safetensors")
+    with pytest.raises(ValueError, match=r"has parameters of dtypes that MindSpore does not know: w \(C64\)"):
+        transform(rows)
+
+
+def test_one_rank_of_a_source_without_redundancy(tmp_path: Path) -> None:
+    fixture = FIXTURES / "formats" / "redundancy_removed" / "src_safetensors" / "rank_1"
+    shutil.copytree(fixture, tmp_path / "src" / "rank_0")
+    with pytest.raises(
+        ValueError, match="was saved with remove_redundancy=True: .* and their strategy, 'src_strategy_fi"
+    ):
+        mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_")
+
+
+def test_parts_of_some_stages_only(stages: Path) -> None:
+    own, both = stages / "own_1" / "1.ckpt", str(stages / "both.ckpt")
+    transform(stages, "parts", src_strategy_file=str(own), dst_strategy_file=both)
+    (stages / "src").rename(stages / "former")
+    (stages / "parts").rename(stages / "src")
+    with pytest.raises(
+        ValueError, match="its files have the parts of stages 1 only, and none holds a: .* missing, add them"
+    ):
+        transform(stages, src_strategy_file=both, dst_strategy_file=None)
+    shutil.rmtree(stages / "src" / "rank_1")
+    with pytest.raises(ValueError, match="its files have the parts of stages 1 only, not of 0: add them"):
+        transform(stages, src_strategy_file=None, dst_strategy_file=None)
+
+
+def test_another_process_converts_into_the_destination(rows: Path) -> None:
+    leases = parse_url(f"{rows}/out/.reshard-transform.reshard-partial/.reshard/leases")
+    with (
+        held_lease(leases, new_holder((0, 1), plan="another")),
+        pytest.raises(ValueError, match="out: another process is converting into it; wait for it"),
+    ):
         transform(rows)
 
 

@@ -73,7 +73,9 @@ def test_a_pipeline_that_mindspore_cut(unify: Unify, tmp_path: Path) -> None:
 
 
 def test_large_models_become_several_files(unify: Unify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = {f"w{number}": W + number for number in range(6)} | {"large": np.concatenate([W, W, W, W])}
+    tensors = {f"w{number}": W + number for number in range(6)} | {
+        "large": np.arange(32, dtype=np.float32).reshape(16, 2)
+    }
     write_ranks(tmp_path, **tensors)
     monkeypatch.setattr(unifying, "PART_BYTES", 128)
     found = unify()
@@ -127,7 +129,8 @@ def test_without_outsiders_there_is_no_file_of_them(unify: Unify, tmp_path: Path
     write_ranks(tmp_path, w=W, step=np.array([[1, 2], [3, 4]], np.int32))
     for rank in range(2):
         save_file({"w": np.split(W, 2)[rank]}, tmp_path / "src" / f"rank_{rank}" / "net.safetensors")
-    assert sorted(unify()) == ["param_name_map.json", "part0.safetensors"]
+    with pytest.warns(UserWarning, match=r"no source file holds them, though the source's strategy has them: step$"):
+        assert sorted(unify()) == ["param_name_map.json", "part0.safetensors"]
 
 
 def test_the_outsiders_of_a_former_checkpoint_do_not_stay(unify: Unify, tmp_path: Path) -> None:
@@ -172,7 +175,7 @@ def test_refused(unify: Unify, tmp_path: Path) -> None:
         (ValueError, "there is no such file", {"src_strategy_file": str(tmp_path / "no.ckpt")}),
         (TypeError, "'src_dir' has to be a string", {"src_dir": None}),
         (ValueError, "'src_dir' is not a directory", {"src_dir": str(tmp_path / "file")}),
-        (ValueError, "neither rank_N folders nor", {"src_dir": str(tmp_path / "empty")}),
+        (ValueError, "it holds no files", {"src_dir": str(tmp_path / "empty")}),
         (TypeError, "'dst_dir' has to be a string", {"dst_dir": 5}),
         (NotADirectoryError, "'dst_dir' is not a directory", {"dst_dir": str(tmp_path / "file")}),
         (ValueError, "'max_process_num' has to be at least 1", {"max_process_num": 0}),
@@ -195,6 +198,37 @@ def test_a_rank_is_missing(unify: Unify, tmp_path: Path) -> None:
     (tmp_path / "src" / "rank_1" / "net.safetensors").unlink()
     with pytest.raises(ValueError, match="missing: rank_1"):
         unify()
+
+
+def test_a_rank_that_is_not_needed_is_missing(unify: Unify, tmp_path: Path) -> None:
+    write_ranks(tmp_path, w=W)
+    four = FileLayout((2, 2), ((0,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))
+    write_strategy_file(tmp_path / "rows.ckpt", {0: {"w": four}})
+    with pytest.warns(UserWarning, match="rank_2, rank_3 are missing, which no target rank needs"):
+        assert unify()["part0.safetensors"] == {"w": ("Float32", (4, 2), W.tobytes())}
+
+
+def test_of_several_files_the_highest_numbers_are_taken(unify: Unify, tmp_path: Path) -> None:
+    for step, values in (("9_5", W), ("10_5", W + 10)):
+        write_ranks(tmp_path, f"net-{step}", w=values)
+    with pytest.warns(UserWarning, match=r"rank_0 has 2 checkpoint files .*; net-10_5\.safetensors is taken"):
+        assert unify()["part0.safetensors"] == {"w": ("Float32", (4, 2), (W + 10).tobytes())}
+
+
+def test_a_stages_own_strategy_is_warned_of(unify: Unify, tmp_path: Path) -> None:
+    write_ranks(tmp_path, w=W)
+    write_strategy_file(tmp_path / "rows.ckpt", {1: {"w": ROWS}})
+    for rank in range(2):
+        (tmp_path / "src" / f"rank_{rank}").rename(tmp_path / "src" / f"rank_{rank + 2}")
+    with pytest.warns(UserWarning, match="is pipeline stage 1's own: the result is without the parameters of other st"):
+        assert unify()["part0.safetensors"].keys() == {"w"}
+
+
+def test_equal_slices_are_no_whole_tensors(unify: Unify, tmp_path: Path) -> None:
+    write_ranks(tmp_path, w=np.concatenate([W, W]))
+    with pytest.warns(UserWarning, match="'w' is the same on rank_0, rank_1, which should hold different slices"):
+        found = unify()
+    assert found["part0.safetensors"] == {"w": ("Float32", (8, 2), np.concatenate([W, W]).tobytes())}
 
 
 def test_files_of_the_other_kind(unify: Unify, tmp_path: Path) -> None:
