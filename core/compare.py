@@ -126,7 +126,7 @@ class _Comparison:
             if name not in self.b.tensors:
                 continue
             one, other = self.a.tensors[name], self.b.tensors[name]
-            if one.dtype is other.dtype and (one.shape == other.shape or one.dtype in (TEXT, MAP_TENSOR)):
+            if _is_same_dtype(one.dtype, other.dtype) and (one.shape == other.shape or one.dtype in (TEXT, MAP_TENSOR)):
                 ones, others = self.contents_a.fingerprints[name], self.contents_b.fingerprints[name]
                 if self._are_alike(ones, others):
                     notes += _loose_note(name, len(ones), len(others))
@@ -222,6 +222,11 @@ class _Comparison:
         return None if texts[0] == texts[1] else texts  # those of other ranks may differ
 
 
+def _is_same_dtype(one: DType, other: DType) -> bool:
+    # fingerprints alone do not tell how wide the elements of a foreign one are
+    return one is other or (one.is_foreign and other.is_foreign and one.name == other.name)
+
+
 def _told(
     name: str,
     one: Tensor,
@@ -231,7 +236,7 @@ def _told(
     texts: tuple[str, str] | None = None,
 ) -> ParameterDifference:
     kind = Kind.SHAPE if one.shape != other.shape and one.dtype is not TEXT else Kind.CONTENT
-    if one.dtype is not other.dtype:
+    if not _is_same_dtype(one.dtype, other.dtype):
         kind = Kind.DTYPE
     common = common_float(one.dtype, other.dtype)
     is_cast = kind is Kind.DTYPE and one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype)

@@ -193,7 +193,9 @@ def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -
     sample: _Sample | None = None
     for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
         contents = dict(zip(ranks, beginnings(catalog, ranks, name, length), strict=True))
-        sample = _Sample(name, layout, len(shape), cut, held.first_rank, contents, held.entry.dtype.itemsize, proven)
+        sample = _Sample(
+            name, layout, len(shape), cut, held.first_rank, contents, held.entry.dtype.itemsize or 1, proven
+        )
         if sample.telling and sample.alike(cut) is None:
             break  # else what is the same may differ further on
     return sample

@@ -233,7 +233,7 @@ def plan_conversion(
                 trusted=request.trust_strategy,
             )
         )
-    check_convertible(plan.match, catalog.url)
+    check_convertible(plan.match, catalog)
     _check_one_step(plan)
     plan = with_shared_compared(plan, fails_on_differing)
     _check_format_holds_all(plan)

@@ -6,27 +6,31 @@ Contents are never converted here, only moved, so a dtype is a name and an item 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
 class DType:
-    """An element type. `safetensors_tag` is None where that format cannot hold it as a tensor."""
+    """An element type.
+
+    Attributes:
+        name: as `.ckpt` files and records spell it.
+        itemsize: bytes of an element; 0 of a foreign one whose elements are no whole bytes, or of unknown width.
+        safetensors_tag: as `.safetensors` files spell it; None where that format cannot hold it as a tensor.
+        is_foreign: MindSpore has no such type in its files: a parameter of it can only be left out.
+    """
 
     name: str
     itemsize: int
     safetensors_tag: str | None
+    is_foreign: bool = False
 
     @property
     def is_float(self) -> bool:
         """Whether it is a floating-point type, which can be cast to another."""
         return self.name in ("Float16", "BFloat16", "Float32", "Float64")
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether MindSpore has no such type in its files: a parameter of it can only be left out."""
-        return self.name in _FOREIGN
 
     def __str__(self) -> str:
         return self.name
@@ -51,14 +55,14 @@ _TENSOR_DTYPES = (
     DType("Bool", 1, "BOOL"),
     DType("BFloat16", 2, "BF16"),
 )
-_FOREIGN = {
-    tag: DType(tag, itemsize, tag)
-    for tag, itemsize in (
-        *(("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1), ("F8_E4M3FNUZ", 1), ("F8_E5M2FNUZ", 1)),
-        ("C64", 8),
-    )
+_FOREIGN_BITS = {
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+    "C64": 64,
 }
-"""What other frameworks write besides into `.safetensors` files, under its tags; but for types of less than a byte."""
+"""Bits of an element of what other frameworks write into `.safetensors` files, by its tag; there may be others."""
+_LONGEST_NAME = 100
 _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TENSOR)}
 _BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES if dtype.safetensors_tag}
 
@@ -72,22 +76,60 @@ def dtype_from_name(name: str) -> DType:
     return _lookup(_BY_NAME, name)
 
 
-def dtype_from_safetensors(tag: str) -> DType:
-    """The dtype of a `.safetensors` tag; it may be a foreign one.
+def dtype_from_ckpt(name: str, elements: int, size_bytes: int) -> DType:
+    """The dtype of a `.ckpt` `tensor_type`, of which `elements` take `size_bytes`; it may be a foreign one.
 
     Raises:
-        CheckpointError: the tag is not in the table.
+        CheckpointError: it cannot be a dtype's name, or they cannot take so many bytes.
     """
-    return _FOREIGN.get(tag) or _lookup(_BY_SAFETENSORS_TAG, tag)
+    return _BY_NAME.get(name) or foreign_dtype(name, elements, size_bytes)
 
 
-def dtype_from_record(name: str) -> DType:
+def dtype_from_safetensors(tag: str, elements: int, size_bytes: int) -> DType:
+    """The dtype of a `.safetensors` tag, of which `elements` take `size_bytes`; it may be a foreign one.
+
+    Raises:
+        CheckpointError: it cannot be a tag, or they cannot take so many bytes.
+    """
+    # in quotes what is another format's name: it need not be the same
+    return _BY_SAFETENSORS_TAG.get(tag) or foreign_dtype(repr(tag) if tag in _BY_NAME else tag, elements, size_bytes)
+
+
+def dtype_from_record(name: str, elements: int = 0, size_bytes: int = 0) -> DType:
     """The dtype of this name in what is recorded of a checkpoint of either format; it may be a foreign one.
 
     Raises:
-        CheckpointError: the name is not in the table.
+        CheckpointError: it cannot be a dtype's name, or `elements` of it cannot take `size_bytes`.
     """
-    return _FOREIGN.get(name) or _lookup(_BY_NAME, name)
+    return dtype_from_ckpt(name, elements, size_bytes)
+
+
+def foreign_dtype(name: str, elements: int, size_bytes: int) -> DType:
+    """A dtype that is not in the table: how wide an element is follows from what `elements` of it take in a file.
+
+    Raises:
+        CheckpointError: it cannot be a dtype's name, or they cannot take so many bytes.
+    """
+    if not name or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise CheckpointError(f"{name[:_LONGEST_NAME]!r} cannot be the name of a dtype: damaged")
+    bits = _FOREIGN_BITS.get(name)
+    # of an unknown type any width of at least a bit
+    fits = (
+        elements <= 8 * size_bytes and bool(elements) == bool(size_bytes)
+        if bits is None
+        else (bits * elements == 8 * size_bytes)
+    )
+    if not fits:
+        raise CheckpointError(f"{size_bytes} bytes cannot be {elements} elements of the dtype {name}: damaged")
+    if bits is not None:
+        return _foreign(name, 0 if bits % 8 else bits // 8)
+    return _foreign(name, 0 if not elements or size_bytes % elements else size_bytes // elements)
+
+
+@cache
+def _foreign(name: str, itemsize: int) -> DType:
+    # one object each: dtypes are compared by identity
+    return DType(name, itemsize, name if name in _FOREIGN_BITS and itemsize else None, is_foreign=True)
 
 
 def _lookup(table: dict[str, DType], key: str) -> DType:

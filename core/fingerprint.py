@@ -42,6 +42,8 @@ import numpy as np
 from core.slices import Shape
 
 MODULUS = 2**64
+ELEMENT_BYTES = (1, 2, 4, 8)
+"""Item sizes of elements that can be fingerprinted."""
 TEXT_PATTERN = "^[0-9a-f]{16}$"
 """Of what `fingerprint_text` gives."""
 

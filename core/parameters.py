@@ -285,20 +285,26 @@ def match_parameters(
     )
 
 
-def check_convertible(match: ParameterMatch, origin: str) -> None:
-    """Makes sure that the target is to have no foreign dtypes; `origin` is the source.
+def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None:
+    """Makes sure that the target is to have no foreign dtypes.
 
     Raises:
-        PlanError: it is; names the parameters.
+        PlanError: it is; names the parameters, and a file that holds each.
     """
     dtypes = {source.name: source.dtype for source in distinct_sources(match.moved)}
     dtypes |= {carried.source_name: carried.dtype for carried in match.carried}
     problems = [
-        f"parameter {name!r} has dtype {dtype}, which reshard cannot convert; leave it out: --exclude {name}"
+        f"parameter {name!r} has dtype {dtype}, which reshard cannot convert; leave it out: --exclude {name} "
+        f"(it is in {holding_file(catalog, name)})"
         for name, dtype in dtypes.items()
         if dtype.is_foreign
     ]
-    _raise_listed(PlanError, f"{origin}: cannot be converted", problems)
+    _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
+
+
+def holding_file(catalog: CheckpointCatalog, name: str) -> str:
+    """The file of the lowest rank that holds a source parameter."""
+    return next(record.location for record in catalog.records.values() if name in record.index.entries)
 
 
 def distinct_sources(moved: Iterable[MovedParameter]) -> tuple[SourceTensor, ...]:

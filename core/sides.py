@@ -23,12 +23,13 @@ from core.convert import catalog_source, load_strategy
 from core.declared import declared_changes
 from core.doubts import integrated_save_doubts
 from core.dtypes import DType, dtype_from_record
-from core.errors import InputError
-from core.fingerprint import box_fingerprint, combined, fingerprint_text
+from core.errors import InputError, PlanError
+from core.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
 from core.fingerprints import BLOCK_BYTES, shard_sums
 from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all, read_model_fingerprint
 from core.named_values import Resolver
 from core.numpy_types import cast_bits
+from core.parameters import holding_file
 from core.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
 from core.progress import advancing, current_progress
 from core.recipes import excluded_names
@@ -101,7 +102,11 @@ class Side(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The parameters that were asked for, by name."""
+        """The parameters that were asked for, by name.
+
+        Raises:
+            PlanError: one has elements that cannot be compared.
+        """
 
     def stored_bytes(self, names: Collection[str]) -> int:
         """How much there is to read of parameters, all copies of them."""
@@ -211,12 +216,20 @@ class CheckpointSide:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The parameters that were asked for, by name, in the order of the files."""
+        """The parameters that were asked for, by name, in the order of the files.
+
+        Raises:
+            PlanError: one has elements that cannot be compared.
+        """
         plans = self._whole_plans
-        return {
-            name: Tensor(plans[name].dtype, plans[name].box.shape, plans[name].size_bytes)
-            for name in _chosen(self._request, plans)[0]
-        }
+        chosen = _chosen(self._request, plans)[0]
+        for name in chosen:
+            if plans[name].dtype.itemsize not in ELEMENT_BYTES:
+                raise PlanError(
+                    f"{self.url}: parameter {name!r} ({holding_file(self._plan.inputs.catalog, name)}) has dtype "
+                    f"{plans[name].dtype}, which reshard cannot compare; leave it out: --exclude {name}"
+                )
+        return {name: Tensor(plans[name].dtype, plans[name].box.shape, plans[name].size_bytes) for name in chosen}
 
     @property
     def unused(self) -> frozenset[str]:

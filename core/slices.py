@@ -21,7 +21,7 @@ def is_countable(shape: Shape, itemsize: int = 1) -> bool:
 
     Dimensions of 0 are left out, as in numpy: they would hide others that no file can hold.
     """
-    return math.prod(filter(None, shape)) * itemsize <= _MOST_BYTES
+    return math.prod(filter(None, shape)) * max(itemsize, 1) <= _MOST_BYTES
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 from them: how much of the headers was read does not change what a conversion writes. `lost` are [rank, why].
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,7 +96,8 @@ def _entry_from_json(
     name: str, dtype: str, shape: list[int], extents: list[int], text: str | None = None
 ) -> TensorEntry:
     places = tuple(Extent(offset, length) for offset, length in zip(extents[::2], extents[1::2], strict=True))
-    return TensorEntry(name, dtype_from_record(dtype), tuple(shape), places, text)
+    size_bytes = sum(extents[1::2])
+    return TensorEntry(name, dtype_from_record(dtype, math.prod(shape), size_bytes), tuple(shape), places, text)
 
 
 def _record_to_json(record: CatalogRecord, index_number: int) -> list[Any]:

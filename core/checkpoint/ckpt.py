@@ -8,6 +8,7 @@ A *piece* is one Value. Consecutive pieces of one name make a parameter, their c
 that comes again later replaces the earlier one. The file may end in `crc_num` and a CRC-32 of all before it.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -27,7 +28,7 @@ from core.checkpoint.model import (
     text_entry,
 )
 from core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
-from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
+from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
 from core.errors import CheckpointError
 from core.slices import TOO_LARGE, Shape, is_countable
 from core.storage.files import SourceFile, read_bytes
@@ -79,7 +80,7 @@ def read_index(file: SourceFile) -> FileIndex:
     A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar.
 
     Raises:
-        CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the byte offset.
+        CheckpointError: it is not such a file, or damaged; names the byte offset.
         StorageError: it cannot be read.
     """
     return _read(file)
@@ -92,7 +93,7 @@ def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, b
     something else stands before it, these bytes would not reach from there to the contents.
 
     Raises:
-        CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the byte offset.
+        CheckpointError: it is not such a file, or damaged; names the byte offset.
         StorageError: it cannot be read.
     """
     heads: list[tuple[int, bytes]] = []
@@ -354,7 +355,8 @@ def _tensor_piece(reader: WireReader, start: int, name: str, tensor: _TensorFiel
         dims = [dim - (dim >> 63 << 64) for dim in tensor.dims]
         raise reader.error(start, f"parameter {name!r} has negative dims {dims}: damaged")
     try:
-        dtype = dtype_from_name(tensor.type_name)
+        # how wide an element of a foreign one is tell all pieces together
+        dtype = dtype_from_ckpt(tensor.type_name, 0, 0)
         if dtype is MAP_TENSOR:
             raise CheckpointError(f"a plain tensor cannot have the dtype {dtype}")
     except CheckpointError as error:
@@ -378,6 +380,8 @@ def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
         return text_entry(name, _read_text(reader, name, extents))
     if dtype is MAP_TENSOR:
         return TensorEntry(name, dtype, (length,), extents)
+    if dtype.is_foreign:
+        return _foreign_entry(reader, first, extents)
     shape = () if dims == (0,) and length == dtype.itemsize else dims
     entry = TensorEntry(name, dtype, shape, extents)
     if entry.size_bytes != length:
@@ -390,6 +394,16 @@ def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
             first.offset, f"parameter {name!r}: its dims {list(dims)} are {TOO_LARGE} as {dtype}: damaged"
         )
     return entry
+
+
+def _foreign_entry(reader: WireReader, first: _Piece, extents: tuple[Extent, ...]) -> TensorEntry:
+    length = sum(extent.length for extent in extents)
+    shape = () if first.dims == (0,) and length else first.dims
+    try:
+        dtype = dtype_from_ckpt(first.dtype.name, math.prod(shape), length)
+    except CheckpointError as error:
+        raise reader.error(first.offset, f"parameter {first.name!r}, {list(first.dims)}: {error}") from None
+    return TensorEntry(first.name, dtype, shape, extents)
 
 
 def _read_text(reader: WireReader, name: str, extents: Sequence[Extent]) -> str:

@@ -62,7 +62,7 @@ def read_index(file: SourceFile) -> FileIndex:
     """What a checkpoint file holds, or several that are read as one, from headers alone; the name says the format.
 
     Raises:
-        CheckpointError: it is of another kind, damaged, or holds an unknown dtype; names the file and where in it.
+        CheckpointError: it is of another kind, or damaged; names the file and where in it.
         StorageError: it cannot be read.
     """
     if isinstance(file, JoinedFile):
@@ -78,7 +78,7 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
     """What a remote checkpoint file holds, and a template that other files may follow, if it can be one.
 
     Raises:
-        CheckpointError: it is of another kind, damaged, or holds an unknown dtype; names the file and where in it.
+        CheckpointError: it is of another kind, or damaged; names the file and where in it.
         StorageError: it cannot be read.
     """
     if format_of(file.location) is not CheckpointFormat.CKPT or isinstance(file, JoinedFile):

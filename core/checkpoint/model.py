@@ -57,6 +57,8 @@ class TensorEntry:
     @property
     def size_bytes(self) -> int:
         """Bytes of its contents."""
+        if not self.dtype.itemsize:
+            return sum(extent.length for extent in self.extents)
         return math.prod(self.shape) * self.dtype.itemsize
 
     def extents_of(self, offset: int, length: int) -> tuple[Extent, ...]:

@@ -27,7 +27,7 @@ from core.checkpoint.model import (
     TensorEntry,
     text_entry,
 )
-from core.dtypes import INT4, DType, dtype_from_safetensors
+from core.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
 from core.errors import CheckpointError
 from core.slices import TOO_LARGE, is_countable
 from core.storage.files import SourceFile, read_bytes
@@ -59,7 +59,7 @@ def read_index(file: SourceFile) -> FileIndex:
     """What a file holds, from its header alone: tensors in the order of their bytes, then texts.
 
     Raises:
-        CheckpointError: it is not such a file, damaged, or holds an unknown dtype; names the parameter.
+        CheckpointError: it is not such a file, or damaged; names the parameter.
         StorageError: it cannot be read.
     """
     header = _read_header(file)
@@ -253,17 +253,17 @@ def _tensor(header: _Header, name: str) -> TensorEntry:
         )
     if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"parameter {name!r}: data_offsets {_told(offsets)} are not a start and a stop: damaged")
-    dtype = _dtype(header, name, tag)
     start, stop = offsets
-    size_bytes = math.prod(shape) * dtype.itemsize
-    if stop - start != size_bytes:
+    dtype = _dtype(header, name, tag, math.prod(shape), stop - start)
+    entry = TensorEntry(name, dtype, tuple(shape), (Extent(header.data_offset + start, stop - start),))
+    if stop - start != entry.size_bytes:
         raise CheckpointError(
             f"parameter {name!r}: data_offsets {offsets} hold {stop - start} bytes, "
-            f"but {dtype} {shape} takes {size_bytes}: damaged"
+            f"but {dtype} {shape} takes {entry.size_bytes}: damaged"
         )
     if not is_countable(shape, dtype.itemsize):
         raise CheckpointError(f"parameter {name!r}: its shape {_told(shape)} is {TOO_LARGE} as {dtype}: damaged")
-    return TensorEntry(name, dtype, tuple(shape), (Extent(header.data_offset + start, size_bytes),))
+    return entry
 
 
 def _told(value: object) -> str:
@@ -276,17 +276,16 @@ def _is_counts(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < _COUNT_LIMIT for value in values)
 
 
-def _dtype(header: _Header, name: str, tag: str) -> DType:
+def _dtype(header: _Header, name: str, tag: str, elements: int, size_bytes: int) -> DType:
+    mark = None if name in _RESERVED_NAMES else header.metadata.get(name)
     try:
-        dtype = dtype_from_safetensors(tag)
+        if mark is None:
+            return dtype_from_safetensors(tag, elements, size_bytes)
+        if (mark, tag) == (INT4.name, INT4.safetensors_tag):
+            return INT4
+        return foreign_dtype(f"{tag}:{mark}", elements, size_bytes)
     except CheckpointError as error:
         raise CheckpointError(f"parameter {name!r}: {error}") from None
-    mark = None if name in _RESERVED_NAMES else header.metadata.get(name)
-    if mark is None:
-        return dtype
-    if mark != INT4.name or tag != INT4.safetensors_tag:
-        raise CheckpointError(f"parameter {name!r}: unknown dtype: {_METADATA} says {mark!r} of a tensor of {tag}")
-    return INT4
 
 
 def _extent_range(entry: TensorEntry) -> tuple[int, int]:
@@ -342,7 +341,8 @@ def _scalar_bytes(file: SourceFile, entry: TensorEntry) -> bytes:
 def _checked_tag(entry: OutputEntry) -> str:
     name, tag = entry.name, entry.dtype.safetensors_tag
     if tag is None:
-        raise CheckpointError(f"parameter {name!r} is a {entry.dtype}, which .safetensors cannot hold; write .ckpt")
+        advice = "" if entry.dtype.is_foreign else "; write .ckpt"
+        raise CheckpointError(f"parameter {name!r} is a {entry.dtype}, which .safetensors cannot hold{advice}")
     if name in _RESERVED_NAMES or name.startswith(_TEXT_PREFIX):
         raise CheckpointError(
             f"parameter {name!r}: .safetensors files use this name for something else in their header; give it "

@@ -53,13 +53,14 @@ class Slice:
         """It as a value."""
         if self.entry.text is not None:
             return self.entry.text
+        dtype = numpy_dtype(self.entry.dtype)
         size_bytes = self.box.size * self.entry.dtype.itemsize
         found = np.empty(size_bytes, np.uint8)
         position = 0
         for block in self.blocks(0, size_bytes):
             found[position : position + len(block)] = block
             position += len(block)
-        return found.view(numpy_dtype(self.entry.dtype)).reshape(self.box.shape)
+        return found.view(dtype).reshape(self.box.shape)
 
     def _read(self, box: TensorSlice) -> np.ndarray:
         """The bytes of a box of the entry, which is not empty, in C order."""

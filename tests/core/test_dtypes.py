@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name, dtype_from_record, dtype_from_safetensors
+from core.dtypes import (
+    INT4,
+    MAP_TENSOR,
+    TEXT,
+    dtype_from_ckpt,
+    dtype_from_name,
+    dtype_from_record,
+    dtype_from_safetensors,
+)
 from core.errors import CheckpointError
 
 NUMPY = {
@@ -30,18 +38,18 @@ def test_sizes_and_tags(name: str, kind: type[np.generic]) -> None:
     assert dtype.itemsize == np.dtype(kind).itemsize
     header = save({"x": np.zeros(1, kind)})
     assert f'"dtype":"{dtype.safetensors_tag}"'.encode() in header
-    assert dtype_from_safetensors(dtype.safetensors_tag or "") is dtype
+    assert dtype_from_safetensors(dtype.safetensors_tag or "", 0, 0) is dtype
 
 
 def test_bfloat16() -> None:
     dtype = dtype_from_name("BFloat16")
     assert (dtype.itemsize, dtype.safetensors_tag) == (2, "BF16")
-    assert dtype_from_safetensors("BF16") is dtype
+    assert dtype_from_safetensors("BF16", 0, 0) is dtype
 
 
 def test_what_safetensors_stores_as_something_else_or_not_at_all() -> None:
     assert dtype_from_name("Int4") is INT4
-    assert dtype_from_safetensors("I8") is not INT4
+    assert dtype_from_safetensors("I8", 0, 0) is not INT4
     assert dtype_from_name("str") is TEXT
     assert dtype_from_name("MapTensor") is MAP_TENSOR
     assert TEXT.safetensors_tag is MAP_TENSOR.safetensors_tag is None
@@ -53,16 +61,45 @@ def test_unknown_names(name: str) -> None:
         dtype_from_name(name)
 
 
-@pytest.mark.parametrize("tag", ["", "f32", "Float32", "F4", "None"])
-def test_unknown_tags(tag: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"unknown dtype '{tag}' \(known: I8, .*BF16\)"):
-        dtype_from_safetensors(tag)
+@pytest.mark.parametrize("tag", ["", "F3\n2", "F" * 101])
+def test_what_cannot_be_a_dtype(tag: str) -> None:
+    for read in (dtype_from_safetensors, dtype_from_ckpt, dtype_from_record):
+        with pytest.raises(CheckpointError, match="cannot be the name of a dtype: damaged"):
+            read(tag, 1, 4)
 
 
-def test_dtypes_of_others_are_known_by_their_tags_only() -> None:
-    for tag, itemsize in (("F8_E4M3", 1), ("C64", 8)):
-        dtype = dtype_from_safetensors(tag)
-        assert (dtype.name, dtype.itemsize, dtype.is_foreign, dtype.is_float) == (tag, itemsize, True, False)
-        assert dtype_from_record(tag) is dtype
+@pytest.mark.parametrize(
+    ("name", "elements", "size_bytes", "itemsize"),
+    [
+        ("F8_E4M3", 6, 6, 1),
+        ("C64", 6, 48, 8),
+        ("F4", 6, 3, 0),
+        ("F6_E2M3", 8, 6, 0),
+        ("f32", 6, 24, 4),
+        ("Complex128", 6, 96, 16),
+        ("Uint1", 16, 2, 0),
+        ("Odd", 2, 3, 0),
+        ("Odd", 0, 0, 0),
+    ],
+)
+def test_a_foreign_dtype_is_as_wide_as_its_elements(name: str, elements: int, size_bytes: int, itemsize: int) -> None:
+    dtype = dtype_from_safetensors(name, elements, size_bytes)
+    assert (dtype.name, dtype.itemsize, dtype.is_foreign, dtype.is_float) == (name, itemsize, True, False)
+    assert dtype_from_ckpt(name, elements, size_bytes) is dtype_from_record(name, elements, size_bytes) is dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "size_bytes"), [("F4", 3, 2), ("F8_E4M3", 4, 8), ("Odd", 17, 2), ("Odd", 0, 1), ("Odd", 1, 0)]
+)
+def test_so_many_elements_cannot_take_so_many_bytes(name: str, elements: int, size_bytes: int) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        dtype_from_safetensors(name, elements, size_bytes)
+    assert str(caught.value) == (f"{size_bytes} bytes cannot be {elements} elements of the dtype {name}: damaged")
+
+
+def test_a_tag_that_is_spelled_as_in_the_other_format_is_another_dtype() -> None:
+    dtype = dtype_from_safetensors("Float32", 2, 8)
+    assert (dtype.name, dtype.is_foreign) == ("'Float32'", True)
+    assert dtype_from_record("'Float32'", 2, 8) is dtype
     assert dtype_from_record("Int4") is INT4
     assert not INT4.is_foreign

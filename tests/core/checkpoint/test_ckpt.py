@@ -268,9 +268,13 @@ BAD = {
         value("w", tensor("Float64", [2**30, 0, 2**30], b"")),
         r"parameter 'w': its dims \[1073741824, 0, 1073741824\] are too large .*as Float64: damaged",
     ),
-    "unknown dtype": (
-        value("w", tensor("Float8", [1], b"a")),
-        r"parameter 'w': unknown dtype 'Float8' \(known: Int8, ",
+    "no name of a dtype": (
+        value("w", tensor("Float\n8", [1], b"a")),
+        r"at byte 2: parameter 'w': 'Float\\n8' cannot be the name of a dtype: damaged",
+    ),
+    "unknown dtype of less than a bit": (
+        value("w", tensor("Float8", [9], b"a")),
+        r"at byte 2: parameter 'w', \[9\]: 1 bytes cannot be 9 elements of the dtype Float8: damaged",
     ),
     "map tensor's dtype on a tensor": (
         value("w", tensor("MapTensor", [1], b"a")),
@@ -561,7 +565,7 @@ class TestPlan:
 
     def test_a_dtype_of_others(self) -> None:
         with pytest.raises(CheckpointError, match=r"parameter 'w' is a F8_E5M2, which \.ckpt cannot hold"):
-            ckpt.plan_file([OutputEntry("w", dtype_from_safetensors("F8_E5M2"), (2,))])
+            ckpt.plan_file([OutputEntry("w", dtype_from_safetensors("F8_E5M2", 2, 2), (2,))])
 
     def test_a_name_that_would_not_be_read(self) -> None:
         assert ckpt.plan_file([OutputEntry("n" * 2**16, dtype_from_name("Int8"), ())]).size_bytes > 2**16

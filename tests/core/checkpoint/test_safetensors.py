@@ -181,9 +181,13 @@ BAD = {
         with_header({"w": described(8, [2], 0, 2)}, b"ab"),
         "parameter 'w': its dtype 8 is not a string",
     ),
-    "unknown dtype": (
-        with_header({"w": described("F4", [4], 0, 2)}, b"ab"),
-        "'w': unknown dtype 'F4' .known: ",
+    "4-bit floats of another length": (
+        with_header({"w": described("F4", [5], 0, 2)}, b"ab"),
+        "parameter 'w': 2 bytes cannot be 5 elements of the dtype F4: damaged",
+    ),
+    "no name of a dtype": (
+        with_header({"w": described("", [2], 0, 2)}, b"ab"),
+        "parameter 'w': '' cannot be the name of a dtype: damaged",
     ),
     "negative shape": (
         with_header({"w": described("I8", [-2, -1], 0, 2)}, b"ab"),
@@ -222,14 +226,6 @@ BAD = {
     ),
     "overlap": (with_header({"w": W, "v": described("I8", [2], 1, 3)}, b"abc"), "'v': it overlaps the one before"),
     "bytes behind": (with_header({"w": W}, b"abc"), "1 bytes that belong to no parameter"),
-    "mark of an unknown dtype": (
-        with_header({"__metadata__": {"w": "Int2"}, "w": W}, b"ab"),
-        "says 'Int2' of a tensor of I8",
-    ),
-    "Int4 in floats": (
-        with_header({"__metadata__": {"w": "Int4"}, "w": described("F16", [1], 0, 2)}, b"ab"),
-        "parameter 'w': unknown dtype: __metadata__ says 'Int4' of a tensor of F16",
-    ),
     "tensor and text": (
         with_header({"__metadata__": {"text:w": "x"}, "w": W}, b"ab"),
         "'w' is both a tensor and a text",
@@ -238,6 +234,20 @@ BAD = {
     "CRC no number": (with_header({"__metadata__": {"crc_num": "12x"}}), "gives crc_num '12x', which is not a CRC-32"),
     "redundancy neither": (with_header({"__metadata__": {"remove_redundancy": "true"}}), "neither True nor False"),
 }
+
+
+@pytest.mark.parametrize(("tag", "mark"), [("I8", "Int2"), ("F16", "Int4")])
+def test_a_mark_of_an_unknown_dtype_makes_the_tensor_one_of_it(tag: str, mark: str) -> None:
+    size = {"I8": 1, "F16": 2}[tag]
+    header = {
+        "__metadata__": {"w": mark},
+        "w": described(tag, [2], 0, 2 * size),
+        "v": described("I8", [1], 2 * size, 2 * size + 1),
+    }
+    index = read(with_header(header, bytes(2 * size + 1)))
+    entry = index.entries["w"]
+    assert (entry.dtype.name, entry.dtype.is_foreign, entry.size_bytes) == (f"{tag}:{mark}", True, 2 * size)
+    assert not index.entries["v"].dtype.is_foreign
 
 
 @pytest.mark.parametrize("case", BAD)
