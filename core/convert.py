@@ -21,7 +21,6 @@ from core.checkpoint.catalog import build_catalog
 from core.checkpoint.crc_writing import stands_at_beginning
 from core.checkpoint.formats import read_index
 from core.checkpoint.model import CheckpointFormat, TensorEntry
-from core.checkpoint.names import RANK_FIELD
 from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
@@ -138,7 +137,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         CheckpointError: a file cannot be used.
         TargetError: source and target are inside each other.
     """
-    check_apart(_static_part(request.source), parse_url(request.target))
+    check_apart(parse_url(request.source), parse_url(request.target))
     changes = declared_changes(request)
     own_stage = source is not None and not source.merged
     found = survey(request.source)
@@ -341,12 +340,6 @@ def wants_digest(
         return everything or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
 
     return wants
-
-
-def _static_part(source: str) -> Location:
-    """The directory that a source is below: a pattern's, up to the first part with a placeholder."""
-    before, field, _ = source.partition(RANK_FIELD)
-    return parse_url(before[: before.rfind("/") + 1] or "." if field else source)
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:

@@ -18,6 +18,7 @@ from functools import cached_property
 
 import xxhash
 
+from core.checkpoint.patterns import Lies, lies
 from core.errors import (
     CheckpointError,
     InputError,
@@ -471,18 +472,22 @@ def record_digest(record: ShardRecord) -> str:
 
 
 def check_apart(source: Location, final: Location) -> None:
-    """Makes sure that source and target are not inside each other.
+    """Makes sure that source and target are not inside each other; the source may be a pattern with `{rank}`.
 
     Raises:
         TargetError: they are.
     """
     if not same_storage(source.fs, final.fs):
         return
-    if (final.path + "/").startswith(source.path + "/"):
-        what = "is the source itself" if final.path == source.path else f"lies inside the source {source}"
-        raise TargetError(f"{final}: {what}; name another target")
     for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
-        if (source.path + "/").startswith(f"{final.path}{suffix}/"):
+        found = lies(final.path + suffix, source.path)
+        if found is Lies.AT and not suffix:
+            is_pattern = source.path != final.path
+            what = f"can be a part of the source {source}" if is_pattern else "is the source itself"
+            raise TargetError(f"{final}: {what}; name another target")
+        if found is Lies.INSIDE:
+            raise TargetError(f"{final}: lies inside the source {source}; name another target")
+        if found is not None:
             raise TargetError(
                 f"{final}: the source {source} lies inside it, or where it is put together; name another target"
             )

@@ -6,7 +6,6 @@ a directory of whole tensors in files that an index tells of, or that index. Ind
 """
 
 import posixpath
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ from enum import StrEnum
 from functools import cached_property
 
 from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import NUMBER, RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
+from core.checkpoint.names import RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
 from core.checkpoint.parts import grouped
+from core.checkpoint.patterns import matched_rank
 from core.checkpoint.unified import WeightIndex, file_order
 from core.checkpoint.weight_maps import check_file_names, read_weight_map
 from core.errors import CatalogError, StorageError
@@ -303,12 +303,10 @@ def _item(location: Location, kind: str) -> _Item:
 def _match(items: Sequence[_Item], part: str, rank: int | None) -> list[tuple[int, _Item]]:
     """The items that one part of a pattern names, and the rank that they are of; `rank` if it is known already."""
     if rank is None:
-        first, *rest = (re.escape(text) for text in part.split(RANK_FIELD))
-        expression = f"{first}(?P<rank>{NUMBER})" + "(?P=rank)".join(rest)
-    else:
-        expression = re.escape(spelled_for(part, rank))
-    matches = [(re.fullmatch(expression, item.location.name), item) for item in items]
-    return [(int(match["rank"]) if rank is None else rank, item) for match, item in matches if match]
+        found = [(matched_rank(part, item.location.name), item) for item in items]
+        return [(number, item) for number, item in found if number is not None]
+    name = spelled_for(part, rank)
+    return [(rank, item) for item in items if item.location.name == name]
 
 
 def _split(items: Sequence[_Item]) -> tuple[tuple[FoundFile, ...], list[_Item]]:

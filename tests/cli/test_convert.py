@@ -49,6 +49,22 @@ def test_every_option_is_understood(reshard: Callable[..., Any], tmp_path: Path)
     assert shown.json["verified"] == "structure"
 
 
+def test_the_pattern_of_the_help_in_its_own_directory(
+    reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(8):
+        [file] = (SOURCE / f"rank_{rank}").iterdir()
+        (tmp_path / f"ckpt_{rank}").mkdir()
+        (tmp_path / f"ckpt_{rank}/net{rank}-10_5.ckpt").symlink_to(file)
+    monkeypatch.chdir(tmp_path)
+    shown = reshard("convert", "ckpt_{rank}/net{rank}-10_5.ckpt", "out", *DIRECT)
+    assert shown.code == 0, shown.err
+    assert read_tree(tmp_path / "out") == CASE.want
+    refused = reshard("convert", "ckpt_{rank}/net{rank}-10_5.ckpt", "ckpt_8/out", *DIRECT)
+    assert (refused.code, (tmp_path / "ckpt_8").exists()) == (2, False)
+    assert "lies inside the source" in refused.err
+
+
 def test_summary(reshard: Callable[..., Any], tmp_path: Path) -> None:
     lines = reshard("convert", SOURCE, tmp_path / "out", *DIRECT).out.splitlines()
     assert f"converted  {SOURCE}" in lines

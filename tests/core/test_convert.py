@@ -282,10 +282,15 @@ def test_source_and_target_inside_each_other(tmp_path: Path) -> None:
         convert(FOUR_TO_THREE.request(source / "out", source=str(source)))
     with pytest.raises(TargetError, match="the source .* lies inside it"):
         convert(FOUR_TO_THREE.request(tmp_path, source=str(source)))
-    with pytest.raises(TargetError, match="lies inside the source"):
-        convert(FOUR_TO_THREE.request(source / "out", source=str(source / "rank_{rank}")))
     with pytest.raises(TargetError, match="is the source itself"):
         convert(FOUR_TO_THREE.request(source, source=str(source)))
+    pattern = str(source / "rank_{rank}")
+    with pytest.raises(TargetError, match="lies inside the source"):
+        convert(FOUR_TO_THREE.request(source / "rank_0/out", source=pattern))
+    with pytest.raises(TargetError, match="can be a part of the source"):
+        convert(FOUR_TO_THREE.request(source / "rank_9", source=pattern))
+    convert(FOUR_TO_THREE.request(source / "out", source=pattern))
+    assert read_tree(source / "out") == FOUR_TO_THREE.want
 
 
 def test_unfinished_work_is_no_source(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
