@@ -9,7 +9,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from core.wording import seconds_text, size_text
+from core.secrets import scrubbed
+from core.wording import printable_lines, seconds_text, size_text
 
 
 class Bar:
@@ -39,7 +40,7 @@ class Bar:
 
     def note(self, message: str) -> None:
         """Something worth a line happened."""
-        self._display.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        self._display.console.print(printable_lines(scrubbed(message)), markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, total_bytes: int) -> None:
         """The long part begins."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cli.output import print_facts, print_table, printable, wants_table
+from cli.output import print_facts, print_table, wants_table
 from core.checkpoint.catalog import build_catalog
 from core.checkpoint.encryption import DecryptedSource
 from core.checkpoint.formats import read_index
@@ -217,7 +217,7 @@ def _print_checkpoint(document: Document) -> None:
     if document["ranks_without_files"]:
         facts.append(("no files", f"ranks {ranks_text(document['ranks_without_files'])}"))
     if document["ignored"]:
-        facts.append(("ignored", printable(", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8))))
+        facts.append(("ignored", ", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8)))
     if document["unfinished"]:
         facts.append(("UNFINISHED", "a conversion into it was not completed"))
     print_facts(facts)
@@ -274,10 +274,10 @@ def _print_unified(document: Document) -> None:
         ("size", size_text(sum(file["size_bytes"] for file in files))),
     ]
     if document["in_no_strategy"]:
-        facts.append(("in no strategy", printable(", ".join(document["in_no_strategy"]))))
-    facts += [("note", printable(note)) for note in document["notes"]]
+        facts.append(("in no strategy", ", ".join(document["in_no_strategy"])))
+    facts += [("note", note) for note in document["notes"]]
     if document["ignored"]:
-        facts.append(("ignored", printable(", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8))))
+        facts.append(("ignored", ", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8)))
     print_facts(facts)
     click.echo()
     print_table(
@@ -311,7 +311,7 @@ def _print_converted(document: Document) -> None:
             ("written by", f"{manifest['writer']}, {manifest['created']}"),
             ("verified", manifest["verified"]),
             *([("encrypted", _encryption_text(manifest))] if manifest["encryption"] else []),
-            *(("note", printable(note)) for note in manifest["notes"]),
+            *(("note", note) for note in manifest["notes"]),
         ]
     )
     if wants_table(len(manifest["ranks"])):

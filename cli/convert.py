@@ -9,7 +9,6 @@ from cli.output import (
     print_facts,
     print_json,
     print_table,
-    printable,
     wants_table,
 )
 from cli.progress import shown_progress
@@ -124,7 +123,7 @@ def print_report(report: "ConversionReport") -> None:
         ("verified", _verified_text(report)),
         *([("repeated", counted(report.retried_requests, "request"))] if report.retried_requests else []),
         *([("RECOVERED", stand_ins_text(report.stand_ins))] if report.stand_ins else []),
-        *(("note", printable(note)) for note in report.notes[:_MOST_NOTED]),
+        *(("note", note) for note in report.notes[:_MOST_NOTED]),
     ]
     print_facts(facts)
     if wants_table(len(report.ranks)):

@@ -6,7 +6,7 @@ import click
 
 from cli.convert import print_report
 from cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
-from cli.output import print_facts, print_json, printable
+from cli.output import print_facts, print_json
 from cli.progress import shown_progress
 from cli.storages import resources_named_in
 from core.latest_request import LatestConversionRequest
@@ -57,6 +57,6 @@ def _print_latest(report: "LatestReport", dry_run: bool) -> None:
         ("outcome", report.message),
         *([(removed, ", ".join(report.removed))] if report.removed else []),
         *([("kept", counted(len(report.kept), "conversion"))] if report.kept else []),
-        *(("note", printable(note)) for note in report.notes),
+        *(("note", note) for note in report.notes),
     ]
     print_facts(facts)

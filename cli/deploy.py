@@ -2,6 +2,8 @@
 
 import click
 
+from cli.output import print_line
+
 
 @click.command("deploy")
 def command() -> None:
@@ -26,9 +28,9 @@ def command() -> None:
 
     descriptions = read_descriptions()
     with configured_server() as client:
-        click.echo(f"server {settings.PREFECT_API_URL.value()}")
+        print_line(f"server {settings.PREFECT_API_URL.value()}")
         for line in deploy(client, descriptions):
-            click.echo(line)
+            print_line(line)
     pools = sorted({described.work_pool.name for described in descriptions})
     workers = "".join(f"  prefect worker start --pool {pool}\n" for pool in pools)
     click.echo(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import conversion_options
-from cli.output import print_json, print_table, printable
+from cli.output import print_json, print_line, print_table
 from cli.progress import shown_progress
 from cli.storages import resolvers_for
 from core.comparison_request import ComparisonRequest, build_comparison
@@ -66,7 +66,7 @@ def _listed(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def _print_report(report: "ComparisonReport") -> None:
-    click.echo(report.verdict)
+    print_line(report.verdict)
     if report.rows:
         click.echo()
         print_table(("parameter", "differs in", "what"), _listed(report.rows))
@@ -74,9 +74,9 @@ def _print_report(report: "ComparisonReport") -> None:
             click.echo(f"… and {len(report.rows) - _MOST_LISTED} more; --json lists all")
     for letter, side in (("A", report.a), ("B", report.b)):
         for note in side.notes:
-            click.echo(f"note on {letter}: {printable(note)}")
+            print_line(f"note on {letter}: {note}")
     for note in report.notes:
-        click.echo(f"note: {printable(note)}")
+        print_line(f"note: {note}")
     rate = report.read_bytes / report.seconds if report.seconds else 0.0
     read = f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
     click.echo(f"{read}, {size_text(rate)}/s", err=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import conversion_options
-from cli.output import print_facts, print_json, print_table, printable
+from cli.output import print_facts, print_json, print_table
 from cli.storages import key_named, key_options, storage_named, storage_option
 from core.request import IntegratedSave
 from core.wording import counted
@@ -74,13 +74,13 @@ def command(
 def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     from core.doctor import CHECKS
 
-    print_facts([(name, printable(text)) for name, text in (*diagnosis.facts, *_answer(diagnosis))])
+    print_facts((*diagnosis.facts, *_answer(diagnosis)))
     if diagnosis.strategy:
         click.echo()
         print_table(("check", "result"), [(check, _result(diagnosis, check)) for check in CHECKS])
     for finding in diagnosis.findings:
         click.echo(f"\n{finding.severity.upper()}, {finding.check}")
-        print_facts([(name, printable(text)) for name, text in _said(finding)])
+        print_facts(_said(finding))
 
 
 def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import conversion_options
-from cli.output import print_json, printable
+from cli.output import print_json, print_line
 from cli.progress import shown_progress
 from cli.storages import resolvers_for
 from core.request import NOWHERE, build_request
-from core.wording import counted, size_text
+from core.wording import counted, printable, size_text
 
 if TYPE_CHECKING:
     from core.model_fingerprint import ModelFingerprint
@@ -45,7 +45,7 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
     with shown_progress("reading") as progress:
         document = fingerprint_checkpoint(request, progress, resolvers_for(request.source_storage, request.decrypt_key))
     for note in document.notes:
-        click.echo(f"note: {printable(note)}", err=True)
+        print_line(f"note: {note}", err=True)
     if request.decrypt_key:
         click.echo(
             "note: the checkpoint is encrypted, its fingerprints are not: they tell who has them whether contents are "
@@ -57,7 +57,7 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
     else:
         _print_lines(document)
     for told in document.differing:
-        click.echo(f"reshard: copies differ: {printable(told)}", err=True)
+        print_line(f"reshard: copies differ: {told}", err=True)
     return 1 if document.differing else 0
 
 
@@ -67,4 +67,4 @@ def _print_lines(document: "ModelFingerprint") -> None:
     click.echo(f"{document.fingerprint}  the whole model: {size}")
     for each in document.parameters:
         contents = ",".join([each.fingerprint, *each.others])
-        click.echo(f"{contents}  {each.dtype:<9}  {printable(each.name):<{_NAME_COLUMN}}  {list(each.shape)}")
+        print_line(f"{contents}  {each.dtype:<9}  {printable(each.name):<{_NAME_COLUMN}}  {list(each.shape)}")

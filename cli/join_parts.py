@@ -2,7 +2,7 @@
 
 import click
 
-from cli.output import print_json
+from cli.output import print_json, print_line
 from cli.progress import shown_progress
 from cli.storages import storage_named, storage_option
 from core.wording import counted, seconds_text, size_text
@@ -35,7 +35,7 @@ def command(parts: tuple[str, ...], target: str, storage: str, as_json: bool) ->
         print_json(report)
         return
     stages = ", ".join(map(str, report.stages))
-    click.echo(
+    print_line(
         f"{report.target}: the parts of stages {stages}, {counted(report.parameters, 'parameter')} on "
         f"{counted(report.ranks, 'rank')}, {size_text(report.size_bytes)} copied and checked in "
         f"{seconds_text(report.seconds)}"

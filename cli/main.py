@@ -13,8 +13,10 @@ from typing import cast
 
 import click
 
-from cli.output import print_error
+from cli.output import print_error, print_line
 from core.errors import InputError, ReshardError, VerificationError
+from core.secrets import scrubbed
+from core.wording import printable_lines
 
 NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141
 
@@ -112,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _bug(error: Exception) -> int:
-    click.echo(f"reshard: internal error: {_one_line(error)}, please report; {_kept_traceback()}", err=True)
+    print_line(f"reshard: internal error: {_one_line(error)}, please report; {_kept_traceback()}", err=True)
     return BUG
 
 
@@ -146,8 +148,10 @@ def _kept_traceback() -> str:
     import traceback
 
     try:
-        with tempfile.NamedTemporaryFile("wb", prefix="reshard-error-", suffix=".txt", delete=False) as file:
-            file.write(traceback.format_exc().encode(errors="backslashreplace"))
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="reshard-error-", suffix=".txt", delete=False
+        ) as file:
+            file.write(printable_lines(scrubbed(traceback.format_exc())))
     except OSError as error:
         return f"the traceback could not be kept: {error}"
     return f"the traceback is in {file.name}"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import conversion_options
-from cli.output import print_facts, print_json, print_table, printable
+from cli.output import print_facts, print_json, print_table
 from cli.storages import key_named, key_options, storage_named, storage_option
 from core.request import IntegratedSave
 from core.wording import counted
@@ -158,7 +158,7 @@ def _print_report(report: "MakeReport") -> None:
             ("strategy", f"{report.url}: {counted(report.ranks, 'rank')}, {counted(report.parameters, 'parameter')}"),
             ("parallel", f"data {report.data_parallel} x model {report.model_parallel} x {_stages(report.pipeline)}"),
             ("made from", f"{was} {'stage' if report.source_pipeline == 1 else 'stages'}"),
-            *(("note", printable(note)) for note in report.notes),
+            *(("note", note) for note in report.notes),
         ]
     )
     click.echo()

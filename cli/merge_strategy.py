@@ -2,7 +2,7 @@
 
 import click
 
-from cli.output import print_json
+from cli.output import print_json, print_line
 from cli.storages import storage_named, storage_option
 from core.wording import counted
 
@@ -33,4 +33,4 @@ def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bo
         print_json(report)
         return
     of_stages = f"{counted(report.stages, 'stage')} of {counted(report.devices_per_stage, 'device')}"
-    click.echo(f"{report.url}: {of_stages}, {counted(report.parameters, 'parameter')}")
+    print_line(f"{report.url}: {of_stages}, {counted(report.parameters, 'parameter')}")

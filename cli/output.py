@@ -1,4 +1,8 @@
-"""How things are printed: errors, tables, JSON. Nothing wraps or reads brackets as markup."""
+"""How things are printed: errors, tables, JSON. Nothing wraps or reads brackets as markup.
+
+Names in what is printed may be anybody's: no text but JSON, which has escapes of its own, reaches the terminal with
+control characters in it, nor with secrets in URLs.
+"""
 
 import json
 import sys
@@ -8,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core.runtime.texts import utf8_text
+from core.secrets import scrubbed
+from core.wording import printable, printable_lines
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -15,9 +21,19 @@ if TYPE_CHECKING:
 MOST_ROWS_IN_PIPES = 16
 
 
+def print_line(text: str, *, err: bool = False) -> None:
+    """One line of ours, with names of others in it."""
+    click.echo(printable(scrubbed(text)), err=err)
+
+
+def print_lines(text: str, *, err: bool = False) -> None:
+    """Several of them; line breaks in names are shown as such before."""
+    click.echo(printable_lines(scrubbed(text)), err=err)
+
+
 def print_error(message: str) -> None:
-    """Tells on stderr what is wrong."""
-    click.echo(f"reshard: error: {message}", err=True)
+    """Prints on stderr what is wrong."""
+    print_lines(f"reshard: error: {message}", err=True)
 
 
 def print_json(document: "BaseModel | dict[str, Any]") -> None:
@@ -34,7 +50,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     rows = list(facts)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        click.echo(f"{name:<{width}}  {text}")
+        print_line(f"{name:<{width}}  {text}")
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()) -> None:
@@ -53,8 +69,3 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
 def wants_table(row_count: int) -> bool:
     """Whether a table beside a result is welcome: to a person it is, in a log only a short one."""
     return row_count <= MOST_ROWS_IN_PIPES or sys.stdout.isatty()
-
-
-def printable(text: str) -> str:
-    """Text from a file, with what would move a terminal's cursor shown as escapes."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()

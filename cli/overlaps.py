@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from cli.output import print_facts, print_table, printable
+from cli.output import print_facts, print_line, print_table
 from core.overlaps import ParameterOverlaps, TargetCell
 from core.wording import counted, ranks_text, size_text
 
@@ -57,12 +57,11 @@ def _describe_cell(overlaps: ParameterOverlaps, cell: TargetCell) -> dict[str, A
 def print_overlaps(overlaps: ParameterOverlaps) -> None:
     """Tables of the source's cells, and of what each target cell takes from which of them."""
     parameter = overlaps.parameter
-    print_facts([("parameter", f"{printable(parameter.name)}, {parameter.dtype} {list(parameter.shape)}")])
+    print_facts([("parameter", f"{parameter.name}, {parameter.dtype} {list(parameter.shape)}")])
     for number, source in enumerate(parameter.sources):
         cells = [cell for cell in overlaps.source_cells if cell.source == number]
-        click.echo(
-            f"\nsource: {printable(source.name)}, {source.dtype} {list(source.shape)}, {counted(len(cells), 'cell')}"
-        )
+        click.echo()
+        print_line(f"source: {source.name}, {source.dtype} {list(source.shape)}, {counted(len(cells), 'cell')}")
         print_table(("ranks", "cell"), [(ranks_text(cell.ranks) or "lost", cell.box) for cell in cells])
     several = len(parameter.sources) > 1
     # in the target the elements have the same place as in the source, unless declared changes moved them

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import PLANNING, GroupedCommand, conversion_options
-from cli.output import print_facts, print_json, print_table, printable
+from cli.output import print_facts, print_json, print_line, print_table
 from cli.storages import resources_named_in
 from core.errors import InputError
 from core.request import NOWHERE, build_request
@@ -113,7 +113,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("to write", size_text(summary.written_bytes)),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
             *([("RECOVERED", stand_ins_text(summary.stand_ins))] if summary.stand_ins else []),
-            *(("note", printable(note)) for note in summary.notes),
+            *(("note", note) for note in summary.notes),
         ]
     )
     _print_effects(summary)
@@ -183,7 +183,7 @@ def _write_page(
     from core.page import plan_page, write_page
 
     write_page(path, plan_page(plan, summary, overlaps))
-    click.echo(f"reshard: the plan is shown in {path}", err=True)
+    print_line(f"reshard: the plan is shown in {path}", err=True)
 
 
 def _print_effects(summary: "PlanSummary") -> None:
@@ -300,7 +300,7 @@ def _turned(box: str, axes: Sequence[int] | None) -> str:
 
 def _print_reads(reads: dict[str, Any]) -> None:
     facts = [
-        ("parameter", f"{printable(reads['parameter'])}, {reads['dtype']} {reads['shape']}"),
+        ("parameter", f"{reads['parameter']}, {reads['dtype']} {reads['shape']}"),
         ("of rank", f"{reads['rank']}, {reads['file']}"),
         ("box", f"{reads['box']} of the whole tensor, {reads['size_bytes']} bytes"),
     ]

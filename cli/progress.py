@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
-
+from cli.output import print_lines
 from core.progress import Progress
 from core.wording import seconds_text, size_text
 
@@ -71,4 +70,4 @@ class LineProgress:
                 self._tell(f"{self._verb}: {state_text(self._done_bytes, self._total_bytes, now - self._began)}")
 
     def _tell(self, message: str) -> None:
-        click.echo(f"reshard: {message}", err=True)
+        print_lines(f"reshard: {message}", err=True)

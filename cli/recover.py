@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.options import conversion_options
-from cli.output import print_facts, print_json, print_table, printable
+from cli.output import print_facts, print_json, print_table
 from cli.storages import resources_named_in
 from core.request import NOWHERE, build_request
 from core.wording import counted, ranks_text
@@ -79,7 +79,7 @@ def _print_report(report: "RecoveryReport") -> None:
             ("source", f"{report.source}{step}"),
             ("ranks", f"{report.world_size}, {len(report.lost_ranks)} of them lost"),
             ("answer", answers[report.state]),
-            *(("note", printable(note)) for note in report.notes),
+            *(("note", note) for note in report.notes),
         ]
     )
     if report.lost_ranks:

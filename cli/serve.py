@@ -4,6 +4,8 @@ from itertools import chain
 
 import click
 
+from cli.output import print_line
+
 
 @click.command("serve")
 @click.option(
@@ -42,6 +44,6 @@ def command(limit: int) -> None:
         runner = Runner(limit=limit)
         needed = make_what_runs_need(client, descriptions)
         for line in chain(needed, register(client, runner, descriptions, deployments)):
-            click.echo(line, err=True)
-        click.echo(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C ends it", err=True)
+            print_line(line, err=True)
+        print_line(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C ends it", err=True)
     serve_here(runner, descriptions)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.output import print_json, printable
+from cli.output import print_json, print_line
 from cli.progress import shown_progress
 from cli.storages import key_options, resolvers_for, storage_option
 from core.request import EncryptionMode, VerifyLevel
@@ -71,7 +71,7 @@ def command(as_json: bool, **options: str) -> int:
 
 def _print_report(report: "VerificationReport") -> None:
     for text in (*report.notes, *report.problems):
-        click.echo(printable(text))
+        print_line(text)
     checked = (
         f"{report.target}: {counted(report.ranks, report.kind)} checked ({report.level}), "
         f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
@@ -82,4 +82,4 @@ def _print_report(report: "VerificationReport") -> None:
             "the source's read"
         )
     right = "all is as written, and as in the source" if report.compared else "all is as written"
-    click.echo(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else right}")
+    print_line(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else right}")

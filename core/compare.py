@@ -24,7 +24,7 @@ from core.request import ConversionRequest
 from core.sides import CheckpointSide, Side, Tensor, open_document, open_side
 from core.tallies import Contents
 from core.threads import in_threads
-from core.wording import counted, size_text
+from core.wording import counted, printable, size_text
 
 _LONGEST_TEXT = 40
 _SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|integrated-save|decrypt-key|decrypt-mode)\b")
@@ -45,7 +45,8 @@ def compare_checkpoints(
         a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
         _check_selection(a.unused & b.unused, [a.url, b.url])
         if not a.tensors and not b.tensors:
-            raise InputError(f"nothing is left to compare of {a.url} and {b.url}: no parameter is included")
+            both = f"{printable(a.url)} and {printable(b.url)}"
+            raise InputError(f"nothing is left to compare of {both}: no parameter is included")
         read_bytes = a.stored_bytes(a.tensors) + b.stored_bytes(b.tensors)
         current_progress().begin(read_bytes)
         is_secret = bool(request.decrypt_key_a or request.decrypt_key_b)
@@ -89,7 +90,7 @@ def fingerprint_checkpoint(
         side = open_side(request, resolvers)
         _check_selection(side.unused, [side.url])
         if not side.tensors:
-            raise InputError(f"{side.url}: there is nothing to fingerprint: no parameter is included")
+            raise InputError(f"{printable(side.url)}: there is nothing to fingerprint: no parameter is included")
         current_progress().begin(side.stored_bytes(side.tensors))
         return side.document(side.contents(side.tensors))
 

@@ -61,6 +61,7 @@ from core.target import check_apart, read_manifest
 from core.threads import in_threads
 from core.unified import UnifiedLayout
 from core.unified_source import strategy_of
+from core.wording import printable
 
 _SMALL_CONTENT_BYTES = 2**20
 
@@ -380,9 +381,9 @@ def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) 
     at_beginning = request.write_crc and stands_at_beginning(plan.inputs.format)
     if at_beginning and not takes_rewriting(parse_url(request.target)):
         raise TargetError(
-            f"{request.target}: the CRC of a .safetensors file stands at its beginning and is known at its end, but "
-            "this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name a local "
-            "directory or an object store of the S3 kind"
+            f"{printable(request.target)}: the CRC of a .safetensors file stands at its beginning and is known at its "
+            "end, but this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name "
+            "a local directory or an object store of the S3 kind"
         )
 
 

@@ -13,6 +13,7 @@
     ├── VerificationError           what was written is not what was to be written        exit code 1
     │   └── DifferenceError         two checkpoints are not the same model
     └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
+        ├── StoppedError            the work was told to stop; who stopped it knows why
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
 
 Transient is what a busy network or server causes: timeouts, resets, "try again". Permission, a missing file, a full
@@ -21,7 +22,8 @@ disk and damaged content stay as they are however often one asks, and are not re
 
 import errno
 
-from core.runtime.texts import utf8_text
+from core.secrets import scrubbed
+from core.wording import printable_lines
 
 _TRANSIENT_ERRNOS = frozenset(
     {
@@ -45,10 +47,13 @@ _TRANSIENT_ERRNOS = frozenset(
 
 
 class ReshardError(Exception):
-    """Base of all errors that carry a message meant for the user: it can be shown, logged and stored anywhere."""
+    """Base of all errors that carry a message meant for the user.
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(utf8_text(arg) if isinstance(arg, str) else arg for arg in args))
+    As a text it is safe to be printed and logged, whatever names or answers of others are in it.
+    """
+
+    def __str__(self) -> str:
+        return _presentable(super().__str__())
 
 
 class InputError(ReshardError):
@@ -99,6 +104,10 @@ class ConversionError(ReshardError):
     """The conversion failed although its input was right."""
 
 
+class StoppedError(ConversionError):
+    """The work was told to stop, as its run is cancelled or failed elsewhere."""
+
+
 class StorageError(ConversionError):
     """Reading or writing a URL failed.
 
@@ -107,11 +116,15 @@ class StorageError(ConversionError):
 
     def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message, transient)
-        self.message = utf8_text(message)
+        self.message = message
         self.transient = transient
 
     def __str__(self) -> str:
-        return self.message
+        return _presentable(self.message)
+
+
+def _presentable(message: str) -> str:
+    return printable_lines(scrubbed(message))
 
 
 def is_transient(error: BaseException) -> bool:

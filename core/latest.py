@@ -27,6 +27,7 @@ from core.storage.onlooking import seen_holders
 from core.storage.publishing import STATE_DIRECTORY, working_location
 from core.storage.urls import parse_url
 from core.target import LEASES_DIRECTORY
+from core.wording import printable
 
 Convert = Callable[[ConversionRequest], ConversionReport]
 
@@ -68,10 +69,10 @@ class LatestReport(Summary):
     def message(self) -> str:
         """The outcome in a sentence."""
         return {
-            LatestOutcome.CONVERTED: f"step {self.step} was converted to {self.target}",
+            LatestOutcome.CONVERTED: f"step {self.step} was converted to {printable(self.target or '')}",
             LatestOutcome.NOTHING_NEW: f"nothing to do: step {self.step}, the newest complete one, is there already",
             LatestOutcome.BUSY: f"nothing to do: another run is converting step {self.step}",
-            LatestOutcome.WOULD_CONVERT: f"step {self.step} would be converted to {self.target}",
+            LatestOutcome.WOULD_CONVERT: f"step {self.step} would be converted to {printable(self.target or '')}",
             LatestOutcome.WOULD_WAIT: "would wait for a newer step, which is being written; the newest complete one is "
             + (self.step or "none yet"),
         }[self.outcome]

@@ -40,6 +40,7 @@ from core.retry import with_retries
 from core.slices import TensorSlice, contiguous_boxes
 from core.sources import LocalFiles, RemoteFiles, are_remote
 from core.values import Value, numpy_dtype
+from core.wording import printable
 
 _NamedValue = tuple[str, Value]
 _ABOUT_WRITING = (
@@ -169,7 +170,7 @@ class LoadPlan:
         unknown = sorted(set(names or ()) - {parameter.name for parameter in parameters})
         if unknown:
             told = listed([repr(name) for name in unknown], _MOST_NAMES_TOLD)
-            raise InputError(f"{self._request.source}: rank_{rank} of the target has no parameter {told}")
+            raise InputError(f"{printable(self._request.source)}: rank_{rank} of the target has no parameter {told}")
         return self._in_context(_RankLoad(self._plan, rank, names, self._request.memory_limit_bytes).values())
 
     def _in_context(self, values: Generator[_NamedValue, None, None]) -> Iterator[_NamedValue]:

@@ -10,6 +10,7 @@ from core.errors import PlanError
 from core.plan import ConversionPlan
 from core.request import ConversionRequest
 from core.strategy.files import stages_beside
+from core.wording import printable
 
 
 def check_part(request: ConversionRequest, plan: ConversionPlan) -> None:
@@ -30,9 +31,10 @@ def check_part(request: ConversionRequest, plan: ConversionPlan) -> None:
     if any(number != plan.part for number in stages_beside(request.source_strategy)):
         return
     absent = plan.match.elsewhere
+    url, strategy_url = printable(request.source), printable(request.source_strategy)
     raise PlanError(
-        f"{request.source}: cannot be converted: {len(absent)} parameters of the target's strategy are in no source "
+        f"{url}: cannot be converted: {len(absent)} parameters of the target's strategy are in no source "
         f"file ({listed(absent, 6)}). Allow it with --allow-missing PATTERN if the target can do without. If "
-        f"{request.source_strategy} is the first of several pipeline stages' and its part of the target is wanted, put "
+        f"{strategy_url} is the first of several pipeline stages' and its part of the target is wanted, put "
         "another stage's strategy beside it; to convert all stages at once, name the directory of all strategies"
     )

@@ -6,11 +6,10 @@ part has the color of the source rank that it is read from, in the source as in 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from core.overlaps import ParameterOverlaps, SourceCell, TargetCell
 from core.slices import Shape, TensorSlice
-from core.wording import ranks_text, size_text
+from core.wording import html_text, ranks_text, size_text
 
 _LONGEST_PIXELS = 400
 _SHORTEST_PIXELS, _BAR_PIXELS = 160, 64
@@ -87,7 +86,7 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
     return "".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="cells-title cells-text">',
-            f'<title id="cells-title">Where the parts of {escape(parameter.name)} come from</title>',
+            f'<title id="cells-title">Where the parts of {html_text(parameter.name)} come from</title>',
             f'<desc id="cells-text">{_description(overlaps)}</desc>',
             f"<style>{_STYLE}</style>",
             f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8" fill="#fff"/>',
@@ -119,8 +118,8 @@ def _titles(title: str, what: str, view: _View, x: float, y: float) -> list[str]
     said += [f"at the beginning of axis {axis}, cut as well" for axis in view.hidden]
     short = what if len(what) <= 48 else f"{what[:18]}…{what[-29:]}"
     return [
-        f'<text class="head" x="{x:.0f}" y="{y - 42:.0f}">{escape(title)}</text>',
-        f'<text x="{x:.0f}" y="{y - 25:.0f}">{escape(short)}</text>',
+        f'<text class="head" x="{x:.0f}" y="{y - 42:.0f}">{html_text(title)}</text>',
+        f'<text x="{x:.0f}" y="{y - 25:.0f}">{html_text(short)}</text>',
         f'<text x="{x:.0f}" y="{y - 8:.0f}">{", ".join(said) or "one element"}</text>',
     ]
 
@@ -158,7 +157,7 @@ def _part(view: _View, box: TensorSlice, rank: int | None, said: str) -> str:
     x, y, width, height = view.place(box)
     color = "#fff" if rank is None else f"hsl({rank * _HUE_STEP % 360:.0f} 60% {70 + rank % 3 * 7}%)"
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
-    return f'<rect class="part" {place} fill="{color}"><title>{escape(said)}</title></rect>'
+    return f'<rect class="part" {place} fill="{color}"><title>{html_text(said)}</title></rect>'
 
 
 def _label(view: _View, box: TensorSlice, said: str) -> str:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from html import escape
 
 from core.effects import ExcludedParameter, ParameterEffect
 from core.errors import InputError
@@ -14,7 +13,7 @@ from core.plan import ConversionPlan
 from core.report import FILE, RANK, PlanSummary, stand_ins_text, worlds_text
 from core.storage.files import kind_of, open_source, read_bytes, write_bytes
 from core.storage.urls import parse_url
-from core.wording import counted, ranks_text, size_text
+from core.wording import counted, html_text, ranks_text, size_text
 
 _GENERATOR = '<meta name="generator" content="reshard plan">'
 """Stands near the beginning of every page: what has it may be replaced by another."""
@@ -92,7 +91,7 @@ def write_page(url: str, page: str) -> None:
 
 def _heading(title: str, summary: PlanSummary) -> str:
     recovered = stand_ins_text(summary.stand_ins)
-    return f"<h1>Plan: {title}</h1>" + (f'<p class="urgent">Recovered: {escape(recovered)}</p>' if recovered else "")
+    return f"<h1>Plan: {title}</h1>" + (f'<p class="urgent">Recovered: {html_text(recovered)}</p>' if recovered else "")
 
 
 def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
@@ -113,15 +112,15 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(text)}</dd>' for name, text in facts)}</dl>"
+    return f"<dl>{''.join(f'<dt>{html_text(name)}</dt><dd>{html_text(text)}</dd>' for name, text in facts)}</dl>"
 
 
 def _section(heading: str, content: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>{content}</section>" if content else ""
+    return f"<section><h2>{html_text(heading)}</h2>{content}</section>" if content else ""
 
 
 def _list(items: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""
+    return f"<ul>{''.join(f'<li>{html_text(item)}</li>' for item in items)}</ul>" if items else ""
 
 
 def _picture(svg: str) -> str:
@@ -179,7 +178,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, *,
     kinds = [' class="number"' if place in numbers else "" for place in range(len(columns))]
     heads = "".join(f'<th scope="col"{kind}>{name}</th>' for kind, name in zip(kinds, columns, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
+        f"<tr>{''.join(f'<td{kind}>{html_text(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
         for row in rows
     )
     opened = " open" if len(rows) <= _MOST_OPEN_ROWS else ""

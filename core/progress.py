@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from threading import Event
 from typing import Protocol
 
-from core.errors import ConversionError
+from core.errors import StoppedError
 
 
 class Progress(Protocol):
@@ -42,12 +42,12 @@ def advancing(progress: Progress, stop: Event) -> Callable[[int], None]:
     """`progress.advance`, for work that cannot be interrupted from outside: once `stop` is set, it raises.
 
     The function raises:
-        ConversionError: all is to stop.
+        StoppedError: all is to stop.
     """
 
     def advance(count_bytes: int) -> None:
         if stop.is_set():
-            raise ConversionError("stopped")
+            raise StoppedError("stopped")
         progress.advance(count_bytes)
 
     return advance

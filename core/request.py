@@ -46,13 +46,17 @@ def _pattern(pattern: str) -> JsonDict:
     return {"pattern": pattern}
 
 
-WITHOUT_CREDENTIALS = _pattern(r"^(?!.*://[^/@]*:(?!\d+/)[^@]*@)(?!.*[?&]([Xx]-\w+-)?[Ss]ig(nature)?=)")
+_NO_PASSWORD = r"(?!.*://[^/@]*(:(?!\d+[/?#])|%3[Aa])[^@]*@)(?!.*(https?|HTTPS?|s3a?|obs|gs)://[^/?#]+@)"
+_SECRET_FIELDS = (
+    r"[\w.-]*([Tt]oken|TOKEN|[Ss]ignature|[Ss]ecret|[Pp]assword|[Cc]redential|([Aa]pi|[Aa]ccess|[Ss]ecret)[-_]?[Kk]ey)"
+)
+WITHOUT_CREDENTIALS = _pattern(rf"^{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)")
 """What is refused by its schema is not even stored."""
 STEP_PATTERN = _pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$")
 NOWHERE = "memory://reshard-nowhere"
 """Stands for a target where there is none: it is on no disk, so no source lies inside it."""
 _SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
-_STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
+STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
 
 
 class OutputFormat(StrEnum):
@@ -185,7 +189,7 @@ StorageName = Annotated[
         title="Storage",
         description="Where endpoint and keys are kept: env:NAME, file:PATH or block:NAME, which hold fsspec's storage "
         "options as a JSON object. Empty: as the environment says.",
-        json_schema_extra=_STORAGE_NAME,
+        json_schema_extra=STORAGE_NAME,
     ),
 ]
 """The field of requests that are about one storage."""
@@ -197,7 +201,7 @@ KeyName = Annotated[
     Field(
         title="Decryption key",
         description=KEY_DESCRIPTION,
-        json_schema_extra=_STORAGE_NAME,
+        json_schema_extra=STORAGE_NAME,
     ),
 ]
 """The field of requests that are about one checkpoint, which may be encrypted."""
@@ -252,7 +256,7 @@ class ConversionOptions(BaseModel):
             description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, "
             "file:PATH or block:NAME, which hold fsspec's storage options as a JSON object. Empty: as the environment "
             "says.",
-            json_schema_extra=_STORAGE_NAME,
+            json_schema_extra=STORAGE_NAME,
         ),
     ] = ""
     target_storage: Annotated[
@@ -260,7 +264,7 @@ class ConversionOptions(BaseModel):
         Field(
             title="Target storage",
             description="Where those of the target and its strategy are kept, likewise.",
-            json_schema_extra=_STORAGE_NAME,
+            json_schema_extra=STORAGE_NAME,
         ),
     ] = ""
     format: Annotated[
@@ -418,7 +422,7 @@ class ConversionOptions(BaseModel):
         Field(
             title="Decryption key",
             description=f"Of an encrypted source. {_KEY_ADVICE} Empty: the source is not encrypted.",
-            json_schema_extra=_STORAGE_NAME,
+            json_schema_extra=STORAGE_NAME,
         ),
     ] = ""
     decrypt_mode: Annotated[
@@ -430,7 +434,7 @@ class ConversionOptions(BaseModel):
             title="Encryption key",
             description="Encrypt the target's files, and what is recorded of them. Where the key is kept, likewise. "
             "Empty: the target is not encrypted.",
-            json_schema_extra=_STORAGE_NAME,
+            json_schema_extra=STORAGE_NAME,
         ),
     ] = ""
     encrypt_mode: Annotated[

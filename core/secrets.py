@@ -5,21 +5,31 @@ opened is kept elsewhere, under a name, and only the name is passed around.
 """
 
 import re
+from urllib.parse import unquote
 
-# secrets may hold slashes, as those of S3 do; digits before the first one are a port
-_CREDENTIALS = re.compile(r"://[^/@]*:(?!\d+/)[^@]*@")
-_SIGNATURE = re.compile(r"[?&](x-(amz|obs|goog)-signature|signature|sig)=", re.IGNORECASE)
 _NAME = re.compile(r"(env|file|block):\S.*")
+_SECRET_NAME = (
+    r"(?:[\w.-]*(?:token|signature|secret|passw(?:or)?d|credentials?|(?:api|access|account|secret|shared)[-_.]?key)"
+    r"|(?:[\w.-]*[-_.])?(?:sig|auth|authorization|jwt|pwd))"
+)
+"""What a URL's field is called that opens something to whoever has it: x-obs-security-token, accessToken, sig."""
 
-_USER = re.compile(r"://[^/@\s:]*:[^/@\s]*@")
+_FIELD = re.compile(rf"((?:[?&;#]|%3f|%26){_SECRET_NAME}(?:=|%3d))[^&<>\"'\s]*", re.IGNORECASE)
+# digits before the first slash are a port; secrets may hold slashes, as those of S3 do; an IPv6 address holds colons
+_PASSWORD = re.compile(r"://(?:\[[^\]/@]*\])?[^/@:\[]*(?::(?!\d+(?:[/?#]|$))|%3[aA])[^@]*@")
+# with other schemes a name before the @ is a user's (sftp), or a container's (abfs)
+_LONE_TOKEN = re.compile(r"((?<![a-z\d])(?:https?|s3[an]?|obs|oss|gc?s|(?:web)?davs?)://)[^/?#@]+@", re.IGNORECASE)
+_WORD = re.compile(r"\S+")
 _SECRET_FIELD = re.compile(
     r"\b(x-(?:amz|obs|goog)-(?:signature|credential|security-token)|signature|sig|[a-z]*accesskeyid|stringtosign"
-    r"|(?:session|security)_?token|password|secret)(=|\">|>)[^&<>\"'\s]+",
+    r"|(?:session|security|access)_?token|password|secret)(=|\">|>)[^&<>\"'\s]+",
     re.IGNORECASE,
 )
+_MOST_ENCODINGS = 3
+"""Somebody who encodes a URL more often than that means to hide something."""
 
 ADVICE = (
-    "a URL must not carry credentials (user:password@, or a signature): they would end in logs and records. "
+    "a URL must not carry credentials (user:password@, a token or a signature): they would end in logs and records. "
     "Give them through the environment, the storage's own configuration, or storage options that are named"
 )
 NAME_ADVICE = (
@@ -29,11 +39,27 @@ KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the ke
 
 
 def carries_credentials(url: str) -> bool:
-    """Whether a URL has a user and a password in it, or a signature that stands for them."""
-    # from where they begin both search in one pass, however long and odd the text is
-    fields = url.find("?", url.find("://") + 4)
-    signed = "://" in url and fields >= 0 and _SIGNATURE.search(url, fields) is not None
-    return signed or _CREDENTIALS.search(url, 0, url.rfind("@") + 1) is not None
+    """Whether a URL, or one of a chain, has a password or a token in it, percent-encoded or not."""
+    for _ in range(_MOST_ENCODINGS):
+        if _shows_credentials(url):
+            return True
+        decoded = unquote(url, errors="surrogateescape")
+        if decoded == url:
+            return False
+        url = decoded
+    return _shows_credentials(url)
+
+
+def _shows_credentials(url: str) -> bool:
+    # from where they begin, and to where they end, all searches take one pass, however long and odd the text is
+    begin, last = url.find("://"), url.rfind("@") + 1
+    if begin < 0:
+        return False
+    return (
+        _PASSWORD.search(url, begin, last) is not None
+        or _LONE_TOKEN.search(url, 0, last) is not None
+        or _FIELD.search(url, begin) is not None
+    )
 
 
 def is_name(text: str) -> bool:
@@ -42,5 +68,17 @@ def is_name(text: str) -> bool:
 
 
 def scrubbed(text: str) -> str:
-    """A text of somebody else's, without the secrets that such texts may repeat: signed URLs, proxies' passwords."""
-    return _SECRET_FIELD.sub(r"\1\2…", _USER.sub("://…@", text))
+    """A text without the secrets that texts of others may repeat: signed URLs, passwords of proxies."""
+    if "://" in text:
+        text = _WORD.sub(_without_users, text)
+    return _SECRET_FIELD.sub(r"\1\2…", _FIELD.sub(r"\1…", text))
+
+
+def _without_users(word: re.Match[str]) -> str:
+    url = word[0]
+    if not carries_credentials(url):
+        return url
+    last = url.rfind("@") + 1
+    hidden = _LONE_TOKEN.sub(r"\1…@", _PASSWORD.sub("://…@", url[:last])) + url[last:]
+    # what is encoded once more than these patterns know has no place that could be named
+    return hidden if _shows_credentials(url) else "…"

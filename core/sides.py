@@ -43,6 +43,7 @@ from core.storage.urls import parse_url
 from core.tallies import Contents, Tallies
 from core.threads import in_threads
 from core.unified_source import strategy_of
+from core.wording import printable
 
 WORKER_BYTES = 32 * 2**20
 """What the buffers of one worker take at most: of a remote file, half of it is under way."""
@@ -142,7 +143,7 @@ def open_document(request: ConversionRequest, resolvers: Mapping[str, Resolver] 
     """
     if request.source_strategy or request.step or request.decrypt_key:
         raise InputError(
-            f"{request.source}: fingerprints have no strategy, no other steps and no key: name none for them"
+            f"{printable(request.source)}: fingerprints have no strategy, no other steps and no key: name none for them"
         )
     with resources_of(request, resolvers):
         return DocumentSide(request, read_model_fingerprint(request.source))

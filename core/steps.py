@@ -31,7 +31,7 @@ from core.storage.requests import at_once
 from core.storage.stamps import Stamp, read_stamps
 from core.storage.urls import Location, parse_url
 from core.target import read_manifest
-from core.wording import seconds_text
+from core.wording import printable, seconds_text
 
 LOOK_AGAIN_SECONDS = 5.0
 _MOST_TOLD = 10
@@ -202,8 +202,8 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
         return False
     if manifest.source != source:
         raise TargetError(
-            f"{target}: was converted from another source, {manifest.source}, not from {source}. Name another target "
-            "for each training job"
+            f"{target}: was converted from another source, {printable(manifest.source)}, not from {printable(source)}. "
+            "Name another target for each training job"
         )
     plan_url = str(target.child(STATE_DIRECTORY, PLAN_NAME))
     others = _other_files(files, load_sources(plan_url, manifest.identity, manifest.plan_digest).records)

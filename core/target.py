@@ -76,6 +76,7 @@ from core.storage.publishing import (
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
 from core.unified_index import index_of, index_problem, places_problem
+from core.wording import printable
 
 IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
@@ -279,7 +280,8 @@ class Target:
             # such as config.json, which loaders of unified checkpoints want beside them
             later = ", and back again when the checkpoint is there" if self.plan.inputs.unified else ""
             raise TargetError(
-                f"{self.final}: is not empty and holds what is not a checkpoint's ({', '.join(foreign[:5])}). "
+                f"{self.final}: is not empty and holds what is not a checkpoint's "
+                f"({', '.join(map(printable, foreign[:5]))}). "
                 f"Name another target, or move that away{later}"
             )
         if not self.overwrite:

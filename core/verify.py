@@ -175,7 +175,7 @@ def verify_rank(
         found = _Found([str(error)])
     finally:
         file.close()
-    told = tuple(f"{location}: {problem}" if str(location) not in problem else problem for problem in found.problems)
+    told = tuple(f"{location}: {problem}" if f"{location}" not in problem else problem for problem in found.problems)
     return RankVerification(record.rank, level, found.read_bytes, told, found.parts)
 
 

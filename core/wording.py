@@ -1,7 +1,12 @@
-"""How sizes, durations, ranks and counts are said to people."""
+"""How sizes, durations, ranks, counts and names of others are said to people.
+
+Names of files and parameters are anybody's: what a terminal would act on, and what no encoding can hold, is shown as
+escapes wherever text leaves us. `printable` is for a name, `printable_lines` for a message of ours that may have names.
+"""
 
 import math
 from collections.abc import Iterable
+from html import escape
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -33,6 +38,38 @@ def ranks_text(ranks: Iterable[int]) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def printable(text: str) -> str:
+    """A text on one line, with escapes in place of control characters, line breaks and lone surrogates."""
+    return text if text.isprintable() else "".join(map(_printable_character, text))
+
+
+def printable_lines(text: str) -> str:
+    """A text whose line breaks are meant, printable in all else."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _printable_character(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def html_text(text: str) -> str:
+    """A text for an HTML page or an SVG: printable, and never markup."""
+    return escape(printable(text))
+
+
+class NameText(str):
+    """The name of a file or a directory: exact wherever it is used, on one line in what is told of it.
+
+    An f-string has it printable; compared, joined, stored or opened it is as it is.
+    """
+
+    __slots__ = ()
+
+    def __format__(self, format_spec: str) -> str:
+        """As `printable` shows it."""
+        return format(printable(str(self)), format_spec)
 
 
 def quoted(text: str) -> str:

@@ -23,6 +23,7 @@ from core.latest_request import LatestConversionRequest
 from core.merge import MergeRequest
 from core.request import ConversionRequest, describe_validation
 from core.verify import VerificationRequest
+from deployments.places import deployed_pattern, relative_places
 from flows import compare_checkpoints as comparison
 from flows import convert_checkpoint as conversion
 from flows import convert_latest_checkpoint as latest
@@ -71,6 +72,9 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callabl
         except ValidationError as error:
             wrong = InputError(describe_validation(error, lambda name: _title(model, name)))
             return failed(wrong)
+        relative = relative_places(request)
+        if relative:
+            return failed(InputError("\n".join(f"{_title(model, name)} {why}" for name, why in relative.items())))
         return fn(request)
 
     def run_name() -> str:
@@ -104,8 +108,14 @@ def _place(name: str) -> int:
 
 
 def _shown(field: FieldInfo) -> FieldInfo:
-    """Title and description where Prefect leaves them alone: elsewhere it puts the parameter's name, and nothing."""
+    """Title and description where Prefect leaves them alone: elsewhere it puts the parameter's name, and nothing.
+
+    Of places also the pattern, which is stricter than the request's.
+    """
     told: dict[str, Any] = {"title": field.title, "description": field.description}
+    pattern = deployed_pattern(field)
+    if pattern is not None:
+        told["pattern"] = pattern
     shown: FieldInfo = Field(json_schema_extra=told)
     return shown
 

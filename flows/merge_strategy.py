@@ -5,6 +5,7 @@ from prefect.runtime import flow_run
 
 from core.merge import MergeReport, MergeRequest
 from core.storage.named_options import named_storages
+from core.wording import printable
 from flows.outcome import carried_out, tail_of
 from tasks.artifacts import publish_merge
 from tasks.progress import RunProgress
@@ -35,6 +36,7 @@ def merge_strategy(request: MergeRequest) -> MergeReport:
 def _merge(request: MergeRequest, progress: RunProgress) -> MergeReport:
     with named_storages([(url, request.storage) for url in (request.source, request.target)], RESOLVERS):
         report = merge_files(request)
-    progress.note(f"{report.url}: {report.stages} stages of {report.devices_per_stage}, {report.parameters} parameters")
+    stages = f"{report.stages} stages of {report.devices_per_stage}"
+    progress.note(f"{printable(report.url)}: {stages}, {report.parameters} parameters")
     publish_merge(report)
     return report

@@ -1,6 +1,7 @@
 """What all flows have in common: how a run hears that it is to stop, tells of its progress, and ends."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ from core.errors import ReshardError
 from core.garbage import rare_collections
 from core.progress import current_progress, reporting_to
 from core.retry import counting_retries, stoppable
+from core.secrets import scrubbed
+from core.wording import printable, printable_lines
 from tasks.artifacts import publish_failure
 from tasks.progress import RunProgress
 
@@ -19,7 +22,7 @@ Result = TypeVar("Result")
 
 def carried_out(title: str, work: Callable[[RunProgress], Result]) -> Result:
     """What `work` returns; if it fails for a reason that its user can understand, a Failed state that tells it."""
-    _leave_out_traces()
+    _tidy_logs()
     with stoppable() as stop, counting_retries(), rare_collections():
         progress = RunProgress(current_progress(), stop)
         try:
@@ -35,21 +38,35 @@ def failed(error: ReshardError) -> State[Any]:
 
     Its message is the error's, as it is; whoever called the flow in a program gets the error raised.
     """
-    _leave_out_traces()
+    _tidy_logs()
     return Failed(message=str(error), data=error)
 
 
-def _leave_out_traces() -> None:
-    """Has Prefect log no stack traces of errors that are told in words, by the state of the run or the task."""
+def _tidy_logs() -> None:
+    """Has Prefect's lines of runs and tasks printable, and leaves out those that say nothing, or what a state says."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logging.getLogger(name).addFilter(_is_news)
+        logging.getLogger(name).addFilter(_tidied)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is anything but the stack trace of such an error."""
-    return not (record.exc_info and isinstance(record.exc_info[1], ReshardError))
+def _tidied(record: logging.LogRecord) -> bool:
+    """Makes a line printable; False for one that is no news."""
+    if record.exc_info and isinstance(record.exc_info[1], ReshardError):
+        return False  # the stack trace of what is told in words
+    message = record.getMessage()
+    if message == _CANCELLED_RUN or (record.name == "prefect.task_runs" and _ENDED_WITH_ITS_RUN.match(message)):
+        return False
+    record.msg, record.args = printable_lines(scrubbed(message)), ()
+    return True
+
+
+_CANCELLED_RUN = "Finished in state Running()"
+"""Of a cancelled run, which its worker makes Cancelled a moment later; it was called cancelled in the line before."""
+_ENDED_WITH_ITS_RUN = re.compile(
+    r"(Crash detected! |Finished in state Crashed\(')Execution was aborted by a termination signal"
+    r"|Finished in state Cancelled\("
+)
 
 
 def tail_of(url: str) -> str:
-    """The last two names of a URL; never a password, which is refused, but only after the run has its name."""
-    return "/".join(url.rpartition("@")[2].rstrip("/").split("/")[-2:])
+    """The last two names of a URL, printable; a run has its name before a secret in its URLs is refused."""
+    return "/".join(printable(scrubbed(url)).rstrip("/").split("/")[-2:])

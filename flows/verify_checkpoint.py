@@ -6,6 +6,7 @@ from prefect.runtime import flow_run
 from core.errors import VerificationError
 from core.report import VerificationReport
 from core.verify import VerificationRequest, resources_to_verify
+from core.wording import printable
 from flows.outcome import carried_out, tail_of
 from tasks.artifacts import publish_verification
 from tasks.progress import RunProgress
@@ -42,7 +43,7 @@ def _verify(request: VerificationRequest, progress: RunProgress) -> Verification
     if report.problems:
         more = len(report.problems) - _MOST_TOLD
         told = [*report.problems[:_MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
-        raise VerificationError(f"{report.target}: is not as it was written:\n" + "\n".join(told))
+        raise VerificationError(f"{printable(report.target)}: is not as it was written:\n" + "\n".join(told))
     publish_verification(report)
-    progress.note(f"{report.target}: {report.ranks} ranks checked ({report.level}), all is as written")
+    progress.note(f"{printable(report.target)}: {report.ranks} ranks checked ({report.level}), all is as written")
     return report

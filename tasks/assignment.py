@@ -16,7 +16,7 @@ import numpy as np
 
 from core import __version__
 from core.budget import Budget
-from core.errors import ConversionError, InputError
+from core.errors import InputError, StoppedError
 from core.keys import Key, KeyNames, Keys, key_names, keys_in_force, resolve_keys, source_key, target_key
 from core.plan import ConversionPlan
 from core.plan_file import load_plan
@@ -201,7 +201,7 @@ def _room(assignment: Assignment, stop: threading.Event) -> Iterator[None]:
         room = _rooms(assignment.lease, assignment.groups_at_once)
     while not room.acquire(timeout=_ROOM_SECONDS):
         if stop.is_set():
-            raise ConversionError("stopped")
+            raise StoppedError("stopped")
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from prefect.states import Completed
 from core.content import ContentCheck
 from core.wording import ranks_text, seconds_text
 from tasks.assignment import Assignment, Deeds, taken_up
-from tasks.policies import RETRIED
+from tasks.policies import RETRIED, ending_with_its_run
 
 
 def _name() -> str:
@@ -20,6 +20,7 @@ def _name() -> str:
 
 
 @task(name="fingerprint-source", task_run_name=_name, **RETRIED)
+@ending_with_its_run
 def fingerprint_source(assignment: Assignment, ranks: Sequence[int]) -> State[Deeds]:
     """Finds out what source ranks' files add to the fingerprints of target parameters.
 

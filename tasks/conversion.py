@@ -20,10 +20,11 @@ from core.manifest import ShardRecord
 from core.report import ConversionReport
 from core.wording import ranks_text, seconds_text, size_text
 from tasks.assignment import Assignment, Deeds, taken_up
-from tasks.policies import RETRIED
+from tasks.policies import RETRIED, ending_with_its_run
 
 
 @task(name="transform-rank", task_run_name="transform-rank-{rank}", **RETRIED)
+@ending_with_its_run
 def transform_rank(assignment: Assignment, rank: int, group: Sequence[int]) -> State[Deeds]:
     """Writes one target rank's file and its record.
 
@@ -49,6 +50,7 @@ def _batch_name() -> str:
 
 
 @task(name="transform-ranks", task_run_name=_batch_name, **RETRIED)
+@ending_with_its_run
 def transform_ranks(assignment: Assignment, groups: Sequence[Sequence[int]], copies: bool) -> State[Deeds]:
     """Writes and checks the ranks of some groups, or makes them as `copies`; repeated, it does what is not done yet.
 

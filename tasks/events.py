@@ -18,7 +18,9 @@ from core.errors import InputError
 from core.report import ConversionReport
 from core.request import ConversionRequest
 from core.retry import retries_counted
+from core.secrets import scrubbed
 from core.storage.urls import parse_url
+from core.wording import printable_lines
 
 COMPLETED = "reshard.conversion.completed"
 FAILED = "reshard.conversion.failed"
@@ -42,7 +44,7 @@ def telling_failure(request: ConversionRequest) -> Iterator[None]:
         payload = {
             "source": request.source,
             "error": type(error).__name__,
-            "message": str(error)[:_LARGEST_MESSAGE_CHARACTERS],
+            "message": printable_lines(scrubbed(str(error)))[:_LARGEST_MESSAGE_CHARACTERS],
             "seconds": round(time.monotonic() - started, 3),
             "retried_requests": retries_counted(),
         }

@@ -1,10 +1,15 @@
 """The pages of Prefect's UI, as markdown: a manager reads a page's head, an engineer its tables.
 
 The UI opens no links to files or buckets: where things are is shown as code, to be copied.
+
+Names and messages are anybody's: a text that comes to stand on a page is never read as markdown. What is markdown is
+marked as such, `_Markdown`.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from shlex import quote
 from typing import Any
 
 from core.comparison_report import ComparisonReport
@@ -23,13 +28,17 @@ from core.report import (
     worlds_text,
 )
 from core.request import VerifyLevel
-from core.wording import counted, ranks_text, seconds_text, size_text
+from core.secrets import scrubbed
+from core.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
 
 LARGEST_TABLE_ROWS = 5000
 """The UI's tables stay quick up to here."""
 _LARGEST_MARKDOWN_ROWS = 100
 _LARGEST_LIST = 4
 _LARGEST_MESSAGE_CHARACTERS = 100_000
+# what is markup in the middle of a line; also the beginnings of what becomes a link by itself
+_MARKUP = re.compile(r"[\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_])|(?<=[a-zA-Z]):(?=//)|(?<=www)\.", re.IGNORECASE)
+_MARKUP_AT_BEGIN = re.compile(r"\A(\d*)([#+=>.)-])")
 
 _VERIFIED = {
     VerifyLevel.NONE: "Not verified.",
@@ -61,6 +70,12 @@ _RETRY = (
     "The input is right, but storage, space or a server failed. Mend what the message names, then retry this run, or "
     "start one with the same parameters: what is done is kept, and not done again."
 )
+
+
+class _Markdown(str):
+    """A text that is markdown."""
+
+    __slots__ = ()
 
 
 def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
@@ -101,7 +116,7 @@ def _effects(summary: PlanSummary) -> str:
     changed = [
         (
             _code(effect.parameter),
-            ", ".join(map(_code, effect.sources[:_LARGEST_LIST])),
+            _Markdown(", ".join(map(_code, effect.sources[:_LARGEST_LIST]))),
             ", ".join(effect.how),
             f"{', '.join(effect.source_dtypes)} → {effect.dtype}",
             f"{', '.join(str(list(shape)) for shape in effect.source_shapes[:_LARGEST_LIST])} → {list(effect.shape)}",
@@ -143,20 +158,21 @@ def report_page(report: ConversionReport) -> str:
         _facts(facts),
         _under("## To note", _notes(report.notes)),
         "## To check it again, at any time",
-        f"```\nreshard verify {report.target}\n```",
+        _fenced(f"reshard verify {quote(printable(report.target))}"),
     )
 
 
 def failure_page(title: str, error: ReshardError) -> str:
     """The page of a run that failed."""
-    message = str(error)[:_LARGEST_MESSAGE_CHARACTERS].replace("```", "'''")
+    message = str(error)[:_LARGEST_MESSAGE_CHARACTERS]
     if isinstance(error, InputError):
         advice = _CORRECT
     elif isinstance(error, DifferenceError):
         advice = _DIFFERENT
     else:
         advice = _DO_AGAIN if isinstance(error, VerificationError) else _RETRY
-    return _page(f"# Failed: {title}", f"{type(error).__name__}:", f"```\n{message}\n```", "## What to do next", advice)
+    head = f"# Failed: {as_text(title)}"
+    return _page(head, f"{type(error).__name__}:", _fenced(message), "## What to do next", advice)
 
 
 def verification_page(report: VerificationReport) -> str:
@@ -191,7 +207,7 @@ def comparison_page(report: ComparisonReport) -> str:
 def difference_rows(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
     """The table of what differs between two checkpoints."""
     shown = rows[:LARGEST_TABLE_ROWS]
-    table = [{"parameter": name, "differs in": kind, "what": what} for name, kind, what in shown]
+    table = [{"parameter": printable(name), "differs in": kind, "what": printable(what)} for name, kind, what in shown]
     if len(rows) > len(shown):
         table.append({"parameter": f"and {len(rows) - len(shown)} more", "differs in": "", "what": ""})
     return table
@@ -206,7 +222,7 @@ def merge_page(report: MergeReport) -> str:
         "Parameters": str(report.parameters),
     }
     head = f"# Merged: a strategy for {counted(report.stages * report.devices_per_stage, 'rank')}"
-    return _page(head, _facts(facts), "## To look at it", f"```\nreshard inspect {report.url}\n```")
+    return _page(head, _facts(facts), "## To look at it", _fenced(f"reshard inspect {quote(printable(report.url))}"))
 
 
 def latest_page(report: LatestReport) -> str:
@@ -235,7 +251,7 @@ def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
             "MiB/s": _mib_per_second(rank),
             "verified": str(rank.verified),
             "read_bytes": rank.read_bytes,
-            "file": rank.file,
+            "file": printable(rank.file),
             "record_digest": rank.record_digest,
         }
         for rank in ranks[:LARGEST_TABLE_ROWS]
@@ -243,7 +259,7 @@ def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
 
 
 def _sentence(report: LatestReport) -> str:
-    return f"{report.message[:1].upper()}{report.message[1:]}."
+    return as_text(f"{report.message[:1].upper()}{report.message[1:]}.")
 
 
 def _headline(report: ConversionReport) -> str:
@@ -337,12 +353,16 @@ def _facts(facts: dict[str, str]) -> str:
 
 
 def _notes(notes: Sequence[str]) -> str:
-    return "\n".join(f"- {note}" for note in notes)
+    return "\n".join(f"- {_as_paragraph(note)}" for note in notes)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = [columns, [_Markdown("---")] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(content: object) -> str:
+    return content.replace("|", "\\|") if isinstance(content, _Markdown) else as_text(str(content))
 
 
 def _rest(count: int) -> str:
@@ -350,8 +370,28 @@ def _rest(count: int) -> str:
     return f"… and {hidden} more." if hidden > 0 else ""
 
 
-def _code(text: str) -> str:
-    return f"`{text}`"
+def as_text(text: str) -> str:
+    """Markdown that shows a text as it is, on one line: no emphasis, no links, no images, no HTML."""
+    return _MARKUP.sub(r"\\\g<0>", printable(scrubbed(text)))
+
+
+def _as_paragraph(text: str) -> str:
+    """The same where a line begins: no heading, no list."""
+    return _MARKUP_AT_BEGIN.sub(r"\1\\\2", as_text(text))
+
+
+def _code(text: str) -> _Markdown:
+    """Markdown that shows a name as code, whatever backticks are in it."""
+    # a table would take the backslash for the escape of the bar
+    text = printable(scrubbed(text)).replace("\\|", "\\x7c")
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    space = " " if "`" in text or not text.strip() else ""
+    return _Markdown(f"{fence}{space}{text}{space}{fence}")
+
+
+def _fenced(text: str) -> str:
+    shown = printable_lines(scrubbed(text)).replace("```", "'''")
+    return f"```\n{shown}\n```"
 
 
 def _copy(rank: int | None) -> str:

@@ -5,17 +5,21 @@ beside the target. Results stay in the process. What Prefect is handed as an arg
 object: half a second for a strategy of 2000 parameters, in every task. `untouched` spares that.
 """
 
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
-from core.errors import is_transient
+from core.errors import StoppedError, is_transient
 from core.retry import WORK
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 
 
 def retry_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
@@ -34,6 +38,19 @@ RETRIED: dict[str, Any] = UNCACHED | {
     "retry_condition_fn": retry_transient,
 }
 """Options of tasks that read or write: repeated after transient failures, with growing pauses."""
+
+
+def ending_with_its_run(work: Callable[Arguments, Value]) -> Callable[Arguments, Value | State[Any]]:
+    """The work of a task that is Cancelled, not Failed, if it is told to stop."""
+
+    @wraps(work)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | State[Any]:
+        try:
+            return work(*args, **kwargs)
+        except StoppedError as error:
+            return Cancelled(message=str(error), data=error)
+
+    return run
 
 
 def untouched(value: Value) -> Value:

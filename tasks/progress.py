@@ -12,8 +12,8 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from core.progress import Progress, advancing
-from core.runtime.texts import utf8_text
-from core.wording import size_text
+from core.secrets import scrubbed
+from core.wording import printable_lines, size_text
 
 PROGRESS_KEY = "run-progress"
 _SHOWN_EVERY_SECONDS = 2.0
@@ -36,7 +36,7 @@ class RunProgress:
 
     def note(self, message: str) -> None:
         """Something worth a line happened."""
-        self._logger.info(utf8_text(message))
+        self._logger.info("%s", printable_lines(scrubbed(message)))
         self._listener.note(message)
 
     def begin(self, total_bytes: int) -> None:
@@ -48,7 +48,7 @@ class RunProgress:
         """So much more is done.
 
         Raises:
-            ConversionError: the run was told to stop.
+            StoppedError: the run was told to stop.
         """
         self._advance(count_bytes)
         self._bar.advance(count_bytes)

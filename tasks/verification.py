@@ -14,7 +14,7 @@ from core.request import VerifyLevel
 from core.verify import VerificationRequest
 from core.wording import size_text
 from tasks.assignment import Assignment, Deeds, taken_up
-from tasks.policies import RETRIED
+from tasks.policies import RETRIED, ending_with_its_run
 
 _TOLD = {
     VerifyLevel.NONE: "not verified",
@@ -25,6 +25,7 @@ _TOLD = {
 
 
 @task(name="verify-rank", task_run_name="verify-rank-{rank}", **RETRIED)
+@ending_with_its_run
 def verify_rank(assignment: Assignment, rank: int) -> State[Deeds]:
     """Checks a written rank against the plan and its record.
 

@@ -13,6 +13,7 @@ from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEnt
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.dtypes import dtype_from_record
 from core.errors import CatalogError, CheckpointError
+from core.wording import NameText
 
 
 def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
         assumed = frozenset(data["assumed"])
         records = [_record_from_json(record, indexes, assumed) for record in data["records"]]
         return CheckpointCatalog(
-            url=data["url"],
+            url=_place(data["url"]),
             format=CheckpointFormat(data["format"]),
             step=data["step"],
             records={record.rank: record for record in records},
@@ -100,10 +101,16 @@ def _entry_from_json(
     return TensorEntry(name, dtype_from_record(dtype, math.prod(shape), size_bytes), tuple(shape), places, text)
 
 
+def _place(url: object) -> NameText:
+    if not isinstance(url, str):
+        raise TypeError(f"{url!r} is no URL")
+    return NameText(url)
+
+
 def _record_to_json(record: CatalogRecord, index_number: int) -> list[Any]:
     return [record.rank, record.location, record.size_bytes, record.version, index_number, dict(record.digests)]
 
 
 def _record_from_json(record: list[Any], indexes: list[FileIndex], assumed: frozenset[int]) -> CatalogRecord:
     rank, location, size_bytes, version, index_number, digests = record
-    return CatalogRecord(rank, location, size_bytes, version, indexes[index_number], digests, rank in assumed)
+    return CatalogRecord(rank, _place(location), size_bytes, version, indexes[index_number], digests, rank in assumed)

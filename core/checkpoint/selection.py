@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.names import CheckpointName, Step, group_prefixes, parse_step, spelled_for
 from core.errors import CatalogError
-from core.runtime.texts import utf8_text
+from core.wording import printable
 
 # what a message lists at most; ranks that are missing are always listed whole
 _MAX_LISTED = 10
@@ -68,7 +68,7 @@ def select_files(
     else:
         spelling, prefix_notes = _choose_prefix(origin, candidates, source_prefix)
         by_step = {rank: _files_of(names, spelled_for(spelling, rank)) for rank, names in candidates.items()}
-        chosen_step = _choose_step(f"{origin}, prefix {spelling}", by_step, asked)
+        chosen_step = _choose_step(f"{origin}, prefix {printable(spelling)}", by_step, asked)
         names = {rank: steps[chosen_step] for rank, steps in by_step.items()}
         notes += prefix_notes + (_newer_notes(by_step, chosen_step) if asked is None else ())
     _check_same_parts(origin, names)
@@ -84,8 +84,8 @@ def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
 def listed(items: Sequence[str], limit: int | None = _MAX_LISTED) -> str:
     """Items joined by commas; of more than `limit` the first, and how many there are beyond."""
     if limit is None or len(items) <= limit:
-        return utf8_text(", ".join(items))
-    return utf8_text(f"{', '.join(items[:limit])} and {len(items) - limit} more")
+        return ", ".join(map(printable, items))
+    return f"{', '.join(map(printable, items[:limit]))} and {len(items) - limit} more"
 
 
 def _asked_step(step: str | None) -> Step | None:
@@ -117,8 +117,8 @@ def _check_parts_apart(origin: str, candidates: Names) -> None:
         for name in names:
             if name.parts and name.prefix in whole:
                 raise CatalogError(
-                    f"{origin}: rank_{rank} has a file {name.prefix}.{name.format} and parts of one ({name.name}): it "
-                    "cannot be known which is the checkpoint. Remove what is not"
+                    f"{origin}: rank_{rank} has a file {printable(name.prefix)}.{name.format} and parts of one "
+                    f"({printable(name.name)}): it cannot be known which is the checkpoint. Remove what is not"
                 )
 
 
@@ -138,7 +138,7 @@ def _only_format(origin: str, candidates: Names) -> CheckpointFormat:
     examples = {name.format: (rank, name.name) for rank, names in candidates.items() for name in names}
     if len(examples) == 1:
         return next(iter(examples))
-    mixed = " and ".join(f"{name} (rank_{rank})" for _, (rank, name) in sorted(examples.items()))
+    mixed = " and ".join(f"{printable(name)} (rank_{rank})" for _, (rank, name) in sorted(examples.items()))
     raise CatalogError(
         f"{origin}: both kinds of files, {mixed}: it cannot be known which are the checkpoint. Remove one kind, "
         "or name the files by a pattern with {rank}"
@@ -182,7 +182,7 @@ def _asked_prefix(
     if len(spellings) == 1:
         return spellings[0]
     raise CatalogError(
-        f"{origin}: no files of prefix {asked} (--source-prefix) for {rank_names(without, _MAX_LISTED)}. "
+        f"{origin}: no files of prefix {printable(asked)} (--source-prefix) for {rank_names(without, _MAX_LISTED)}. "
         f"There are: {_spread(groups)}"
     )
 
@@ -215,7 +215,7 @@ def _choose_step(
             lacking.append(_lacking(None, by_step))
         raise CatalogError(f"{origin}: no step that all ranks have: {listed(lacking)}")
     if None in common and dated:
-        undated = next(iter(by_step.values()))[None].name
+        undated = printable(next(iter(by_step.values()))[None].name)
         raise CatalogError(
             f"{origin}: {undated} carries no step, others do: which is newer cannot be known. "
             f"--step chooses one of {_steps(dated)}"
@@ -236,8 +236,8 @@ def _steps(steps: Sequence[Step]) -> str:
 def _chosen_note(
     spelling: str | None, step: Step | None, names: Mapping[int, CheckpointName], asked: Step | None
 ) -> str:
-    example = names[min(names)].name
-    of_prefix = "" if spelling is None else f" of prefix {spelling}"
+    example = printable(names[min(names)].name)
+    of_prefix = "" if spelling is None else f" of prefix {printable(spelling)}"
     if step is None:
         what = f"chosen: the files without a step{of_prefix}"
     else:

@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from core.secrets import carries_credentials
+
 _ENVIRONMENT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _OBS_ENVIRONMENT = ("OBS_ENDPOINT",)
 _DEFAULT = "https://s3.amazonaws.com"
@@ -87,7 +89,9 @@ def _parts_of(text: object, *, obs: bool = False) -> SplitResult | None:
         text = text if "://" in text else f"https://{text}"
     try:
         parts = urlsplit(text)
-        known = parts.scheme in _PORTS and parts.port != 0 and "@" not in parts.netloc
+        # the client repeats all of it in its errors
+        bare = not parts.query and not parts.fragment and not carries_credentials(text)
+        known = parts.scheme in _PORTS and parts.port != 0 and "@" not in parts.netloc and bare
         return parts if known and (is_valid_endpoint_url(text) or is_valid_ipv6_endpoint_url(text)) else None
     except ValueError:
         return None

@@ -53,7 +53,7 @@ def options_for(url: str) -> Options:
         (len(start), storage.options)
         for storage in _current.get().found
         for start in storage.starts
-        if f"{url}/".startswith(f"{start}/")
+        if _below(url, start)
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else {}
 
@@ -129,6 +129,10 @@ def _starts(url: str, options: Options) -> tuple[str, ...]:
     return _without_slash(start), _without_slash(url_of(*open_filesystem(start, options)))
 
 
+def _below(url: str, start: str) -> bool:
+    return (url + "/").startswith(start + "/")
+
+
 def _without_slash(url: str) -> str:
     return _SLASHES_AT_END.sub("", url)
 
@@ -144,11 +148,7 @@ def _check_apart(storages: Sequence[_Storage]) -> None:
 
 
 def _overlap(starts: Sequence[str], others: Sequence[str]) -> bool:
-    return any(
-        f"{inner}/".startswith(f"{outer}/")
-        for pair in product(starts, others)
-        for inner, outer in (pair, reversed(pair))
-    )
+    return any(_below(inner, outer) for pair in product(starts, others) for inner, outer in (pair, reversed(pair)))
 
 
 def _resolved(name: str, resolvers: Mapping[str, Resolver]) -> Options:

@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from core.errors import InputError
 from core.storage.filesystems import open_filesystem, url_of
 from core.storage.named_options import options_for
+from core.wording import NameText
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,11 @@ class Location:
 
     def __str__(self) -> str:
         """The URL, as a user would write it and `parse_url` reads it: local ones are plain paths."""
-        return self.path if self.is_local else url_of(self.fs, self.path)
+        return NameText(self.path if self.is_local else url_of(self.fs, self.path))
+
+    def __format__(self, format_spec: str) -> str:
+        """The URL as messages have it: printable, on one line."""
+        return format(str(self), format_spec)
 
 
 def parse_url(url: str) -> Location:

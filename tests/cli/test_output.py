@@ -1,6 +1,7 @@
 import pytest
 
-from cli.output import print_table, printable
+from cli.output import print_table
+from core.wording import printable
 
 
 def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -13,5 +14,5 @@ def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_cannot_be_printed_is_escaped() -> None:
-    assert printable("größe\x1b[0m\r") == "gr\\xf6\\xdfe\\x1b[0m\\r"
+    assert printable("größe\x1b[0m\r") == "größe\\x1b[0m\\r"
     assert printable("größe") == "größe"
