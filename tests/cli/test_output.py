@@ -1,7 +1,6 @@
 import pytest
 
-from cli.output import print_table
-from core.wording import printable
+from cli.output import print_error, print_facts, print_line, print_table
 
 
 def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -13,6 +12,15 @@ def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_what_cannot_be_printed_is_escaped() -> None:
-    assert printable("größe\x1b[0m\r") == "größe\\x1b[0m\\r"
-    assert printable("größe") == "größe"
+def test_nothing_that_is_printed_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("one\x1b[2J\nline")
+    print_facts([("name", "a\nb\r")])
+    print_error("wrong\x1b\n  - here")
+    shown = capsys.readouterr()
+    assert shown.out == "one\\x1b[2J\\nline\nname  a\\nb\\r\n"
+    assert shown.err == "reshard: error: wrong\\x1b\n  - here\n"
+
+
+def test_no_secret_of_a_url_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("server http://admin:hunter2@host:4200/api")
+    assert capsys.readouterr().out == "server http://…@host:4200/api\n"

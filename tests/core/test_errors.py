@@ -28,6 +28,7 @@ PARENTS = {
     "VerificationError": "ReshardError",
     "DifferenceError": "VerificationError",
     "ConversionError": "ReshardError",
+    "StoppedError": "ConversionError",
     "StorageError": "ConversionError",
 }
 
@@ -97,3 +98,9 @@ def test_whether_it_may_go_away_survives_a_process(transient: bool) -> None:
 )
 def test_what_may_go_away(error: BaseException, transient: bool) -> None:
     assert is_transient(error) is transient
+
+
+@pytest.mark.parametrize("kind", [InputError, StorageError])
+def test_a_message_moves_no_cursor_and_repeats_no_secret_whatever_is_in_it(kind: type[ReshardError]) -> None:
+    error = kind("a\x1b[2J\r\udc80: https://h/x?token=hunter2\n  - s3://AK:hunter2@b")
+    assert str(error) == "a\\x1b[2J\\r\\udc80: https://h/x?token=…\n  - s3://…@b"

@@ -1,7 +1,17 @@
 import pytest
 
 from core.request import parse_ranks
-from core.wording import counted, quoted, ranks_text, seconds_text, size_text
+from core.wording import (
+    NameText,
+    counted,
+    html_text,
+    printable,
+    printable_lines,
+    quoted,
+    ranks_text,
+    seconds_text,
+    size_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +49,32 @@ def test_counts(count: int, text: str) -> None:
 
 def test_expressions_stand_in_quotes_as_they_were_written() -> None:
     assert [quoted(text) for text in (r"h\.(\d)", "a'b", "a\nb")] == [r"'h\.(\d)'", '"a\'b"', r"'a\nb'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("größe 大", "größe 大"),
+        ("größe\x1b[0m\r", "größe\\x1b[0m\\r"),
+        ("a\nb\tc", "a\\nb\\tc"),
+        ("\udcff\u202e\x9b", "\\udcff\\u202e\\x9b"),
+    ],
+)
+def test_what_a_terminal_would_act_on_is_shown_as_escapes(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+def test_line_breaks_of_a_message_stay() -> None:
+    assert printable_lines("a\x1b\n  - b\r\n") == "a\\x1b\n  - b\\r\n"
+
+
+def test_html_shows_a_text_as_it_is() -> None:
+    assert html_text('<b>"&\x1b') == "&lt;b&gt;&quot;&amp;\\x1b"
+
+
+def test_a_name_is_exact_but_in_what_is_told_of_it() -> None:
+    name = NameText("a\nb")
+    assert name == "a\nb"
+    assert str(name) + "/c" == "a\nb/c"
+    assert f"{name}: is damaged" == "a\\nb: is damaged"

@@ -81,6 +81,10 @@ WRONG = [
     ("dask_scheduler", "somewhere"),
     ("format", "pickle"),
     ("workers", 5000),
+    ("source", "https://hunter2@host/run"),
+    ("source", "s3://AK%3Ahunter2@bucket/run"),
+    ("target", "https://host/x?token=hunter2"),
+    ("changes", "https://host/x?x-obs-security-token=hunter2"),
 ]
 
 
@@ -108,7 +112,7 @@ def test_the_server_refuses_secrets_and_so_stores_none(form: Flow[..., Any]) -> 
     [
         {"step": "10_5_breakpoint", "ranks": " 0-3, 7", "memory_limit": "1.5 gib", "prefix": "net-"},
         {"ranks": "", "memory_limit": "500MB", "prefix": "", "step": ""},
-        {"source": "s3://bucket/run@5/x", "target": "obs://host:443/bucket", "source_strategy": "a b/é.ckpt"},
+        {"source": "s3://bucket/run@5/x", "target": "obs://host:443/bucket", "source_strategy": "/a b/é.ckpt"},
         {"source_storage": "block:training-bucket", "target_storage": "file:/run/secrets/s3.json"},
         {"dask_scheduler": "tcp://10.0.0.5:8786", "workers": 1024, "format": "ckpt"},
     ],
@@ -122,6 +126,51 @@ def test_the_schema_refuses_nothing_that_is_right(fields: dict[str, Any]) -> Non
 def test_what_the_schema_refuses_the_request_refuses_too(name: str, value: object) -> None:
     with pytest.raises(ValidationError):
         ConversionRequest.model_validate(WHERE | {name: value})
+
+
+RELATIVE = ["out", "./out", "../out", "a b/c", "file://out", "file:/out", "local://out"]
+ABSOLUTE = ["/out", "~/out", "s3://bucket/out", "file:///out", "memory://out"]
+
+
+def _places(form: Flow[..., Any]) -> list[str]:
+    names = {"source", "target", "source_strategy", "target_strategy", "changes", "a", "b", "strategy_a", "strategy_b"}
+    return [name for name in form.parameters.properties if name in names]
+
+
+@EACH_FORM
+def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    schema = form.parameters.model_dump_for_openapi()
+    right = dict.fromkeys(schema["required"], "/data/x")
+    for name in _places(form):
+        for place in RELATIVE:
+            [error] = validate(right | {name: place}, schema)
+            assert list(error.absolute_path) == [name]
+            model.model_validate(right | {name: place})  # where it has a meaning it is taken
+            ended: State[Any] = form.fn(**right | {name: place})
+            title = model.model_fields[name].title
+            assert ended.is_failed()
+            assert str(ended.message).startswith(f"{title} {place!r}: a relative path, but a deployed run works in")
+        for place in ABSOLUTE:
+            assert not validate(right | {name: place}, schema)
+
+
+@EACH_FORM
+def test_a_deployed_run_is_refused_names_of_relative_files(form: Flow[..., Any], model: type[BaseModel]) -> None:
+    schema = form.parameters.model_dump_for_openapi()
+    right = dict.fromkeys(schema["required"], "/data/x")
+    names = [name for name in schema["properties"] if "storage" in name or "_key" in name]
+    for name in names:
+        assert validate(right | {name: "file:s3.json"}, schema)
+        ended: State[Any] = form.fn(**right | {name: "file:s3.json"})
+        assert f"{model.model_fields[name].title} 'file:s3.json': a relative path" in str(ended.message)
+        for kept in ("file:/run/s3.json", "file:~/s3.json", "env:S3", "block:s3"):
+            assert not validate(right | {name: kept}, schema)
+    assert names
+
+
+def test_a_user_that_does_not_exist_has_no_home() -> None:
+    ended: State[Any] = forms.verify.fn(target="~nobody-here/x")
+    assert "Checkpoint '~nobody-here/x': a relative path" in str(ended.message)
 
 
 def test_what_only_the_request_knows_is_told_by_the_fields_titles() -> None:

@@ -1,8 +1,11 @@
 """The pages that a run leaves: what stands on them, and that they stay small."""
 
+import re
+from html import unescape
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from core.budget import Budget
 from core.compare import compare_checkpoints
@@ -14,7 +17,7 @@ from core.merge import MergeReport
 from core.report import ConversionReport, StandIn, VerificationReport, summarize_plan
 from core.request import VerifyLevel
 from core.verify import verify_target
-from core.wording import size_text
+from core.wording import printable, size_text
 from tasks.pages import (
     LARGEST_TABLE_ROWS,
     comparison_page,
@@ -194,3 +197,44 @@ def test_the_table_of_differences_has_an_end() -> None:
 def test_what_to_do_about_a_difference_is_no_advice_to_convert_again() -> None:
     page = failure_page("compare a with b", DifferenceError("NOT the same"))
     assert "can be left out: select, include, exclude, ignore dtype" in page
+
+
+HOSTILE = "a\x1b[2J\n![x](http://evil)|<b>_x_ **y** `z` [l](http://evil) &lt; <http://evil> \\| ``` \udc80.ckpt"
+
+
+def is_shown(page: str) -> str:
+    """The text that a reader sees of a page, which has no links, no pictures, no HTML of others."""
+    html = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(page)
+    assert not re.findall(r"<(a|img|b|em|h1|del)\b(?! id)", html.replace("<h1>", "", 1)), html
+    assert not re.findall(r"(?<!\\)http:(?!\\)//", re.sub(r"(`+).*?\1", "", page, flags=re.DOTALL)), page
+    assert all(line.isprintable() for line in page.split("\n"))
+    return unescape(re.sub(r"<[^>]*>", "", html))
+
+
+def test_names_are_shown_as_text_and_never_as_markdown(report: ConversionReport) -> None:
+    text = printable(HOSTILE)
+    page = report_page(
+        report.model_copy(update={"source": HOSTILE, "target": HOSTILE, "notes": (HOSTILE, "# no head")})
+    )
+    shown = is_shown(page)
+    assert f"\n{text}\n" in shown
+    assert "# no head" in shown
+    assert text.replace("```", "'''") in is_shown(failure_page(HOSTILE, InputError(HOSTILE))).replace("\n", "\\n")
+    stand_in = StandIn(rank=3, why=HOSTILE, stand_in=7, slices=4)
+    assert text in is_shown(report_page(report.model_copy(update={"stand_ins": (stand_in,)})))
+    assert len(re.findall(r"^\| Source \|", page, re.MULTILINE)) == 1
+    merged = MergeReport(url=HOSTILE, stages=2, devices_per_stage=4, parameters=7)
+    assert "reshard inspect" in is_shown(merge_page(merged))
+
+
+def test_rows_of_tables_hold_no_control_characters(report: ConversionReport) -> None:
+    (row,) = difference_rows([(HOSTILE, "content", HOSTILE)])
+    assert row["parameter"] == row["what"] == printable(HOSTILE)
+    rank = report.ranks[0].model_copy(update={"file": HOSTILE})
+    assert rank_rows([rank])[0]["file"] == printable(HOSTILE)
+
+
+def test_a_page_repeats_no_secret(report: ConversionReport) -> None:
+    url = "https://h/x?token=hunter2"
+    page = report_page(report.model_copy(update={"source": url, "notes": (url,)}))
+    assert "hunter2" not in page + failure_page(url, InputError(url))

@@ -16,8 +16,8 @@ from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
 
 from core.convert import convert, make_plan
-from core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
-from core.progress import SilentProgress
+from core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
+from core.progress import SilentProgress, reporting_to
 from core.resources import resources_of
 from core.session import open_session
 from tasks.assignment import Assignment
@@ -145,5 +145,16 @@ def test_work_ends_at_its_next_block_when_the_run_is_stopped() -> None:
         progress = RunProgress(SilentProgress(), threading.Event())
     progress.advance(1)
     progress.stop()
-    with pytest.raises(ConversionError, match="stopped"):
+    with pytest.raises(StoppedError, match="stopped"):
         progress.advance(1)
+
+
+def test_a_task_that_is_told_to_stop_is_cancelled_and_did_not_fail(tmp_path: Path) -> None:
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    with resources_of(request), open_session(request, make_plan(request)) as session, disable_run_logger():
+        progress = RunProgress(SilentProgress(), threading.Event())
+        progress.stop()
+        with reporting_to(progress):
+            ended: State[object] = transform_rank.fn(Assignment.of(session), 0, (0,))
+    assert ended.is_cancelled()
+    assert isinstance(ended.data, StoppedError)
