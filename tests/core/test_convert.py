@@ -600,6 +600,19 @@ def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> 
     assert len(read_tree(target)) == 4
 
 
+def test_a_record_that_names_another_file_is_not_gone_on_from(target: Path) -> None:
+    """A file elsewhere that is as it should be made a rank count as done."""
+    convert(FOUR_TO_THREE.request(target))
+    record = target / ".reshard/records/rank_0.json"
+    for file in ("rank_0/other.ckpt", f"../{target.name}/rank_0/checkpoint_0.ckpt"):
+        fields = json.loads(record.read_text()) | {"file": file}
+        record.write_text(json.dumps(fields))
+        assert verify_target(str(target), VerifyLevel.CHECKSUM).problems
+        assert convert(FOUR_TO_THREE.request(target)).committed
+        assert json.loads(record.read_text())["file"] == "rank_0/checkpoint_0.ckpt"
+        assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
 def test_what_a_format_cannot_hold_is_told_even_if_it_stays_the_same(tmp_path: Path, target: Path) -> None:
     header = b'{"format":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")

@@ -104,3 +104,11 @@ def test_what_may_go_away(error: BaseException, transient: bool) -> None:
 def test_a_message_moves_no_cursor_and_repeats_no_secret_whatever_is_in_it(kind: type[ReshardError]) -> None:
     error = kind("a\x1b[2J\r\udc80: https://h/x?token=hunter2\n  - s3://AK:hunter2@b")
     assert str(error) == "a\\x1b[2J\\r\\udc80: https://h/x?token=…\n  - s3://…@b"
+
+
+def test_a_message_can_be_stored_whatever_names_are_in_it() -> None:
+    """Prefect's server, and JSON, take UTF-8 alone; a file's name may be any bytes."""
+    for kind in (InputError, StorageError):
+        error = pickle.loads(pickle.dumps(kind("/src/bad\udcff: cannot be read")))
+        assert str(error) == "/src/bad\\udcff: cannot be read"
+        assert repr(error).encode()

@@ -1,5 +1,6 @@
 """Stages converted one by one are joined to one checkpoint, or nothing is made."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -9,14 +10,16 @@ import fsspec
 import pytest
 
 from core.convert import convert
-from core.errors import InputError, TargetBusyError, VerificationError
+from core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
 from core.joining import join_parts
 from core.layout import ParameterLayout
+from core.manifest import dump_record, parse_manifest, parse_shard_record
 from core.request import VerifyLevel, build_request
 from core.storage.lease import held_lease, new_holder
 from core.storage.urls import parse_url
 from core.strategy.files import write_strategy
 from core.strategy.model import StageStrategy, Strategy
+from core.target import record_digest
 from core.verify import verify_target
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
@@ -218,3 +221,87 @@ class TestRefusals:
         shutil.copyfile(Path(parts[0], ".reshard/records/rank_0.json"), Path(parts[0], ".reshard/records/rank_1.json"))
         with pytest.raises(InputError, match=r"is of another conversion"):
             join_parts(parts, str(tmp_path / "joined"))
+
+
+def rewrite_record(part: str, rank: int, **changes: object) -> None:
+    """What somebody may do who makes a part: its manifest goes with its records."""
+    state = Path(part) / ".reshard"
+    record = parse_shard_record((state / f"records/rank_{rank}.json").read_bytes(), "").model_copy(update=changes)
+    (state / f"records/rank_{rank}.json").write_bytes(dump_record(record))
+    manifest = parse_manifest((state / "manifest.json").read_bytes(), "")
+    ranks = [
+        each.model_copy(update={"file": record.file, "record_digest": record_digest(record)})
+        if each.rank == rank
+        else each
+        for each in manifest.ranks
+    ]
+    (state / "manifest.json").write_bytes(dump_record(manifest.model_copy(update={"ranks": tuple(ranks)})))
+
+
+@pytest.mark.parametrize("file", ["../../precious", "rank_0/../../precious", "{tmp_path}/precious", "../precious"])
+def test_a_part_that_names_files_elsewhere_overwrites_nothing(make: Make, tmp_path: Path, file: str) -> None:
+    parts = [make(0), make(1)]
+    (tmp_path / "precious").write_text("mine")
+    for path in (Path(parts[0]) / "rank_0").iterdir():
+        for place in (tmp_path / "precious_of_the_part", tmp_path.parent / "precious_of_the_part"):
+            shutil.copy(path, place)
+    rewrite_record(parts[0], 0, file=file.format(tmp_path=tmp_path))
+    with pytest.raises(TargetError, match="says that the file of rank_0 is .*, where no conversion writes it"):
+        join_parts(parts, str(tmp_path / "joined"))
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert not (tmp_path / "joined").exists()
+
+
+def test_a_part_whose_record_and_plan_name_other_files(make: Make, tmp_path: Path) -> None:
+    parts = [make(0), make(1)]
+    rewrite_record(parts[0], 0, file="rank_0/checkpoint_0_part1.ckpt")
+    with pytest.raises(TargetError, match="says that its file is 'rank_0/checkpoint_0_part1.ckpt', its plan says"):
+        join_parts(parts, str(tmp_path / "joined"))
+    assert not (tmp_path / "joined").exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prefix", "../../precious"),
+        ("prefix", "a/b"),
+        ("shared_parameters", "9" * 5000),
+        ("allow_missing", [1]),
+    ],
+)
+def test_a_part_whose_plan_was_changed(make: Make, tmp_path: Path, field: str, value: object) -> None:
+    parts = [make(0), make(1)]
+    plan = Path(parts[0]) / ".reshard/plan.json.gz"
+    document = json.loads(gzip.decompress(plan.read_bytes()))
+    plan.write_bytes(gzip.compress(json.dumps(document | {field: value}).encode()))
+    with pytest.raises(InputError, match="plan.json.gz: not a readable plan"):
+        join_parts(parts, str(tmp_path / "joined"))
+    assert not (tmp_path / "joined").exists()
+
+
+@pytest.mark.parametrize("stage", ["/../../precious", -1, True, 0.5])
+def test_a_part_whose_plan_has_odd_stages(make: Make, tmp_path: Path, stage: object) -> None:
+    parts = [make(0), make(1)]
+    plan = Path(parts[0]) / ".reshard/plan.json.gz"
+    document = json.loads(gzip.decompress(plan.read_bytes()))
+    document["source_strategy"]["stages"][0]["stage"] = stage
+    plan.write_bytes(gzip.compress(json.dumps(document).encode()))
+    with pytest.raises(InputError, match="plan.json.gz: not a readable plan: .* is no pipeline stage"):
+        join_parts(parts, str(tmp_path / "joined"))
+
+
+def test_links_where_parts_are_joined(make: Make, tmp_path: Path) -> None:
+    parts = [make(0), make(1)]
+    (tmp_path / "joined.reshard-partial").symlink_to(parts[0])
+    with pytest.raises(TargetError, match="joined.reshard-partial: is a link to"):
+        join_parts(parts, str(tmp_path / "joined"))
+    assert not verify_target(parts[0], VerifyLevel.CHECKSUM).problems
+
+
+def test_a_device_in_the_place_of_a_parts_file(make: Make, tmp_path: Path) -> None:
+    parts = [make(0), make(1)]
+    [file] = (Path(parts[0]) / "rank_0").iterdir()
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(StorageError, match="a device, not a regular file"):
+        join_parts(parts, str(tmp_path / "joined"))

@@ -158,3 +158,39 @@ def test_a_truncated_record_is_refused(kind: str) -> None:
     for length in range(0, len(data), 7):
         with pytest.raises(TargetError):
             parse(data[:length], "x")
+
+
+PLACES = [
+    "../../x",
+    "/etc/passwd",
+    "rank_3/../../x",
+    "rank_3/..",
+    "rank_3/.",
+    "rank_3/a/b",
+    "rank_4/a.ckpt",
+    "rank_٣/a",
+    "",
+]
+
+
+@pytest.mark.parametrize("file", [*PLACES, "rank_3/a\\b", "rank_3/a\0b", "rank_03/a.ckpt", "notes.txt", "rank_3"])
+def test_a_file_where_no_conversion_writes_it(file: str) -> None:
+    with pytest.raises(TargetError, match="^x: says that the file of rank_3 is .*, where no conversion writes it"):
+        parse_shard_record(changed("record", file=file), "x")
+    summary = {"rank": 3, "file": file, "size_bytes": 5, "record_digest": "00ff"}
+    with pytest.raises(TargetError, match="^x: says that the file of rank_3 is .*, where no conversion writes it"):
+        parse_manifest(changed("manifest", ranks=[summary]), "x")
+
+
+@pytest.mark.parametrize(
+    "file", ["rank_3/größe 3_part{0,1}.ckpt", "rank_3/..a", "part3.safetensors", "model.safetensors"]
+)
+def test_files_where_conversions_write_them(file: str) -> None:
+    assert parse_shard_record(changed("record", file=file), "x").file == file
+
+
+@pytest.mark.parametrize("file", [*PLACES, "rank_0/checkpoint_0.ckpt", "part0.safetensors", "x.safetensors.index.json"])
+def test_an_index_that_no_conversion_writes(file: str) -> None:
+    index = {"file": file, "size_bytes": 5, "digest": "00ff"}
+    with pytest.raises(TargetError, match="^x: calls its index .*, as no conversion calls one"):
+        parse_manifest(changed("manifest", index=index), "x")

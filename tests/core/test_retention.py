@@ -298,6 +298,23 @@ def test_links_to_elsewhere_are_not_followed(linked: str, tmp_path: Path) -> Non
     assert everything(tmp_path) == before
 
 
+def test_a_link_to_a_conversions_state_is_not_followed(tmp_path: Path) -> None:
+    """Of one whose files are gone there is nothing else by which it could be told."""
+    conversion(tmp_path / "out", "1_0", 0)
+    conversion(tmp_path / "out", "1_1", 1)
+    state = tmp_path / "out/1_0/.reshard"
+    state.rename(tmp_path / "elsewhere")
+    state.symlink_to(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "out/1_0/rank_0")
+    before = everything(tmp_path)
+    retention = apply(tmp_path / "out")
+    assert (retention.removed, retention.notes[0]) == (
+        (),
+        f"{tmp_path}/out/1_0: left as it is: a link leads to its .reshard",
+    )
+    assert everything(tmp_path) == before
+
+
 def test_what_others_put_there_stays_with_its_folders(tmp_path: Path) -> None:
     directory = conversion(tmp_path, "1_0", 0)
     (directory / "rank_0/notes.txt").write_text("mine")

@@ -262,6 +262,7 @@ def test_paths_that_are_refused(job: Job) -> None:
         mindspore.get_ckpt_path_with_strategy("rank_0", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is no such file"):
         job.found(0)
-    job.monkeypatch.setenv("RANK_ID", "first")
-    with pytest.raises(ValueError, match="RANK_ID is 'first', not a rank"):
-        job.found(0)
+    for text in ("first", "²", "9" * 5000):
+        job.monkeypatch.setenv("RANK_ID", text)
+        with pytest.raises(ValueError, match=f"RANK_ID is '{text}', not a rank"):
+            job.found(0)

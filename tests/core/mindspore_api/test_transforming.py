@@ -210,6 +210,17 @@ def test_a_run_that_was_interrupted_leaves_nothing_in_the_way(rows: Path) -> Non
     assert len(list((rows / "out").rglob("*.*s*"))) == 2
 
 
+def test_a_link_in_the_place_of_the_working_directory(rows: Path) -> None:
+    """What it led to was replaced."""
+    (rows / "precious/rank_0").mkdir(parents=True)
+    (rows / "precious/rank_0/net_0.ckpt").write_text("mine")
+    (rows / "out").mkdir()
+    (rows / "out/.reshard-transform").symlink_to(rows / "precious")
+    with pytest.raises(ValueError, match=r"\.reshard-transform: is a link, and what it leads to would be replaced"):
+        transform(rows)
+    assert (rows / "precious/rank_0/net_0.ckpt").read_text() == "mine"
+
+
 def test_a_rank_is_missing(rows: Path) -> None:
     (rows / "src" / "rank_1" / "net.ckpt").unlink()
     with pytest.raises(ValueError, match="missing: rank_1"):

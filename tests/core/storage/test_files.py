@@ -1,6 +1,7 @@
 """Files: read at offsets by many threads, written whole or not at all."""
 
 import errno
+import io
 import os
 import random
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from core.storage.files import (
     open_source,
     read_bytes,
     read_small_file,
+    remove_file,
     write_bytes,
     write_file,
 )
@@ -249,6 +251,82 @@ def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(StorageError, match="a/b: cannot create it: (Not a directory|File exists)"):
         write_bytes(parse_url(str(tmp_path / "a" / "b")), b"x")
+
+
+def test_a_file_takes_the_place_of_an_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_bytes(parse_url(str(tmp_path / "a")), b"x")
+    assert (tmp_path / "a").read_bytes() == b"x"
+    (tmp_path / "b").mkdir()
+    copy_file(parse_url(str(tmp_path / "a")), parse_url(str(tmp_path / "b")))
+    assert (tmp_path / "b").read_bytes() == b"x"
+    (tmp_path / "c").mkdir()
+    remove_file(parse_url(str(tmp_path / "c")))
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_nothing_is_written_or_removed_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a").write_bytes(b"precious")
+    directory = parse_url(str(tmp_path)).child("link")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for change in (
+        lambda: write_bytes(directory.child("a"), b"x"),
+        lambda: copy_file(directory.child("a"), directory.child("b")),
+        lambda: remove_file(directory.child("a")),
+    ):
+        with pytest.raises(StorageError, match=f"a link leads from {tmp_path}/link to {tmp_path}/elsewhere"):
+            change()
+    assert os.listdir(tmp_path / "elsewhere") == ["a"]
+    assert (tmp_path / "elsewhere/a").read_bytes() == b"precious"
+    remove_file(parse_url(str(tmp_path)).child("link"))
+    assert os.listdir(tmp_path) == ["elsewhere"], "the link itself is removed"
+
+
+def test_a_device_is_not_copied(tmp_path: Path) -> None:
+    """It has no end, and would fill the target."""
+    (tmp_path / "a").symlink_to("/dev/zero")
+    with pytest.raises(StorageError, match="b: cannot copy .*: a device, not a regular file"):
+        copy_file(Location(parse_url("/").fs, str(tmp_path / "a")), parse_url(str(tmp_path / "b")))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+class UnclosableFile(io.FileIO):
+    """A file on a network that fails when it is closed, which is when some tell that writing failed."""
+
+    def close(self) -> None:
+        is_open = not self.closed
+        super().close()
+        if is_open:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+def unclosable(path: str, mode: str, *, buffering: int = -1) -> UnclosableFile:
+    return UnclosableFile(path, mode)
+
+
+def test_a_file_that_was_read_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(CONTENT)
+    monkeypatch.setattr("io.FileIO", UnclosableFile)
+    file = open_source(parse_url(str(tmp_path / "a")))
+    with pytest.raises(StorageError, match="a: cannot close it: Input/output error") as caught:
+        file.close()
+    assert caught.value.transient
+    file.close()
+
+
+def test_a_file_that_was_written_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.storage.files.open", unclosable, raising=False)
+    with pytest.raises(StorageError, match="a: cannot complete it: Input/output error"):
+        write_bytes(parse_url(str(tmp_path / "a")), CONTENT)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_is_given_up_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.storage.files.open", unclosable, raising=False)
+    with pytest.raises(KeyError):
+        write_and_fail(parse_url(str(tmp_path / "a")), KeyError("what failed first"))
+    assert os.listdir(tmp_path) == []
 
 
 class Upload(AbstractBufferedFile):  # type: ignore[misc]

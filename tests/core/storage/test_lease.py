@@ -16,6 +16,7 @@ from core.errors import StorageError, TargetBusyError, TargetError
 from core.storage.claims import check_claim
 from core.storage.files import copy_file, write_bytes, write_file
 from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
+from core.storage.onlooking import seen_holders
 from core.storage.urls import Location, parse_url
 
 PROJECT = Path(__file__).parents[3]
@@ -464,3 +465,28 @@ def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypat
         time.sleep(0.3)
     assert time.monotonic() - began < 3
     hanging.set()
+
+
+@pytest.mark.parametrize("name", [".gate", "0123abcd.json"])
+def test_a_pipe_in_the_place_of_a_lease_is_not_waited_for(local: Location, name: str) -> None:
+    os.makedirs(local.path)
+    os.mkfifo(local.child(name).path)
+    with pytest.raises(StorageError, match="a pipe, not a regular file"), held_lease(local, new_holder([0])):
+        pass
+
+
+@pytest.mark.parametrize("name", [".gate", "0123abcd.json"])
+def test_a_link_in_the_place_of_a_lease_is_not_followed(local: Location, tmp_path: Path, name: str) -> None:
+    (tmp_path / "precious").write_text("mine")
+    os.makedirs(local.path)
+    os.symlink(tmp_path / "precious", local.child(name).path)
+    with pytest.raises(StorageError, match="symbolic links"), held_lease(local, new_holder([0])):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_looking_at_leases_waits_for_no_pipe(local: Location) -> None:
+    os.makedirs(local.path)
+    os.mkfifo(local.child("0123abcd.json").path)
+    with pytest.raises(StorageError, match="a pipe, not a regular file"):
+        seen_holders(local)

@@ -100,7 +100,7 @@ def test_onto_an_existing_directory(working: Location, final: Location) -> None:
 
 def test_leftovers_of_a_former_replacement_go(working: Location, final: Location) -> None:
     put(final, **{"rank_0/a.ckpt": "old"})
-    put(parse_url(final.path + ".reshard-replaced"), x="older")
+    put(parse_url(final.path + ".reshard-replaced"), **{"rank_0/a.ckpt": "older"})
     publish(working, final)
     assert files_of(final) == NEW
     assert list_names(final.parent) == ["out"]
@@ -135,6 +135,16 @@ def test_a_file_appeared_at_the_target(working: Location, final: Location) -> No
     with pytest.raises(StorageError, match="out: cannot give it the finished files"):
         publish(working, final)
     assert Path(final.path).read_text() == "precious"
+    assert files_of(working) == NEW
+
+
+def test_what_somebody_put_into_the_former_target_meanwhile_stays(working: Location, final: Location) -> None:
+    put(final, **{"rank_0/a.ckpt": "old", "thesis.tex": "mine"})
+    with pytest.raises(
+        TargetError, match=r"out: holds what is not a checkpoint's \(thesis\.tex\), and would be replaced"
+    ):
+        publish(working, final)
+    assert files_of(final) == {"rank_0/a.ckpt": "old", "thesis.tex": "mine"}
     assert files_of(working) == NEW
 
 
