@@ -26,6 +26,7 @@ from core.layout import Cut, ParameterLayout, cell_box
 from core.numpy_types import cast_bits
 from core.pieces import Piece
 from core.slices import Shape, TensorSlice
+from core.storage.file_versions import difference_text
 from core.storage.urls import parse_url
 
 BLOCK_BYTES = 4 * 2**20
@@ -73,8 +74,9 @@ def shard_sums(
     try:
         if file.version != record.version:
             raise CatalogError(
-                f"rank_{record.rank}: {record.location} changed since its headers were read (it was {record.version}, "
-                f"it is {file.version}). Start again when nothing writes to the checkpoint any more"
+                f"rank_{record.rank}: {record.location} changed since its headers were read "
+                f"({difference_text(record.version, file.version)}). Start again when nothing writes to the checkpoint "
+                "any more"
             )
         buffer = np.empty(BLOCK_BYTES, np.uint8)
         for entry, box, values in read_stretches(file, record, stretches, buffer):

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from core import __version__
 from core.checkpoint.formats import read_index
 from core.checkpoint.opening import open_checkpoint
+from core.checkpoint.records import CatalogRecord
 from core.content import ContentCheck, target_starts
 from core.errors import CatalogError, CheckpointError, InputError, StorageError
 from core.keys import source_key
@@ -13,7 +15,8 @@ from core.manifest import Manifest, ShardRecord
 from core.plan import ConversionPlan
 from core.plan_file import load_plan, rebuild_plan
 from core.slices import Shape
-from core.storage.files import is_missing
+from core.storage.file_versions import is_only_touched, is_same_version
+from core.storage.files import is_missing, read_version, unless_missing
 from core.storage.urls import parse_url
 from core.target import Workspace
 from core.threads import in_threads
@@ -33,7 +36,7 @@ class SourceComparison:
 
     def __init__(self, workspace: Workspace, manifest: Manifest) -> None:
         self._target = str(workspace.directory)
-        self._plan = _plan_of(workspace, manifest)
+        self._plan = _with_current_versions(_plan_of(workspace, manifest))
         self._content = ContentCheck(self._plan)
         self._lock = threading.Lock()
         self.source_bytes = self._content.source_bytes()
@@ -105,3 +108,21 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
             f"{workspace.directory}: has no plan beside it, which would say what its values are to be compared with; "
             "`--level checksum` needs none"
         ) from error
+
+
+def _with_current_versions(plan: ConversionPlan) -> ConversionPlan:
+    """The plan, with source files as they are if nothing but their change time is another than it was.
+
+    Values are compared, so it does not matter what was done to the files. Earlier versions recorded no change time.
+    """
+    catalog = plan.inputs.catalog
+    records = {rank: _with_current_version(record) for rank, record in catalog.records.items()}
+    return ConversionPlan(replace(plan.inputs, catalog=replace(catalog, records=records)), plan.match)
+
+
+def _with_current_version(record: CatalogRecord) -> CatalogRecord:
+    location = parse_url(record.location)
+    found = unless_missing(lambda: read_version(location)) if location.is_local else None
+    if found is None or not (is_only_touched(record.version, found) or is_same_version(record.version, found)):
+        return record
+    return replace(record, version=found)

@@ -12,6 +12,7 @@ from core.checkpoint.records import CatalogRecord
 from core.errors import CatalogError
 from core.keys import source_key
 from core.plan import ConversionPlan
+from core.storage.file_versions import difference_text
 from core.storage.files import SourceFile, open_source
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
@@ -120,7 +121,8 @@ def _open_unchanged(record: CatalogRecord, location: Location) -> SourceFile:
     if source.version != record.version:
         source.close()
         raise CatalogError(
-            f"rank_{record.rank}: {record.location} changed while it was being converted (it was {record.version}, "
-            f"it is {source.version}). Start the conversion again when nothing writes to the source any more"
+            f"rank_{record.rank}: {record.location} changed while it was being converted "
+            f"({difference_text(record.version, source.version)}). Start the conversion again when nothing writes to "
+            "the source any more"
         )
     return source

@@ -25,7 +25,8 @@ from core.manifest import PLAN_NAME
 from core.plan_file import load_sources
 from core.progress import current_progress
 from core.retry import paused
-from core.storage.files import SourceFile, open_source, unless_missing
+from core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
+from core.storage.files import SourceFile, read_version, unless_missing
 from core.storage.publishing import STATE_DIRECTORY
 from core.storage.requests import at_once
 from core.storage.stamps import Stamp, read_stamps
@@ -209,30 +210,32 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
     others = _other_files(files, load_sources(plan_url, manifest.identity, manifest.plan_digest).records)
     if others:
         raise TargetError(
-            f"{target}: was converted from other files: {others[0]} was saved after that, or is another job's. Convert "
-            f"step {target.name} with --overwrite, or move its conversion away, or name another target"
+            f"{target}: was converted from other files: {others[0]}. Convert step {target.name} with --overwrite, or "
+            "move its conversion away, or name another target"
         )
     return True
 
 
-def _other_files(files: Files, converted: Mapping[int, CatalogRecord]) -> list[Location]:
-    """Files that are not what was converted; those that are gone meanwhile do not matter."""
+def _other_files(files: Files, converted: Mapping[int, CatalogRecord]) -> list[str]:
+    """Files that are not what was converted, and why not; those that are gone meanwhile do not matter."""
     known = {rank: location for rank, location in files.items() if rank in converted}
     versions = at_once(_version, known.values())
     return [
-        location
+        f"{location} {_other_text(str(location), version, converted[rank])}"
         for (rank, location), version in zip(known.items(), versions, strict=True)
-        if version is not None and (str(location), version) != (converted[rank].location, converted[rank].version)
+        if version is not None
+        and not (str(location) == converted[rank].location and is_same_version(converted[rank].version, version))
     ]
 
 
-def _version(location: Location) -> str | None:
-    def look() -> str:
-        file = open_source(location)
-        file.close()
-        return file.version
+def _other_text(location: str, version: str, converted: CatalogRecord) -> str:
+    if location == converted.location and is_only_touched(converted.version, version):
+        return f"is {TOUCHED}"
+    return "was saved after that, or is another job's"
 
-    return unless_missing(look)
+
+def _version(location: Location) -> str | None:
+    return unless_missing(lambda: read_version(location))
 
 
 def _left_note(seen: SeenStep) -> str:

@@ -11,7 +11,7 @@ anything else                                   refuse                      refu
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from functools import cached_property
 import xxhash
 
 from core.checkpoint.patterns import Lies, lies
+from core.checkpoint.records import CatalogRecord
 from core.errors import (
     CheckpointError,
     InputError,
@@ -41,10 +42,11 @@ from core.manifest import (
     with_plan,
 )
 from core.plan import ConversionPlan
-from core.plan_file import dump_plan, plan_identity
+from core.plan_file import dump_plan, load_sources, plan_identity
 from core.progress import current_progress
 from core.request import VerifyLevel
 from core.sealing import keyed_digest, seal, unseal
+from core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from core.storage.files import (
     find_files,
     kind_of,
@@ -269,6 +271,7 @@ class Target:
             raise TargetError(
                 f"{self.final}: an unfinished conversion by another plan, or of a source that has changed since, is in "
                 f"{self.workspace.directory}. Finish that one, or pass --overwrite to discard it"
+                f"{self._touched_text(self.workspace)}"
             )
         names = set(list_names(self.final))
         if not self.final.is_local:  # the leases stand there even before anything is begun
@@ -285,7 +288,10 @@ class Target:
                 f"Name another target, or move that away{later}"
             )
         if not self.overwrite:
-            raise TargetError(f"{self.final}: is not empty. Name another target, or pass --overwrite to replace it")
+            touched = self._touched_text(Workspace(self.final, ""))
+            raise TargetError(
+                f"{self.final}: is not empty. Name another target, or pass --overwrite to replace it{touched}"
+            )
 
     def check_nothing_foreign(self) -> None:
         """Makes sure that the finished target's rank folders hold just its files.
@@ -417,6 +423,19 @@ class Target:
                 return None
             raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
 
+    def _touched_text(self, other: Workspace) -> str:
+        """What to add about another plan's work, if it was made from this one's source, of which files were touched."""
+        try:
+            theirs = load_sources(other.plan_url, read_identity(other.state) or "").records
+        except (InputError, StorageError):  # whatever is there is in the way
+            return ""
+        file = _touched_file(self.plan.inputs.catalog.records, theirs)
+        if file is None:
+            return ""
+        is_final = other.directory.path == self.final.path
+        advice = f"; reshard verify {self.final} --level content compares the values" if is_final else ""
+        return f" (it was made from the same source, of which {file} is {TOUCHED}{advice})"
+
     @property
     def is_mended_in_place(self) -> bool:
         """Whether files are written where the finished target is, so that removing the workspace would remove that."""
@@ -527,6 +546,22 @@ def check_new_file(location: Location, source: Location, overwrite: bool) -> Non
         raise InputError(f"{location}: is a directory; name the file to be written")
     if not overwrite and kind is not None:
         raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
+
+
+def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, CatalogRecord]) -> str | None:
+    """A source file, if files have other change times than before, and nothing else of any of them differs."""
+    touched = None
+    if mine.keys() != theirs.keys():
+        return None
+    for rank, record in mine.items():
+        known, found = theirs[rank].version, record.version
+        if is_only_touched(known, found):
+            touched = record.location
+        elif not is_same_version(known, found):
+            return None
+        if theirs[rank].location != record.location:
+            return None
+    return touched
 
 
 def _check_place(final: Location) -> None:

@@ -19,6 +19,7 @@ from core.progress import current_progress
 from core.runtime.local_files import check_regular, is_irregular, open_regular
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
+from core.storage.file_versions import local_version, remote_version
 from core.storage.joined import JoinedFile, parts_of
 from core.storage.requests import at_once, requested
 from core.storage.uploads import Buffer, Upload, takes_parts
@@ -35,7 +36,7 @@ class SourceFile(Protocol):
     location: Location
     size_bytes: int
     version: str
-    """Changes whenever the content does: modification time and size, or the object's etag."""
+    """Changes whenever the content does; see `core.storage.file_versions`."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from the bytes at `offset`.
@@ -78,6 +79,17 @@ def open_source(location: Location) -> SourceFile:
         return _RemoteSource(location)
 
 
+def read_version(location: Location) -> str:
+    """The version of a file.
+
+    Raises:
+        StorageError: it does not exist or cannot be opened.
+    """
+    file = open_source(location)
+    file.close()
+    return file.version
+
+
 def _open_joined(location: Location, parts: Sequence[Location]) -> SourceFile:
     opened: list[SourceFile] = []
     try:
@@ -96,7 +108,7 @@ class _LocalSource:
         self._file = io.FileIO(self._descriptor)
         status = os.fstat(self._descriptor)
         self.size_bytes = status.st_size
-        self.version = _local_version(status)
+        self.version = local_version(status)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         position = offset
@@ -128,7 +140,7 @@ class _RemoteSource:
         if info["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         self.size_bytes = int(info["size"])
-        self.version = _remote_version(info)
+        self.version = remote_version(info)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         buffer[:] = self._read((offset, len(buffer)))
@@ -158,17 +170,6 @@ class _RemoteSource:
 
 def _ended_early(location: Location, offset: int) -> CheckpointError:
     return CheckpointError(f"{location}: ends at byte {offset}, earlier than it should: truncated or changed")
-
-
-def _local_version(status: os.stat_result) -> str:
-    return f"{status.st_size}-{status.st_mtime_ns}"
-
-
-def _remote_version(info: dict[str, Any]) -> str:
-    for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created"):
-        if info.get(key):
-            return f"{info['size']}-{str(info[key]).strip(chr(34))}"
-    return str(info["size"])
 
 
 class OutputFile(Protocol):

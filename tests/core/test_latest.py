@@ -141,12 +141,23 @@ def test_what_is_gone_of_a_converted_step_does_not_matter(source: Path, target: 
     assert taken(convert_latest(latest_request(source, target))) == ("nothing new", "1_9")
 
 
+def test_a_file_that_was_touched_since_its_step_was_converted_is_told(source: Path, target: Path) -> None:
+    save_step(source, "1_9")
+    convert_latest(latest_request(source, target))
+    assert taken(convert_latest(latest_request(source, target))) == ("nothing new", "1_9")
+    file_of(source, "1_9", 2).chmod(0o600)
+    file_of(source, "1_9", 2).chmod(0o640)
+    message = r"was converted from other files: .* is of the same size and modification time, but changed since: it was"
+    with pytest.raises(TargetError, match=message):
+        convert_latest(latest_request(source, target))
+
+
 def test_a_converted_step_whose_plan_is_damaged_is_told(source: Path, target: Path) -> None:
     save_step(source, "1_9")
     convert_latest(latest_request(source, target))
     load_sources.cache_clear()
     (target / "1_9/.reshard/plan.json.gz").write_bytes(b"")
-    with pytest.raises(TargetError, match="plan.json.gz: not a readable plan"):
+    with pytest.raises(TargetError, match="plan.json.gz: is not the plan that was written"):
         convert_latest(latest_request(source, target))
 
 

@@ -137,7 +137,7 @@ def test_the_version_changes_with_the_content(file: Location) -> None:
     assert version_of(file) != first
 
 
-def test_the_version_of_a_local_file_is_its_time_and_size(tmp_path: Path) -> None:
+def test_the_version_of_a_local_file_is_its_times_and_size(tmp_path: Path) -> None:
     path = tmp_path / "f"
     versions = set()
     for data, time_ns in ((b"ab", 10), (b"cd", 11), (b"abc", 10)):
@@ -145,6 +145,16 @@ def test_the_version_of_a_local_file_is_its_time_and_size(tmp_path: Path) -> Non
         os.utime(path, ns=(time_ns, time_ns))
         versions.add(version_of(parse_url(str(path))))
     assert len(versions) == 3
+
+
+def test_a_file_that_was_rewritten_with_its_old_modification_time_has_another_version(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"ab")
+    status, before = path.stat(), version_of(parse_url(str(path)))
+    while path.stat().st_ctime_ns == status.st_ctime_ns:  # clocks of file systems tick every few milliseconds
+        path.write_bytes(b"cd")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert version_of(parse_url(str(path))) != before
 
 
 class StoreWithEtags(fsspec.AbstractFileSystem):  # type: ignore[misc]
