@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.checkpoint_config import CheckpointConfig
+
 KEY = b"0123456789abcdef"
 KEY_NAME = "env:CHECKPOINT_KEY"
 
@@ -13,6 +15,7 @@ class Rule:
 
     Attributes:
         given: keyword arguments of MindSpore's; reshard is given `KEY_NAME` in place of `KEY`.
+        positional: those in front.
         refused: the builtin type of the exception that MindSpore raises; empty: none.
         message: part of what reshard says; empty: it takes them.
         kept: MindSpore's keep_checkpoint_max and keep_checkpoint_per_n_minutes, None being 0.
@@ -26,7 +29,22 @@ class Rule:
     kept: tuple[int, int] = (5, 0)
     info: dict[str, Any] = field(default_factory=dict)
     differs: str = ""
+    positional: tuple[Any, ...] = ()
 
+
+def configured(rule: Rule) -> CheckpointConfig:
+    """What reshard makes of the arguments."""
+    positional: Any = [KEY_NAME if value is KEY else value for value in rule.positional]
+    named: Any = {name: KEY_NAME if value is KEY else value for name, value in rule.given.items()}
+    return CheckpointConfig(*positional, **named)
+
+
+PROPERTIES = (
+    *("save_checkpoint_steps", "save_checkpoint_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
+    *("integrated_save", "async_save", "saved_network", "enc_mode", "crc_check", "format", "append_dict"),
+    *("map_param_inc", "exception_save", "remove_redundancy", "enable_redundance"),
+)
+"""What both have; `enc_key` is a key there, and the name of one here."""
 
 _ONLY_CKPT = "format='safetensors' excludes enc_key and enc_mode"
 _NO_CRC = "format='safetensors' excludes crc_check, as in MindSpore's CheckpointConfig"
@@ -82,5 +100,20 @@ RULES = [
     Rule({"append_info": [{"a": [1]}]}, "TypeError", "'a' is of type list, not a number, a bool or a text"),
     Rule({"append_info": [{1: 1}]}, "TypeError", "valid string"),
     Rule({"append_info": "epoch_num"}, "TypeError", "must be a dict, or a list that may hold one"),
+    Rule({}, positional=(10, 0, 3, 0, True, False, None, [{"a": 1}], KEY, "AES-CBC"), kept=(3, 0), info={"a": 1}),
+    Rule({}, positional=(0, 60, 0, 10, False, "thread"), kept=(0, 10)),
+    Rule({}, positional=(5, 4, 0, 0), kept=(1, 0)),
+    Rule({}, positional=(None, None, None, 7), kept=(0, 7)),
+    Rule({"exception_save": True, "async_save": "process", "incremental": True, "enable_redundance": True}),
+    Rule({"save_checkpoint_steps": 0, "keep_checkpoint_max": 0}, "ValueError", "cannot all be None or 0"),
+    Rule({"save_checkpoint_steps": "1"}, "TypeError", "save_checkpoint_steps"),
+    Rule({"save_checkpoint_seconds": -1}, "ValueError", "greater than or equal to 0"),
+    Rule({"integrated_save": 1}, "TypeError", "integrated_save"),
+    Rule({"async_save": "x"}, "ValueError", "async_save"),
+    Rule({"exception_save": 1}, "TypeError", "exception_save"),
+    Rule({"saved_network": 5}, "TypeError", "must be None or a dict of arrays, not int"),
+    Rule({"exception_save": True, "format": "safetensors"}, "ValueError", "excludes exception_save and incremental"),
+    Rule({"incremental": True, "format": "safetensors"}, "ValueError", "excludes exception_save and incremental"),
+    Rule({"foo": 1}, message="foo", differs="MindSpore passes over arguments that it does not know"),
     Rule({"append_info": {"a": 1}}, "TypeError", info={"a": 1}, differs="a dict says the same as a list of it"),
 ]

@@ -7,7 +7,7 @@ from typing import Any
 from core.convert import convert
 from core.info_texts import InfoValue, format_info
 from core.request import build_request
-from tests.conformance.checkpoint_config_rules import RULES, Rule
+from tests.conformance.checkpoint_config_rules import PROPERTIES, RULES, Rule, configured
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import Contents, read_rank
 
@@ -39,7 +39,9 @@ def check_crc_and_information(judge: Judge, directory: Path) -> list[str]:
     for format in ("ckpt", "safetensors"):
         problems += _check_format(judge, directory / format, format)
     for rule in RULES:
-        problems += [f"CheckpointConfig({rule.given}): {problem}" for problem in _check_rule(judge, rule)]
+        problems += [
+            f"CheckpointConfig({rule.positional}, {rule.given}): {problem}" for problem in _check_rule(judge, rule)
+        ]
     return problems
 
 
@@ -95,8 +97,18 @@ def _load(judge: Judge, path: Path, *, crc_check: bool = True) -> dict[str, Any]
 
 def _check_rule(judge: Judge, rule: Rule) -> list[str]:
     """Whether MindSpore does what the table says."""
-    found = judge.configure(repr(rule.given))
+    found = judge.configure(repr((rule.positional, rule.given)), PROPERTIES)
     if rule.refused:
         return [] if found.get("error") == rule.refused else [f"{found}, not a {rule.refused}"]
-    want = {"kept": rule.kept, "info": rule.info}
-    return [] if found.get("value") == want else [f"{found}, not {want}"]
+    want: dict[str, Any] = {"kept": rule.kept, "info": rule.info}
+    properties = found.get("value", {}).pop("properties", {})
+    lines = [] if found.get("value") == want else [f"{found}, not {want}"]
+    if not rule.message and not rule.differs:
+        config = configured(rule)
+        ours = {name: getattr(config, name) for name in PROPERTIES} | {"policy": config.get_checkpoint_policy()}
+        lines += [
+            f"{name} is {ours.get(name)!r}, MindSpore's {value!r}"
+            for name, value in properties.items()
+            if value != ours.get(name)
+        ]
+    return lines

@@ -87,14 +87,16 @@ def call(directory: str, function: str, arguments: str) -> str:
         os.chdir(before)
 
 
-def configure(arguments: str) -> str:
-    """What CheckpointConfig makes of its arguments (a dict), or raises; all are Python's literals."""
+def configure(arguments: str, properties: list[str]) -> str:
+    """What CheckpointConfig makes of its arguments (a list and a dict), or raises; all are Python's literals."""
+    positional, named = ast.literal_eval(arguments)
     try:
-        config = mindspore.train.CheckpointConfig(**ast.literal_eval(arguments))
+        config = mindspore.train.CheckpointConfig(*positional, **named)
     except Exception as error:
         return repr({"error": type(error).__name__, "message": str(error)})
     kept = (config.keep_checkpoint_max or 0, config.keep_checkpoint_per_n_minutes or 0)
-    return repr({"value": {"kept": kept, "info": config.append_dict or {}}})
+    found = {name: getattr(config, name) for name in properties} | {"policy": config.get_checkpoint_policy()}
+    return repr({"value": {"kept": kept, "info": config.append_dict or {}, "properties": found}})
 
 
 def signatures(functions: list[str]) -> dict[str, list[list[str]]]:

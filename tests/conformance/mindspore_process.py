@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -78,9 +78,11 @@ class Judge:
         )
         return answer
 
-    def configure(self, arguments: str) -> dict[str, Any]:
+    def configure(self, arguments: str, properties: Sequence[str]) -> dict[str, Any]:
         """What CheckpointConfig makes of its arguments; see `judge.configure`."""
-        answer: dict[str, Any] = ast.literal_eval(self._ask("configure", arguments=arguments))
+        answer: dict[str, Any] = ast.literal_eval(
+            self._ask("configure", arguments=arguments, properties=list(properties))
+        )
         return answer
 
     def signatures(self, functions: list[str]) -> dict[str, list[list[str]]]:
