@@ -26,6 +26,7 @@ from core.keys import Key
 from core.request import TargetLayout, VerifyLevel
 from core.sealing import is_sealed, seal, unseal
 from core.unified_names import is_index_name, is_unified_name
+from core.wording import printable
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
@@ -215,9 +216,9 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
         return manifest
     if key is None or key.mode != manifest.encryption:
         named = "" if key is None else f", not with {key.mode}"
+        mode = printable(manifest.encryption)
         raise InputError(
-            f"{origin}: is encrypted with {manifest.encryption}{named}: name its key with --decrypt-key, and "
-            f"--decrypt-mode {manifest.encryption}"
+            f"{origin}: is encrypted with {mode}{named}: name its key with --decrypt-key, and --decrypt-mode {mode}"
         )
     try:
         sealed = base64.b64decode(manifest.sealed, validate=True)

@@ -17,6 +17,7 @@ from core.plan import ConversionPlan
 from core.storage.files import read_small_file
 from core.storage.urls import Location
 from core.unified_names import OTHERS_NAME, index_name
+from core.wording import printable
 
 
 @dataclass(frozen=True)
@@ -91,5 +92,5 @@ def places_problem(directory: Location, index: IndexSummary, records: Iterable[S
             said = weights.pop(parameter.name, None) if parameter.dtype != TEXT.name else record.file
             if said != record.file:
                 told = f"is in {said}" if said else "is nowhere"
-                return f"{location}: says that parameter {parameter.name!r} {told}, it is in {record.file}"
+                return f"{location}: says that parameter {parameter.name!r} {told}, it is in {printable(record.file)}"
     return f"{location}: names {next(iter(weights))!r}, which is in no file" if weights else None

@@ -56,9 +56,12 @@ def _tidied(record: logging.LogRecord) -> bool:
     if message == _CANCELLED_RUN or (record.name == "prefect.task_runs" and _ENDED_WITH_ITS_RUN.match(message)):
         return False
     record.msg, record.args = printable_lines(scrubbed(message)), ()
+    if record.exc_info:
+        record.exc_text = printable_lines(scrubbed(_TRACES.formatException(record.exc_info)))
     return True
 
 
+_TRACES = logging.Formatter()
 _CANCELLED_RUN = "Finished in state Running()"
 """Of a cancelled run, which its worker makes Cancelled a moment later; it was called cancelled in the line before."""
 _ENDED_WITH_ITS_RUN = re.compile(

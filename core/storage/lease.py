@@ -30,6 +30,7 @@ from core.storage.claims import claimed_while
 from core.storage.failures import mapped_errors
 from core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
 from core.storage.urls import Location
+from core.wording import printable
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS
@@ -73,7 +74,8 @@ class LeaseHolder:
     plan: str = ""
 
     def __str__(self) -> str:
-        return f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {self.started})"
+        told = f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {self.started})"
+        return printable(told)  # another one's lease may say anything
 
 
 def new_holder(ranks: Sequence[int], plan: str = "") -> LeaseHolder:

@@ -106,7 +106,8 @@ def test_the_trace_of_a_bug_is_kept_whatever_is_in_it(reshard: Command, monkeypa
     shown = reshard("inspect", "/x")
     assert shown.code == 70
     assert is_text(shown.err)
-    kept = Path(re.search(r"\S+reshard-error-\S+\.txt", shown.err)[0]).read_text(encoding="utf-8")
+    (file,) = re.findall(r"\S+reshard-error-\S+\.txt", shown.err)
+    kept = Path(file).read_text(encoding="utf-8")
     assert "KeyError" in kept
     assert "hunter2" not in kept + shown.err
 
@@ -116,3 +117,19 @@ def test_a_request_that_json_could_not_hold_is_refused(reshard: Command, tmp_pat
     assert refused.code == 2
     assert is_text(refused.err)
     assert json.dumps(refused.err)
+
+
+def test_what_a_manifest_of_others_says_is_shown_as_text(reshard: Command, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    assert reshard("convert", FOUR_TO_THREE.directory / "src", target, *STRATEGIES, "--engine", "direct").code == 0
+    file = target / ".reshard" / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest |= {"source": NAME, "writer": NAME, "notes": [NAME], "dropped": [NAME], "created": NAME, "format": NAME}
+    file.write_text(json.dumps(manifest))
+    for command in ("inspect", "verify"):
+        shown = reshard(command, target)
+        assert is_text(shown.out + shown.err), command
+    assert re.search(rf"\nfrom +{re.escape(SHOWN)}\n", reshard("inspect", target).out)
+    file.write_text(json.dumps(manifest | {"encryption": NAME, "sealed": "eA=="}))
+    refused = reshard("verify", target)
+    assert f"is encrypted with {SHOWN}: name its key" in refused.err

@@ -1,16 +1,19 @@
 """Runs of the deployments, as they are started from the server's pages, and what is seen of them there."""
 
 import logging
+import re
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterId,
 )
+from prefect.client.schemas.objects import Log
 from prefect.exceptions import PrefectHTTPStatusError
 
 from cli.main import run
@@ -58,9 +61,18 @@ def test_a_failed_run_tells_why_and_can_be_retried(server: PrefectServer, demo: 
 
 
 def _check_quiet(server: PrefectServer, run_id: UUID) -> None:
-    logs = until(lambda: logs_of(server, run_id), "no logs", 20)
+    """The log has a line for each rank and phase, and of Prefect's own hardly any."""
+    wanted = {(rank, phase) for rank in range(4) for phase in ("written", "checked")}
+
+    def all_told() -> list[Log]:
+        logs = logs_of(server, run_id)
+        told = [re.search(r"Completed\('rank (\d): (.*)'", log.message) for log in logs]
+        there = {(int(each[1]), "checked" if "read back" in each[2] else "written") for each in told if each}
+        return logs if there == wanted else []
+
+    logs = until(all_told, "not a line for each rank and phase", 20)
     assert not [log.message for log in logs if log.level > logging.INFO]
-    assert len(logs) < 12, [log.message for log in logs]
+    assert len(logs) < 24, [log.message for log in logs]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +84,34 @@ def test_wrong_parameters_are_refused_by_name(
 ) -> None:
     with pytest.raises(PrefectHTTPStatusError, match=f"field '{named}'"):
         start_run(server, CONVERT, demo.parameters(tmp_path / "target", **wrong))
+
+
+@pytest.mark.parametrize(
+    ("deployment", "field"), [(CONVERT, "target"), ("verify-checkpoint/verify", "target"), (CONVERT, "source_storage")]
+)
+def test_a_run_is_not_even_made_for_a_relative_path(
+    server: PrefectServer, demo: Demo, tmp_path: Path, deployment: str, field: str
+) -> None:
+    relative = "file:out" if "storage" in field else "out"
+    right = demo.parameters(tmp_path / "target") if deployment == CONVERT else {"target": str(tmp_path)}
+    with pytest.raises(PrefectHTTPStatusError, match=f"field '{field}'"):
+        start_run(server, deployment, right | {field: relative})
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_scheduled_run_with_a_relative_target_fails_at_once_and_names_the_field(
+    server: PrefectServer, demo: Demo, tmp_path: Path
+) -> None:
+    deployment = server.client.read_deployment_by_name(CONVERT)
+    # parameters of schedules are held against no schema
+    server.client.update_deployment(deployment.id, DeploymentUpdate(enforce_parameter_schema=False))
+    try:
+        run_id = start_run(server, CONVERT, demo.parameters(tmp_path / "target") | {"target": "out"})
+    finally:
+        server.client.update_deployment(deployment.id, DeploymentUpdate(enforce_parameter_schema=True))
+    ended = await_run(server, run_id, "Failed")
+    assert ended.state
+    assert str(ended.state.message).startswith("Target 'out': a relative path, but a deployed run works in a directory")
 
 
 def test_what_is_required_cannot_be_left_out(server: PrefectServer) -> None:

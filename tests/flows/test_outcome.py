@@ -1,7 +1,6 @@
 """What Prefect logs of runs and tasks, as reshard leaves it."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,20 +12,19 @@ class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.told: list[str] = []
+        self.formatted: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.told.append(record.getMessage())
+        self.formatted.append(self.format(record))
 
 
 @pytest.fixture
-def lines() -> Iterator[Lines]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     handler = Lines()
-    loggers = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    yield handler
-    for logger in loggers:
-        logger.removeHandler(handler)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [handler])
+    return handler
 
 
 def test_log_lines_and_state_messages_are_printable_and_hold_no_secrets(lines: Lines) -> None:
@@ -37,10 +35,22 @@ def test_log_lines_and_state_messages_are_printable_and_hold_no_secrets(lines: L
     assert lines.told == ["b\\x1b[2J\\r of s3://…@b"] * 2
 
 
+def test_the_stack_trace_of_a_bug_is_printable_too(lines: Lines) -> None:
+    failed(InputError("no"))
+    try:
+        raise KeyError("a\x1b https://h/x?token=hunter2")
+    except KeyError:
+        logging.getLogger("prefect.flow_runs").exception("Encountered exception")
+    (line,) = lines.formatted
+    assert "Traceback" in line
+    assert "hunter2" not in line
+    assert all(each.isprintable() for each in line.split("\n"))
+
+
 def test_a_cancelled_run_is_called_neither_running_nor_its_tasks_failed(lines: Lines) -> None:
     failed(InputError("no"))
-    logging.getLogger("prefect.flow_runs").info("Flow run was cancelled.")
-    logging.getLogger("prefect.flow_runs").info("Finished in state Running()")
+    logging.getLogger("prefect.flow_runs").error("Flow run was cancelled.")
+    logging.getLogger("prefect.flow_runs").error("Finished in state Running()")
     tasks = logging.getLogger("prefect.task_runs")
     tasks.error("Finished in state Cancelled('stopped')")
     tasks.error("Crash detected! Execution was aborted by a termination signal.")

@@ -213,9 +213,8 @@ def is_shown(page: str) -> str:
 
 def test_names_are_shown_as_text_and_never_as_markdown(report: ConversionReport) -> None:
     text = printable(HOSTILE)
-    page = report_page(
-        report.model_copy(update={"source": HOSTILE, "target": HOSTILE, "notes": (HOSTILE, "# no head")})
-    )
+    hostile = {"source": HOSTILE, "target": HOSTILE, "notes": (HOSTILE, "# no head")}
+    page = report_page(report.model_copy(update=hostile))
     shown = is_shown(page)
     assert f"\n{text}\n" in shown
     assert "# no head" in shown

@@ -5,6 +5,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect import Task
@@ -155,6 +156,6 @@ def test_a_task_that_is_told_to_stop_is_cancelled_and_did_not_fail(tmp_path: Pat
         progress = RunProgress(SilentProgress(), threading.Event())
         progress.stop()
         with reporting_to(progress):
-            ended: State[object] = transform_rank.fn(Assignment.of(session), 0, (0,))
+            ended: State[Any] = transform_rank.fn(Assignment.of(session), 0, (0,))
     assert ended.is_cancelled()
     assert isinstance(ended.data, StoppedError)

@@ -15,7 +15,15 @@ import pytest
 from core.errors import StorageError, TargetBusyError, TargetError
 from core.storage.claims import check_claim
 from core.storage.files import copy_file, write_bytes, write_file
-from core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
+from core.storage.lease import (
+    LeaseHolder,
+    exclusive,
+    held_lease,
+    living_holders,
+    new_holder,
+    parse_holder,
+    remove_place,
+)
 from core.storage.onlooking import seen_holders
 from core.storage.urls import Location, parse_url
 
@@ -490,3 +498,9 @@ def test_looking_at_leases_waits_for_no_pipe(local: Location) -> None:
     os.mkfifo(local.child("0123abcd.json").path)
     with pytest.raises(StorageError, match="a pipe, not a regular file"):
         seen_holders(local)
+
+
+def test_whoever_holds_a_lease_is_told_of_on_one_line() -> None:
+    fields = {"run": "1", "host": "h\nreshard: done", "user": "u\x1b[2J", "process": 7, "started": "", "ranks": [0]}
+    told = str(parse_holder(json.dumps(fields).encode(), "here"))
+    assert told == "run 1 of u\\x1b[2J on h\\nreshard: done (process 7, since )"
