@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.runtime.texts import utf8_text
 from core.secrets import scrubbed
 from core.wording import printable, printable_lines
 
@@ -37,12 +36,18 @@ def print_error(message: str) -> None:
 
 
 def print_json(document: "BaseModel | dict[str, Any]") -> None:
-    """A result as JSON on stdout."""
+    """A result as JSON on stdout, with JSON's own escapes for what a terminal would act on."""
     if isinstance(document, dict):
-        # a file's name that is no text is told as JSON's own escapes
-        click.echo(utf8_text(json.dumps(document, indent=2, ensure_ascii=False)))
+        text = json.dumps(document, indent=2, ensure_ascii=False)
     else:
-        click.echo(document.model_dump_json(indent=2))
+        text = document.model_dump_json(indent=2)
+    click.echo("\n".join(map(_json_line, text.split("\n"))))
+
+
+def _json_line(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

@@ -493,11 +493,17 @@ def record_digest(record: ShardRecord) -> str:
 
 
 def check_apart(source: Location, final: Location) -> None:
-    """Makes sure that source and target are not inside each other; the source may be a pattern with `{rank}`.
+    """Makes sure that source and target are apart, and that records can hold the target's name.
+
+    The source may be a pattern with `{rank}`.
 
     Raises:
-        TargetError: they are.
+        TargetError: they are, or cannot.
     """
+    try:
+        final.path.encode()
+    except UnicodeEncodeError as error:
+        raise TargetError(f"{final}: its name is not UTF-8 text; name another target") from error
     if not same_storage(source.fs, final.fs):
         return
     for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):

@@ -76,7 +76,13 @@ def test_a_conversion_and_what_follows_it_show_names_as_text(reshard: Command, s
 
 
 def test_json_has_names_as_they_are(reshard: Command, source: Path) -> None:
-    assert reshard("inspect", source, "--json").json["url"] == str(source)
+    shown = reshard("inspect", source, "--json")
+    assert shown.json["url"] == str(source)
+    odd = source.with_name("c1\x9b\u202e\U000e0001\udcff")
+    source.rename(odd)
+    shown = reshard("inspect", odd, "--json")
+    assert shown.json["url"] == str(odd)
+    assert is_text(shown.out)
 
 
 def test_a_page_has_names_as_text(reshard: Command, source: Path, tmp_path: Path) -> None:
@@ -117,6 +123,15 @@ def test_a_request_that_json_could_not_hold_is_refused(reshard: Command, tmp_pat
     assert refused.code == 2
     assert is_text(refused.err)
     assert json.dumps(refused.err)
+
+
+def test_a_target_that_records_could_not_name_is_refused_before_it_is_written(reshard: Command, tmp_path: Path) -> None:
+    target = tmp_path / "a\udcff.json"
+    strategy = FOUR_TO_THREE.directory / "src_strategy.ckpt"
+    refused = reshard("merge-strategy", strategy, target)
+    assert refused.code == 2
+    assert f"{tmp_path}/a\\udcff.json: its name is not UTF-8 text; name another target" in refused.err
+    assert not target.exists()
 
 
 def test_what_a_manifest_of_others_says_is_shown_as_text(reshard: Command, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -93,6 +94,33 @@ def test_leaves_plan_summary_and_a_table_of_the_ranks(target: Path) -> None:
     assert [row["rank"] for row in rows] == list(range(12))
     files = [target / row["file"] for row in rows]
     assert [row["size_bytes"] for row in rows] == [file.stat().st_size for file in files]
+
+
+def test_names_of_files_are_text_in_all_that_a_run_leaves(tmp_path: Path) -> None:
+    name = "a\x1b[2J\n![x](evil)|<b>"
+    source = tmp_path / name
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    for folder in source.glob("rank_*"):
+        (file,) = folder.iterdir()
+        # no text in UTF-8 either
+        file.rename(folder / f"{name}\udcff{folder.name.removeprefix('rank_')}{file.suffix}")
+    target = tmp_path / f"{name}-out"
+    run = converted(FOUR_TO_THREE.request(target, source=str(source)))
+    assert run.state.is_completed()
+    assert read_tree(target) == FOUR_TO_THREE.want
+    shown = "a\\x1b[2J\\n![x](evil)|<b>"
+    assert run.told.name == f"convert {tmp_path.name}/{shown} -> {tmp_path.name}/{shown}-out"
+    pages = [run.artifacts[key] for key in ("conversion-plan", "conversion-summary")]
+    for page in pages:
+        assert all(line.isprintable() for line in page.split("\n"))
+        assert f"| Target | `{tmp_path}/{shown.replace('|', chr(92) + '|')}-out` |" in page
+        assert "\n![x]" not in page
+
+    (source / "rank_1" / f"{name}\udcff1.ckpt").write_bytes(b"\x0a\xff\xff\xff")
+    failed = converted(FOUR_TO_THREE.request(tmp_path / "other", source=str(source)))
+    assert failed.told.state
+    assert f"/rank_1/{shown}\\udcff1.ckpt" in str(failed.told.state.message)
+    assert f"/rank_1/{shown}\\udcff1.ckpt" in failed.artifacts["conversion-summary"]
 
 
 def test_compares_the_values_with_the_sources(target: Path) -> None:
