@@ -5,6 +5,7 @@ Their address has the parts' numbers in braces, as a shell would expand it: `net
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from typing import Protocol
 
@@ -72,8 +73,9 @@ class JoinedFile:
 
     def close(self) -> None:
         """Gives the files back."""
-        for part in self.parts:
-            part.close()
+        with ExitStack() as closing:
+            for part in self.parts:
+                closing.callback(part.close)
 
     def _pieces(self, offset: int, length: int) -> list[tuple[int, int, int]]:
         """A range as (number of the part, offset in it, length); what is beyond the end is asked of the last part."""

@@ -117,6 +117,8 @@ def _check_entries(path: str, listing: Listing) -> bool:
         if inner is not None and entry.is_dir(follow_symlinks=False):
             found |= _check_entries(entry.path, inner)
         elif not entry.is_file(follow_symlinks=False) or not _is_known(entry.name, listing):
+            if not os.path.lexists(entry.path):  # removed in this moment, by the run that had written it
+                continue
             raise TargetError(
                 f"{entry.path}: is nothing that a conversion writes. A target is put together in the directory that it "
                 "is in, and what is there may be removed: move it away"

@@ -168,7 +168,8 @@ def check_room(location: Location, needed_bytes: int) -> None:
     existing = location.path
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
-    free_bytes = shutil.disk_usage(existing).free
+    with mapped_errors(location, "look for room"):
+        free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
         raise StorageError(
             f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free"

@@ -476,6 +476,10 @@ def test_a_list_that_cannot_be_read_is_an_error(handler: ExceptionHandler, monke
     monkeypatch.setenv(FAULT_RANKS_VARIABLE, str(tmp_path))
     with pytest.raises(InputError, match="the list of faulty ranks cannot be read: Is a directory"):
         handler._get_fault_npus()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv(FAULT_RANKS_VARIABLE, str(tmp_path / "pipe"))
+    with pytest.raises(InputError, match="the list of faulty ranks cannot be read: a pipe, not a regular file"):
+        handler._get_fault_npus()
 
 
 @pytest.mark.skipif(os.path.exists(MINDX_FAULT_RANKS_FILE), reason="a cluster's own list is there")

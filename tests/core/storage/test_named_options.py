@@ -1,6 +1,7 @@
 """Storage options by name: which URLs they open, where they come from, and that they are repeated nowhere."""
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -175,6 +176,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     missing = f"file:{tmp_path}/missing.json"
     assert str(refusal(missing)) == f"{missing}: cannot be read: No such file or directory"
     assert str(refusal(f"file:{tmp_path}")) == f"file:{tmp_path}: cannot be read: Is a directory"
+    os.mkfifo(tmp_path / "pipe")
+    assert str(refusal(f"file:{tmp_path}/pipe")).endswith("/pipe: cannot be read: a pipe, not a regular file")
+    (tmp_path / "large").write_bytes(b" " * (2**20 + 1))
+    assert str(refusal(f"file:{tmp_path}/large")).endswith("/large: cannot be read: has more than 1048576 bytes")
 
 
 def test_a_block_without_prefect() -> None:
