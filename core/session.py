@@ -580,6 +580,7 @@ def _is_sound(
         return False
     if record.file != plan.file_name(rank):
         if mends:
+            current_progress().note(f"{_called(plan, rank)} is done again: its record is of {record.file!r}")
             workspace.remove_record(rank)
         return False
     at_least = VerifyLevel.STRUCTURE if level is VerifyLevel.NONE else level

@@ -16,7 +16,7 @@ from core.plan import ConversionPlan
 from core.plan_file import load_plan, rebuild_plan
 from core.slices import Shape
 from core.storage.file_versions import is_only_touched, is_same_version
-from core.storage.files import is_missing, read_version, unless_missing
+from core.storage.files import has_no_file, is_missing, read_version, unless_missing
 from core.storage.urls import parse_url
 from core.target import Workspace
 from core.threads import in_threads
@@ -60,7 +60,7 @@ class SourceComparison:
             self._check_readable(source)
             found = in_threads(lambda rank: self._content.source_parts(rank, advance), ranks, workers, stop)
         except StorageError as error:
-            if not is_missing(error):
+            if not has_no_file(error):
                 raise
             raise InputError(f"{source}, which is not there any more: {advice}\n  {error}") from error
         except CatalogError as error:

@@ -530,7 +530,8 @@ def check_beside(final: Location) -> None:
     working = working_location(final)
     check_working(working, _STATE_LISTING)
     state = working.child(STATE_DIRECTORY)
-    if os.path.lexists(state.child(MANIFEST_NAME).path) and not os.path.lexists(state.child(IDENTITY_NAME).path):
+    # in this order: another run may give the directory its final name in between
+    if not os.path.lexists(state.child(IDENTITY_NAME).path) and os.path.lexists(state.child(MANIFEST_NAME).path):
         raise TargetError(
             f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
             "it away"

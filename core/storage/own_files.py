@@ -57,10 +57,9 @@ def check_working(directory: Location, state: Listing) -> None:
     folders = {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state}
     with mapped_errors(directory, "list it"):
         _check_directory(directory.path)
-        found = _check_entries(directory.path, Listing(is_unified_name, folders))
-        # files that a killed worker had begun may come after the directory was published
-        begun_by_nobody = found and not os.path.lexists(directory.child(STATE_DIRECTORY).path)
-        if begun_by_nobody and os.path.isdir(directory.path):
+        _check_entries(directory.path, Listing(is_unified_name, folders))
+        # those that a killed worker has only begun may come after the directory was published
+        if not os.path.lexists(directory.child(STATE_DIRECTORY).path) and _holds_files(directory.path):
             raise TargetError(
                 f"{directory}: holds checkpoint files, but no {STATE_DIRECTORY} of a conversion that would have "
                 "written them there. A target is put together there: move it away"
@@ -107,15 +106,13 @@ def _check_directory(path: str) -> None:
         raise TargetError(f"{path}: is not a directory, but has the name of one that a conversion makes: move it away")
 
 
-def _check_entries(path: str, listing: Listing) -> bool:
-    """Refuses what conversions do not write; True if there are whole files."""
-    found = False
+def _check_entries(path: str, listing: Listing) -> None:
     for entry in _entries(path):
         inner = listing.of_folder(entry.name)
         if entry.is_symlink():
             raise _link(entry.path)
         if inner is not None and entry.is_dir(follow_symlinks=False):
-            found |= _check_entries(entry.path, inner)
+            _check_entries(entry.path, inner)
         elif not entry.is_file(follow_symlinks=False) or not _is_known(entry.name, listing):
             if not os.path.lexists(entry.path):  # removed in this moment, by the run that had written it
                 continue
@@ -123,9 +120,12 @@ def _check_entries(path: str, listing: Listing) -> bool:
                 f"{entry.path}: is nothing that a conversion writes. A target is put together in the directory that it "
                 "is in, and what is there may be removed: move it away"
             )
-        else:
-            found |= listing.is_file(entry.name)
-    return found
+
+
+def _holds_files(path: str) -> bool:
+    """Whether a directory, or one in it, holds whole checkpoint files."""
+    names = (name for _, _, names in os.walk(path) for name in names)
+    return any(not is_temporary(name) and not name.startswith(_OF_FILE_SYSTEMS) for name in names)
 
 
 def _is_known(name: str, listing: Listing) -> bool:

@@ -75,6 +75,25 @@ def test_a_manifest_that_was_replaced(bounded: Callable[..., Any], converted: Pa
     assert bounded("verify", converted).code == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("file", ["model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+def test_a_unified_targets_file_that_was_replaced_is_mended(
+    bounded: Callable[..., Any], tmp_path: Path, kind: str, file: str
+) -> None:
+    out = tmp_path / "out"
+    command = ("convert", CASE.directory / "src", out, *STRATEGIES[:2], *STRATEGIES[4:], "--layout", "unified")
+    command += ("--max-shard-size", "300KiB")
+    assert bounded(*command).code == 0
+    before = (out / file).read_bytes()
+    told = replace(out / file, kind)
+    shown = bounded("verify", out)
+    assert shown.code == 1
+    assert f"{out}/{file}: cannot read it: {told}" in shown.out
+    assert bounded(*command).code == 0
+    assert bounded("verify", out).code == 0
+    assert (out / file).read_bytes() == before
+
+
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 def test_a_plan_that_was_replaced(bounded: Callable[..., Any], converted: Path, kind: str) -> None:
     told = replace(converted / ".reshard/plan.json.gz", kind)
@@ -152,6 +171,16 @@ def test_a_source_ranks_file_that_is_none(bounded: Callable[..., Any], tmp_path:
     shown = bounded("convert", tmp_path / "src", tmp_path / "out", *STRATEGIES)
     assert shown.code == 2
     assert "missing: rank_3" in shown.err
+
+
+def test_a_source_that_became_a_pipe_is_not_waited_for(bounded: Callable[..., Any], tmp_path: Path) -> None:
+    shutil.copytree(CASE.directory / "src", tmp_path / "src")
+    assert bounded("convert", tmp_path / "src", tmp_path / "out", *STRATEGIES).code == 0
+    replace(tmp_path / "src/rank_0/checkpoint_0.ckpt", "pipe")
+    shown = bounded("verify", tmp_path / "out", "--level", "content")
+    assert shown.code == 2
+    assert "which is not there any more" in shown.err
+    assert "rank_0/checkpoint_0.ckpt: cannot read it: a pipe, not a regular file" in shown.err
 
 
 def test_a_pattern_that_names_pipes(bounded: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Leases: who works on what; what becomes of them when their holder ends, well or not."""
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -504,3 +505,23 @@ def test_whoever_holds_a_lease_is_told_of_on_one_line() -> None:
     fields = {"run": "1", "host": "h\nreshard: done", "user": "u\x1b[2J", "process": 7, "started": "", "ranks": [0]}
     told = str(parse_holder(json.dumps(fields).encode(), "here"))
     assert told == "run 1 of u\\x1b[2J on h\\nreshard: done (process 7, since )"
+
+
+def test_a_lease_whose_file_cannot_be_closed(local: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unclosable(io.FileIO):
+        def close(self) -> None:
+            is_open = not self.closed
+            super().close()
+            if is_open:
+                raise OSError(errno.EIO, "Input/output error")
+
+    def opened(file: str | int, mode: str, *, buffering: int = -1) -> io.FileIO:
+        return (Unclosable if mode == "xb" else io.FileIO)(file, mode)
+
+    monkeypatch.setattr("core.storage.lease.open", opened, raising=False)
+    with (
+        pytest.raises(StorageError, match="leases: cannot close a file in it: Input/output error"),
+        held_lease(local, new_holder([0])),
+    ):
+        pass
+    assert os.listdir(local.path) == [".gate"]
