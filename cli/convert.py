@@ -12,7 +12,7 @@ from cli.output import (
     wants_table,
 )
 from cli.progress import shown_progress
-from cli.storages import resources_named_in
+from cli.storages import check_output, resources_named_in
 from core.errors import InputError
 from core.request import ConversionRequest, VerifyLevel, build_request
 from core.wording import counted, ranks_text, seconds_text, size_text
@@ -59,6 +59,7 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         reshard convert ckpt out … --ranks 0-511        reshard convert ckpt out … --ranks 512-1023
     """
     request = build_request(source=source, target=target, **options)
+    check_output(request.target)
     if dry_run:
         with resources_named_in(request):
             _show_plan(request, as_json)

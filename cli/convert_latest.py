@@ -8,7 +8,7 @@ from cli.convert import print_report
 from cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
 from cli.output import print_facts, print_json
 from cli.progress import shown_progress
-from cli.storages import resources_named_in
+from cli.storages import check_output, resources_named_in
 from core.latest_request import LatestConversionRequest
 from core.request import build_options
 from core.wording import counted
@@ -40,6 +40,7 @@ def command(source: str, target: str, as_json: bool, **options: Any) -> None:
     from core.latest import convert_latest
 
     request = build_options(LatestConversionRequest, source=source, target=target, **options)
+    check_output(request.target)
     with shown_progress("converting") as progress, resources_named_in(request):
         report = convert_latest(request, progress)
     if as_json:

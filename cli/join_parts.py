@@ -4,7 +4,7 @@ import click
 
 from cli.output import print_json, print_line
 from cli.progress import shown_progress
-from cli.storages import storage_named, storage_option
+from cli.storages import check_output, storage_named, storage_option
 from core.wording import counted, seconds_text, size_text
 
 
@@ -29,6 +29,7 @@ def command(parts: tuple[str, ...], target: str, storage: str, as_json: bool) ->
     """
     from core.joining import join_parts
 
+    check_output(target)
     with storage_named(storage, *parts, target), shown_progress("joining") as progress:
         report = join_parts(parts, target, progress)
     if as_json:

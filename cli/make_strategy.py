@@ -6,7 +6,7 @@ import click
 
 from cli.options import conversion_options
 from cli.output import print_facts, print_json, print_table
-from cli.storages import key_named, key_options, storage_named, storage_option
+from cli.storages import check_output, key_named, key_options, storage_named, storage_option
 from core.request import IntegratedSave
 from core.wording import counted
 
@@ -125,6 +125,7 @@ def command(
     from core.make_strategy import make_strategy_file
     from core.strategy.derivation import StrategyWish
 
+    check_output(out)
     wish = StrategyWish(
         data_parallel,
         model_parallel,

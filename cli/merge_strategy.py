@@ -3,7 +3,7 @@
 import click
 
 from cli.output import print_json, print_line
-from cli.storages import storage_named, storage_option
+from cli.storages import check_output, storage_named, storage_option
 from core.wording import counted
 
 
@@ -27,6 +27,7 @@ def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bo
     """
     from core.merge import merge_files
 
+    check_output(out)
     with storage_named(storage, directory, out):
         report = merge_files(directory, out, overwrite)
     if as_json:

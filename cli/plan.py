@@ -9,7 +9,7 @@ import click
 
 from cli.options import PLANNING, GroupedCommand, conversion_options
 from cli.output import print_facts, print_json, print_line, print_table
-from cli.storages import resources_named_in
+from cli.storages import check_output, resources_named_in
 from core.errors import InputError
 from core.request import NOWHERE, build_request
 from core.wording import ranks_text, size_text
@@ -70,6 +70,7 @@ def command(
         raise click.UsageError("--rank goes with --param, which says which parameter of the rank")
     if rank is not None and html:
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
+    check_output(html or "")
     request = build_request(source=source, target=target or NOWHERE, **options)
     from core.convert import describe_plan
 

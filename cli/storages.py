@@ -73,6 +73,17 @@ def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
         yield
 
 
+def check_output(url: str) -> None:
+    """Makes sure that what a command writes to a URL is still there when the command has ended.
+
+    Raises:
+        InputError: it would not be.
+    """
+    from core.storage.filesystems import check_lasting
+
+    check_lasting(url)
+
+
 def resolvers_for(*names: str) -> "Mapping[str, Resolver]":
     """What looks up names of blocks, if one of these is."""
     return {"block": _options_of_block} if any(name.startswith("block:") for name in names) else {}

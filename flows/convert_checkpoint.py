@@ -9,7 +9,7 @@ from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
 from core.resources import resources_of
 from core.session import open_session, raise_failures
-from flows.outcome import carried_out, tail_of
+from flows.outcome import carried_out, check_output, tail_of
 from flows.ranks import read_sources, run_ranks
 from flows.runners import crew_of
 from flows.slots import slots_of
@@ -56,6 +56,7 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
         slots_of(request.concurrency_limit) as slots,
     ):
         started = time.monotonic()
+        check_output(request.target)
         source = untouched(merge_strategy(request.source_strategy, "source"))
         target = untouched(merge_strategy(request.target_strategy, "target"))
         catalog = untouched(catalog_source(request, source, target))

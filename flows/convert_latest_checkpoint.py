@@ -11,7 +11,7 @@ from core.report import ConversionReport
 from core.request import ConversionRequest
 from core.resources import resources_of
 from flows.convert_checkpoint import convert_checkpoint
-from flows.outcome import carried_out, tail_of
+from flows.outcome import carried_out, check_output, tail_of
 from tasks.artifacts import publish_latest
 from tasks.storages import RESOLVERS
 
@@ -47,6 +47,7 @@ def _convert_latest(request: LatestConversionRequest, listener: Progress) -> Lat
         with reporting_to(listener):
             return convert_checkpoint(conversion)
 
+    check_output(request.target)
     with resources_of(request, RESOLVERS):
         report = run_latest(request, convert_step)
     publish_latest(report)

@@ -6,7 +6,7 @@ from prefect.runtime import flow_run
 from core.merge import MergeReport, MergeRequest
 from core.storage.named_options import named_storages
 from core.wording import printable
-from flows.outcome import carried_out, tail_of
+from flows.outcome import carried_out, check_output, tail_of
 from tasks.artifacts import publish_merge
 from tasks.progress import RunProgress
 from tasks.storages import RESOLVERS
@@ -34,6 +34,7 @@ def merge_strategy(request: MergeRequest) -> MergeReport:
 
 
 def _merge(request: MergeRequest, progress: RunProgress) -> MergeReport:
+    check_output(request.target)
     with named_storages([(url, request.storage) for url in (request.source, request.target)], RESOLVERS):
         report = merge_files(request)
     stages = f"{report.stages} stages of {report.devices_per_stage}"

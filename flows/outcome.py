@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from prefect.client.schemas.objects import State
+from prefect.runtime import deployment
 from prefect.states import Failed
 
 from core.errors import ReshardError
@@ -13,6 +14,7 @@ from core.garbage import rare_collections
 from core.progress import current_progress, reporting_to
 from core.retry import counting_retries, stoppable
 from core.secrets import scrubbed
+from core.storage.filesystems import check_lasting
 from core.wording import printable, printable_lines
 from tasks.artifacts import publish_failure
 from tasks.progress import RunProgress
@@ -31,6 +33,18 @@ def carried_out(title: str, work: Callable[[RunProgress], Result]) -> Result:
         except ReshardError as error:
             publish_failure(title, error)
             return failed(error)  # type: ignore[return-value]
+
+
+def check_output(url: str) -> None:
+    """Makes sure that what a deployment's run writes to a URL is still there when the process of the run has ended.
+
+    Programs that call a flow may look at what it left in their memory.
+
+    Raises:
+        InputError: it would not be.
+    """
+    if deployment.id:
+        check_lasting(url)
 
 
 def failed(error: ReshardError) -> State[Any]:

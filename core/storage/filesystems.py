@@ -56,6 +56,9 @@ _PACKAGES = {
 """What pip installs for a protocol; fsspec has advice for others."""
 _USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
 
+_IN_MEMORY = ("memory", "reference")
+"""Protocols of which fsspec keeps what is written in the process."""
+
 _opened: "WeakSet[Any]" = WeakSet()
 _of_parent: list[Any] = []
 # a child process that tidied up its parent's connections would take them from the parent's event loop: they share it
@@ -100,6 +103,20 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
             "Say in storage options what the URL says of its storage"
         )
     return fs, path
+
+
+def check_lasting(url: str) -> None:
+    """Makes sure that what is written at a URL outlives the process; to be called by those that end when it is written.
+
+    Raises:
+        InputError: it is kept in the process's own memory.
+    """
+    protocol, separator, _ = url.partition("://")
+    if separator and protocol in _IN_MEMORY:
+        raise InputError(
+            f"{scrubbed(url)}: {protocol}:// keeps files in the memory of this process, and they would be gone with "
+            "it: name a directory, or a URL of an object store"
+        )
 
 
 def url_of(fs: Any, path: str) -> str:

@@ -103,3 +103,23 @@ def test_a_block_is_looked_for_in_prefect(spawned: Callable[..., Any], monkeypat
     shown = spawned("inspect", "memory://a", "--storage", "block:b")
     assert shown.code == 3
     assert shown.err.startswith("reshard: error: block:b: cannot be loaded from Prefect: ")
+
+
+COMMANDS = {
+    "convert": ("convert", "src", OUT := "memory://out", "--engine", "direct"),
+    "convert by a flow": ("convert", "src", OUT),
+    "convert, dry": ("convert", "src", OUT, "--dry-run"),
+    "convert-latest": ("convert-latest", "src", OUT),
+    "join-parts": ("join-parts", "src", "src", OUT),
+    "merge-strategy": ("merge-strategy", "src", OUT),
+    "make-strategy": ("make-strategy", OUT, "--like", "src", "-D", "1", "-M", "1"),
+    "plan --html": ("plan", "src", "--html", OUT),
+    "convert to references": ("convert", "src", "reference://out", "--engine", "direct"),
+}
+
+
+@pytest.mark.parametrize("called", COMMANDS)
+def test_nothing_is_written_into_the_memory_of_a_command(reshard: Callable[..., Any], called: str) -> None:
+    shown = reshard(*COMMANDS[called])
+    assert shown.code == 2
+    assert "keeps files in the memory of this process, and they would be gone with it: name a directory" in shown.err

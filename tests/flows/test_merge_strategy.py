@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from core.errors import InputError, StrategyError
+from core.latest_request import LatestConversionRequest
 from core.merge import MergeRequest
+from core.request import build_request
 from core.strategy.files import read_strategy
+from flows.convert_checkpoint import convert_checkpoint
+from flows.convert_latest_checkpoint import convert_latest_checkpoint
 from flows.merge_strategy import merge_strategy
 from tests.support.checkpoints import case
 
@@ -39,3 +44,24 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert "/nowhere/strategy" in str(state.message)
     with pytest.raises(StrategyError):
         state.result()
+
+
+def test_a_deployments_run_leaves_nothing_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "dcb2e6ba-2c22-4ad4-8b80-d0a7a1e3a1b5")
+    for flow, request in (
+        (merge_strategy, MergeRequest(source=str(DIRECTORY / "src_stages"), target="memory://merged.ckpt")),
+        (convert_checkpoint, build_request(source=str(DIRECTORY / "src"), target="memory://converted")),
+        (
+            convert_latest_checkpoint,
+            LatestConversionRequest(source=str(DIRECTORY / "src"), target="memory://converted", source_strategy=""),
+        ),
+    ):
+        with pytest.raises(InputError, match=r"memory:// keeps files in the memory of this process, and they would be"):
+            flow(request)
+
+
+def test_a_program_may_look_at_what_a_flow_left_in_its_memory() -> None:
+    target = "memory://flows/merged.ckpt"
+    merge_strategy(MergeRequest(source=str(DIRECTORY / "src_stages"), target=target))
+    assert read_strategy(target).merged
+    fsspec.filesystem("memory").rm("/flows", recursive=True)
