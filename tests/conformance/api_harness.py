@@ -5,8 +5,9 @@ each side gets a copy, which is its current directory, and makes the calls there
 `{here}`. Compared are what each call returns or raises (the builtin type of the exception), and afterwards all files
 below the directory: names, and contents as parsed.
 
-Arguments are literals of Python, and what these make: `array`, `parameter`, `function`, `strategy`. Where MindSpore
-takes or returns a Parameter or a Tensor, reshard has a numpy array.
+Arguments are literals of Python, and what these make: `array`, `parameter`, `network`, `function`, `strategy`. Where
+MindSpore takes or returns a Parameter or a Tensor, reshard has a numpy array. Of a call with a network what is in that
+afterwards is compared as well.
 
 A case whose `differs` says why reshard does something else on purpose has to differ, and `ours` is the type of
 exception that reshard raises, if it does. Case names are unique; `make conformance API=part-of-a-name` runs a few.
@@ -18,6 +19,7 @@ import importlib.util
 import inspect
 import json
 import operator
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +58,7 @@ _NUMPY_NAMES = [
 _DTYPES = {name: np.dtype(name.lower()) for name in _NUMPY_NAMES} | {"BFloat16": np.dtype(ml_dtypes.bfloat16)}
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _MOST_TOLD = 200
+_OPTION = re.compile(r"(^|[\s('])--[a-z]")
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,11 @@ def parameter(name: str, values: np.ndarray) -> dict[str, Any]:
     return {"$parameter": (name, *array(values)["$array"])}
 
 
+def network(**parameters: np.ndarray) -> dict[str, Any]:
+    """An argument: a Cell with Parameters for MindSpore, a dict of arrays for reshard; `__` in a name is a dot."""
+    return {"$network": {name.replace("__", "."): array(values) for name, values in parameters.items()}}
+
+
 def function(source: str) -> dict[str, Any]:
     """An argument: a function, from its source, `lambda name: …`."""
     return {"$function": source}
@@ -132,7 +140,8 @@ def check_signatures(judge: Judge) -> list[str]:
     """Says which functions take other arguments than MindSpore's."""
     api = importlib.import_module(API)
     lines = []
-    for name, wanted in judge.signatures(api.__all__).items():
+    functions = [name for name in api.__all__ if inspect.isfunction(getattr(api, name))]
+    for name, wanted in judge.signatures(functions).items():
         parameters = inspect.signature(getattr(api, name)).parameters.values()
         found = [[parameter.name, parameter.kind.name, repr(parameter.default)] for parameter in parameters]
         if found != wanted:
@@ -165,6 +174,11 @@ def check_api_case(case: ApiCase, judge: Judge, directory: Path) -> list[str]:
 
 def _problems(case: ApiCase, found: Found, wanted: Found) -> list[str]:
     lines = _differences(case, found, wanted)
+    lines += [
+        f"the message names an option of the command: {outcome['message']}"
+        for outcome in found.outcomes
+        if _OPTION.search(outcome.get("message", ""))
+    ]
     if not case.differs:
         return lines
     raised = found.outcomes[-1].get("error", "")
@@ -223,11 +237,17 @@ def _call_reshard(here: Path, call: Call) -> dict[str, Any]:
     arguments, keywords = ast.literal_eval(repr((list(call.arguments), dict(call.keywords))).replace(_HERE, str(here)))
     try:
         with chdir(here), warnings.catch_warnings(action="ignore"):
-            value = function(*map(_decoded, arguments), **{name: _decoded(value) for name, value in keywords.items()})
-        return {"value": _described(value)}
+            positional = [_decoded(value) for value in arguments]
+            value = function(*positional, **{name: _decoded(value) for name, value in keywords.items()})
+        filled = [value for value, given in zip(positional, arguments, strict=True) if _is_network(given)]
+        return {"value": _described([value, *filled] if filled else value)}
     except Exception as error:
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
         return {"error": kind, "message": str(error)}
+
+
+def _is_network(given: object) -> bool:
+    return isinstance(given, dict) and "$network" in given
 
 
 def _decoded(given: Any) -> Any:
@@ -239,6 +259,8 @@ def _decoded(given: Any) -> Any:
     if "$array" in given or "$parameter" in given:
         dtype, shape, content = given["$array"] if "$array" in given else given["$parameter"][1:]
         return np.frombuffer(content, _DTYPES[dtype]).reshape(shape).copy()
+    if "$network" in given:
+        return _decoded(given["$network"])
     if "$function" in given:
         return eval(given["$function"])
     if "$strategy" in given:

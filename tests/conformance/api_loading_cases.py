@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.conformance.api_harness import ApiCase, Call, array, function, parameter, strategy
+from tests.conformance.api_harness import ApiCase, Call, array, function, network, parameter, strategy
 from tests.support.checkpoints import FIXTURES
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file
@@ -425,6 +425,136 @@ _SEGMENTED = [
 ]
 
 
+# load_param_into_net, and networks that other functions fill
+
+
+def _into_net(
+    net: object, parameters: dict[str, np.ndarray | str] | list[int], *arguments: object, **keywords: object
+) -> list[Call]:
+    given = parameters
+    if isinstance(parameters, dict):
+        given = {
+            name: values if isinstance(values, str) else parameter(name, values)  # type: ignore[misc]
+            for name, values in parameters.items()
+        }
+    return [Call("load_param_into_net", (net, given, *arguments), keywords)]
+
+
+_ZEROS: np.ndarray = np.zeros(3, np.float32)
+_ROW: np.ndarray = np.arange(1, 4, dtype=np.float32)
+_ONE_ARRAY = network(fc__weight=_ZEROS)
+
+_NETWORKS = [
+    ApiCase(
+        "load_param_into_net: full names",
+        _into_net(network(w=_ZEROS, b=_ZEROS, none=_ZEROS), {"b": _ROW, "w": _ROW + 1, "more": _ROW, "note": "text"}),
+    ),
+    ApiCase(
+        "load_param_into_net: by suffix",
+        _into_net(network(fc__weight=_ZEROS, fc__bias=_ZEROS), {"bb.fc.weight": _ROW, "bb.fc.bias": _ROW + 1}),
+    ),
+    ApiCase("load_param_into_net: by suffix without a dot", _into_net(_ONE_ARRAY, {"myfc.weight": _ROW})),
+    ApiCase("load_param_into_net: strictly", _into_net(_ONE_ARRAY, {"bb.fc.weight": _ROW}, True)),
+    ApiCase(
+        "load_param_into_net: several prefixes",
+        _into_net(
+            network(a=_ZEROS, b=_ZEROS, c=_ZEROS, d=_ZEROS),
+            {"x.a": _ROW, "y.b": _ROW + 1, "y.c": _ROW + 2, "x.c": _ROW + 3, "z.q": _ROW},
+        ),
+    ),
+    ApiCase(
+        "load_param_into_net: the first missing name is no prefix",
+        _into_net(network(a=_ZEROS, b=_ZEROS), {"aa": _ROW, "xb": _ROW + 1}),
+    ),
+    ApiCase(
+        "load_param_into_net: some by suffix",
+        _into_net(network(b=_ZEROS, a=_ZEROS), {"pb": _ROW, "pa": _ROW + 1, "a": _ROW + 2}),
+    ),
+    ApiCase(
+        "load_param_into_net: gradient accumulators",
+        _into_net(network(a=_ZEROS, accu_grads__a=_ZEROS), {"a": _ROW, "x.accu_grads.a": _ROW}),
+    ),
+    ApiCase("load_param_into_net: a text", _into_net(network(a=_ZEROS), {"a": "text"})),
+    ApiCase(
+        "load_param_into_net: a text among suffixes",
+        _into_net(network(a=_ZEROS), {"x.a": "text", "y.a": _ROW}),
+        differs="MindSpore raises an AttributeError",
+    ),
+    ApiCase(
+        "load_param_into_net: another floating-point dtype by suffix",
+        _into_net(network(a=_ZEROS.astype(np.float16)), {"x.a": _ROW}),
+    ),
+    ApiCase(
+        "load_param_into_net: a dtype that does not fit", _into_net(network(a=_ZEROS), {"x.a": _ROW.astype(np.int32)})
+    ),
+    ApiCase("load_param_into_net: a shape that does not fit", _into_net(network(a=_ZEROS), {"x.a": _ROW[:2]})),
+    ApiCase("load_param_into_net: network is none", _into_net(5, {})),
+    ApiCase("load_param_into_net: parameters are no dict", _into_net(_ONE_ARRAY, [1])),
+    ApiCase("load_param_into_net: strict_load is no bool", _into_net(_ONE_ARRAY, {"a": _ROW}, "x")),
+    ApiCase("load_param_into_net: remove_redundancy", _into_net(_ONE_ARRAY, {"a": _ROW}, remove_redundancy=True)),
+    ApiCase(
+        "load_param_into_net: remove_redundancy is no bool", _into_net(_ONE_ARRAY, {"a": _ROW}, remove_redundancy=1)
+    ),
+    ApiCase(
+        "load_checkpoint: a network by suffix", _load("a.ckpt", _ONE_ARRAY), _ckpt("a.ckpt", **{"net.fc.weight": _ROW})
+    ),
+    ApiCase(
+        "load_checkpoint: a network strictly",
+        _load("a.ckpt", _ONE_ARRAY, True),
+        _ckpt("a.ckpt", **{"net.fc.weight": _ROW}),
+    ),
+    ApiCase(
+        "load_segmented_checkpoints: a network by suffix",
+        _segments("parts", network(a=_ZEROS, b=_ZEROS)),
+        _all(_ckpt("parts/0.ckpt", **{"x.a": _ROW}), _ckpt("parts/1.ckpt", **{"x.b": _ROW + 1})),
+        agrees=lambda ours, theirs: ours[1] == theirs[1],
+    ),
+    ApiCase("load_checkpoint: choice_func is none", _load("a.ckpt", choice_func=5), _TWO),
+    ApiCase(
+        "load_checkpoint: choice_func is none, prefixes decide",
+        _load("a.ckpt", choice_func=5, specify_prefix="conv"),
+        _TWO,
+    ),
+    ApiCase(
+        "load_checkpoint: choice_func is none, .safetensors",
+        _load("a.safetensors", choice_func=5, format="safetensors"),
+        _safetensors(),
+    ),
+    ApiCase(
+        "load_checkpoint: choice_func raises",
+        _load("a.ckpt", choice_func=function("lambda name: {}[name]")),
+        _TWO,
+    ),
+    ApiCase("load_segmented_checkpoints: choice_func is none", _segments("parts", choice_func=5), _PARTS),
+]
+
+
+# what scripts begin with: no more than this, since MindSpore's context is that of all cases
+
+_CONTEXT = [
+    ApiCase(
+        "set_context: what scripts begin with",
+        [
+            Call("set_context", (), {"mode": 1, "device_target": "CPU", "device_id": 0}),
+            *(Call("get_context", (key,)) for key in ("mode", "device_target", "device_id")),
+            Call("set_device", ("CPU",)),
+            Call(
+                "set_auto_parallel_context", (), {"parallel_mode": "semi_auto_parallel", "strategy_ckpt_load_file": "a"}
+            ),
+            *(Call("get_auto_parallel_context", (key,)) for key in ("parallel_mode", "strategy_ckpt_load_file")),
+            Call("reset_auto_parallel_context"),
+            *(
+                Call("get_auto_parallel_context", (key,))
+                for key in (
+                    *("device_num", "global_rank", "parallel_mode", "pipeline_stages", "full_batch"),
+                    *("enable_parallel_optimizer", "strategy_ckpt_load_file", "strategy_ckpt_save_file"),
+                )
+            ),
+        ],
+    ),
+]
+
+
 # ckpt_to_safetensors and safetensors_to_ckpt
 
 
@@ -785,4 +915,7 @@ _DISTRIBUTED = [
     ),
 ]
 
-CASES = [*_LOADS, *_SAVES, *_SEGMENTED, *_CONVERTED, *_MERGED, *_STRATEGIES, *_PATHS, *_DISTRIBUTED]
+CASES = [
+    *(*_LOADS, *_SAVES, *_SEGMENTED, *_NETWORKS, *_CONTEXT),
+    *(*_CONVERTED, *_MERGED, *_STRATEGIES, *_PATHS, *_DISTRIBUTED),
+]

@@ -78,8 +78,10 @@ def call(directory: str, function: str, arguments: str) -> str:
     before = os.getcwd()
     os.chdir(directory)
     try:
-        value = found(*map(_decoded, positional), **{name: _decoded(given) for name, given in keywords.items()})
-        return repr({"value": _described(value)})
+        decoded = [_decoded(given) for given in positional]
+        value = found(*decoded, **{name: _decoded(given) for name, given in keywords.items()})
+        filled = [each for each in decoded if isinstance(each, mindspore.nn.Cell)]
+        return repr({"value": _described([value, *filled] if filled else value)})
     except Exception as error:
         kind = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
         return repr({"error": kind, "message": str(error)})
@@ -131,6 +133,12 @@ def _decoded(given: Any) -> Any:
     if "$parameter" in given:
         name, *array = given["$parameter"]
         return mindspore.Parameter(_array_tensor(*array), name=name)
+    if "$network" in given:
+        cell = mindspore.nn.Cell()
+        for number, (name, array) in enumerate(given["$network"].items()):
+            parameter = mindspore.Parameter(_array_tensor(*array["$array"]), name=name)
+            cell.insert_param_to_cell(f"parameter_{number}", parameter)
+        return cell
     if "$function" in given:
         return eval(given["$function"])
     if "$strategy" in given:
@@ -150,6 +158,8 @@ def _described(value: Any) -> Any:
         return type(value)(map(_described, value))
     if hasattr(value, "SerializeToString"):
         return {"$message": value.SerializeToString()}
+    if isinstance(value, mindspore.nn.Cell):
+        return {parameter.name: _described(parameter) for parameter in value.get_parameters()}
     if isinstance(value, mindspore.Tensor):
         return {"$array": (str(value.dtype), tuple(value.shape), value.data.get_bytes())}
     return {"$object": type(value).__name__}

@@ -617,6 +617,16 @@ def test_the_rank_in_the_same_place_stands_for_those_that_share_its_slice(repeat
     assert [mindspore.rank_list_for_transform(rank, strategy, strategy) for rank in range(4)] == [[0], [1], [2], [3]]
 
 
+def test_any_rank_of_a_stage_may_be_given_the_whole(repeated: tuple, tmp_path: Path) -> None:
+    files, strategy = repeated
+    lists = [mindspore.rank_list_for_transform(rank, strategy) for rank in range(4)]
+    assert lists == [[1, 0], [1, 0], [3, 2], [3, 2]]
+    for rank, ranks in enumerate(lists):
+        path = tmp_path / f"{rank}.ckpt"
+        mindspore.transform_checkpoint_by_rank(rank, {each: files[each] for each in ranks}, str(path), strategy)
+        assert read_ckpt(path) == {"w": tensor(VALUES)}
+
+
 def test_refused_arguments_of_the_list(rows: Path) -> None:
     strategy = str(rows / "rows.ckpt")
     (rows / "empty.ckpt").touch()
