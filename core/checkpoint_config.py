@@ -113,7 +113,7 @@ class CheckpointConfig(BaseModel):
 
     @property
     def append_dict(self) -> dict[str, InfoValue] | None:
-        """What every file gets; 0 stands for what the source has. None if there is nothing."""
+        """What every file gets; `epoch_num` and `step_num` are 0 if they are the source's. None if there is nothing."""
         return dict.fromkeys(self._from_training, 0) | self.append_info or None
 
     @property

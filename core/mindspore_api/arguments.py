@@ -11,6 +11,10 @@ from core.request import EncryptionMode
 DEFAULT_MODE = "AES-GCM"
 _MOST_DIGITS = 10
 FORMATS = ("ckpt", "safetensors")
+TAKES_NO_KEY = (
+    "is encrypted, and this function takes no key: load it by load_checkpoint with its 'dec_key', and save it "
+    "without one"
+)
 
 ChoiceFunction = Callable[[str], bool] | None
 Prefixes = str | Sequence[str] | None

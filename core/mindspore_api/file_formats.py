@@ -175,7 +175,7 @@ def _listed(folder: Location) -> list[tuple[str, str]]:
 def _converted(job: _Job, source: Location, target: Location) -> ReshardError | None:
     """Converts a file; why it could not be done, if so."""
     try:
-        with closing(open_readable(source, None)) as file:
+        with closing(open_readable(source, None, takes_key=False)) as file:
             _convert_file(job, file, target)
     except ReshardError as error:
         return error

@@ -3,11 +3,12 @@
 Where they differ from MindSpore on purpose:
 
 - Values are numpy arrays, texts and lists (see `values`), not Parameters.
-- `net` is a dict of arrays to be filled (see `networks`), or None.
+- `net` is a dict of arrays to be filled (see `networks`), or None; of several files it is filled with all together.
 - `specify_prefix` and `filter_prefix` hold for .safetensors files too, where MindSpore passes over them in silence.
 - A file is checked before it is read: truncated and damaged ones, and strategies given for checkpoints, are refused,
   also where MindSpore's parser finds something to return.
 - Texts that this project put into a .safetensors file are read; MindSpore knows none there.
+- What `choice_func` raises is a ValueError for .ckpt files, as in MindSpore, but not what ends the program.
 - `crc_check=True` for a file without a CRC, and a file that says that redundancy was removed, without
   `remove_redundancy=True`, are Python warnings, not lines in a log; so are arrays of `net` that are not in the file.
 - Files may be on any storage that fsspec knows.
@@ -40,6 +41,7 @@ from core.map_parameters import parse_map_parameter
 from core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
+    TAKES_NO_KEY,
     ChoiceFunction,
     Prefixes,
     check_instance,
@@ -195,8 +197,8 @@ def _opened(name: str | BytesIO, key: Key | None) -> Iterator[SourceFile]:
         file.close()
 
 
-def open_readable(location: Location, key: Key | None) -> SourceFile:
-    """Opens a checkpoint file; of an encrypted one all tags have been checked.
+def open_readable(location: Location, key: Key | None, *, takes_key: bool = True) -> SourceFile:
+    """Opens a checkpoint file; of an encrypted one all tags have been checked. `takes_key`: a key can be given.
 
     Raises:
         CheckpointError: it is encrypted and there is no key, or not the right one; or it is not encrypted.
@@ -207,20 +209,21 @@ def open_readable(location: Location, key: Key | None) -> SourceFile:
         if isinstance(file, DecryptedSource):
             file.check_tags()
         else:
-            _check_plain(file)
+            _check_plain(file, takes_key)
     except BaseException:
         file.close()
         raise
     return file
 
 
-def _check_plain(file: SourceFile) -> None:
+def _check_plain(file: SourceFile, takes_key: bool) -> None:
     start = read_bytes(file, 0, min(file.size_bytes, _MAGIC_BYTES))
     mode = next((mode for mode, magic in MAGICS.items() if magic == start), None)
     if mode is not None:
-        raise CheckpointError(
-            f"{file.location}: is encrypted: give its key as 'dec_key', and 'dec_mode', {mode} perhaps"
+        advice = (
+            f"is encrypted: give its key as 'dec_key', and 'dec_mode', {mode} perhaps" if takes_key else TAKES_NO_KEY
         )
+        raise CheckpointError(f"{file.location}: {advice}")
 
 
 def _read_chosen(

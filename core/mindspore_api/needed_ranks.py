@@ -91,7 +91,7 @@ class _StageNeeds:
 
     def of(self, rank: int) -> set[int]:
         """The source ranks that a target rank is made from."""
-        # whoever gets the whole is stage rank 0, in the place that its number says
+        # a rank that gets the whole is stage rank 0, in the place of its number
         stage_rank = 0 if self._first_rank is None else rank - self._first_rank
         by_itself = self._target is None or self._target.devices_per_stage == 1
         place = rank if by_itself else stage_rank

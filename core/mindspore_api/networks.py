@@ -63,9 +63,9 @@ class Filling:
     def warn_of_suffixes(self, stacklevel: int) -> None:
         """Warns of what was filled by its suffix, if anything was; levels are counted from the caller."""
         if self.by_suffix:
-            told = listed([f"{name!r} from {value!r}" for name, value in self.by_suffix.items()])
+            pairs = listed([f"{name!r} from {value!r}" for name, value in self.by_suffix.items()])
             warnings.warn(
-                f"filled from parameters whose names end in theirs: {told}; strict_load=True fills by full names only",
+                f"filled from parameters whose names end in theirs: {pairs}; strict_load=True fills by full names only",
                 stacklevel=stacklevel + 1,
             )
 

@@ -36,7 +36,7 @@ _TRAINING_STATE_PATTERNS = ("accu_grads*", "adam_m*", "adam_v*")
 _SAMPLED = 8
 """Parameters of a stage whose contents are looked at, to see whether ranks were saved whole."""
 _NOT_SAVED = "inputs"
-"""Prefix of what strategies may have besides parameters."""
+"""Prefix of entries of strategies that are no parameters."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: 
     return _weights(_absent(catalog, source, target), catalog, source)
 
 
-def told(names: Iterable[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     """Some names, sorted, for a message."""
     return listed(sorted(names))
 
@@ -175,8 +175,8 @@ def _check_none_on_missing_ranks(catalog: CheckpointCatalog, source: Strategy | 
     if unheld:
         ranks = {rank for needed in unheld.values() for rank in needed if rank in catalog.lost}
         raise CatalogError(
-            f"{catalog.url}: no file that is there holds {told(unheld)}: files of {rank_names(ranks, 8)} may, and are "
-            "missing"
+            f"{catalog.url}: no file that is there holds {_names(unheld)}: files of {rank_names(ranks, 8)} may, and "
+            "are missing"
         )
 
 
@@ -201,7 +201,7 @@ def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Co
         return
     lacking = _weights([name for name in absent if name in source.parameters], catalog, source)
     if lacking:
-        raise PlanError(f"{there}, and none holds {told(lacking)}: the parts of other stages are missing, add them")
+        raise PlanError(f"{there}, and none holds {_names(lacking)}: the parts of other stages are missing, add them")
 
 
 def _allowed_missing(source: Strategy | None, target: Strategy | None, absent: Collection[str]) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ def _check_dtypes(plan: ConversionPlan) -> None:
     foreign = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype.is_foreign]
     if foreign:
         raise CheckpointError(
-            f"{plan.inputs.catalog.url}: has parameters of dtypes that MindSpore does not know: {told(foreign)}"
+            f"{plan.inputs.catalog.url}: has parameters of dtypes that MindSpore does not know: {_names(foreign)}"
         )
 
 
@@ -240,6 +240,6 @@ def _left_out(plan: ConversionPlan, absent: Collection[str]) -> Iterator[str]:
     elif plan.part is not None and source is not None:
         missing = [name for name in absent if name in source.parameters]
     if missing:
-        yield f"left out, because no source file holds them, though the {whose}'s strategy has them: {told(missing)}"
+        yield f"left out, because no source file holds them, though the {whose}'s strategy has them: {_names(missing)}"
     if plan.match.dropped:
-        yield f"left out, because the target's strategy does not have them: {told(plan.match.dropped)}"
+        yield f"left out, because the target's strategy does not have them: {_names(plan.match.dropped)}"

@@ -12,6 +12,7 @@ from core.checkpoint.parts import grouped
 from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from core.errors import CatalogError
+from core.mindspore_api.arguments import TAKES_NO_KEY
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.urls import Location, parse_url
 
@@ -75,8 +76,8 @@ def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[Ch
     why = (
         f"the last by name that all ranks have, not the last of {rank_names(other, 3)}" if other else "the last by name"
     )
-    told = f"{found.url}: {named}; {by_kind[several][chosen].name.name} is taken, {why}"
-    return replace(found, files={**found.files, **{rank: (each[chosen],) for rank, each in by_kind.items()}}), told
+    note = f"{found.url}: {named}; {by_kind[several][chosen].name.name} is taken, {why}"
+    return replace(found, files={**found.files, **{rank: (each[chosen],) for rank, each in by_kind.items()}}), note
 
 
 def check_not_encrypted(locations: Iterable[Location]) -> None:
@@ -92,10 +93,7 @@ def check_not_encrypted(locations: Iterable[Location]) -> None:
         except OSError:
             continue
         if start in MAGICS.values():
-            raise CatalogError(
-                f"{location}: is encrypted, and this function takes no key: load it by load_checkpoint with its "
-                "'dec_key', and save it without one"
-            )
+            raise CatalogError(f"{location}: {TAKES_NO_KEY}")
 
 
 def _files_in(folder: Location) -> tuple[FoundFile, ...]:

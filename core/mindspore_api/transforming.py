@@ -13,7 +13,7 @@ Where they differ from MindSpore's on purpose:
 - Parameters of the source's strategy that the target's lacks are left out, with a warning that names them; MindSpore
   writes one rank's slice under the whole parameter's name.
 - Parameters of the target's strategy that the source's lacks are cut as the target's says; MindSpore leaves them whole.
-- Contents that contradict the strategy, as of ranks that were saved whole, are a warning; it is followed all the same.
+- Contents that contradict the strategy, as of ranks that were saved whole, are a warning; the strategy is followed.
 - Several ranks without a source strategy are a ValueError; MindSpore takes rank 0 for the whole.
 - Pipelines in `.safetensors` keep all their parameters, unevenly cut ones their rows, bfloat16 NaNs their bits.
 - A pipeline stage converted by itself becomes parts from `.safetensors` too; MindSpore names them like the whole.

@@ -27,7 +27,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ran(directory: Path, program: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+        [sys.executable, "-W", "error", "-W", "default::UserWarning", "-c", program],
         cwd=directory,
         env={"PYTHONPATH": str(PROJECT)},
         capture_output=True,

@@ -104,9 +104,9 @@ def test_arrays_are_filled_by_suffix(names: list[str], values: list[str], by_suf
 def test_what_is_filled_by_suffix_is_warned_of() -> None:
     with pytest.warns(
         UserWarning, match=r"^filled from .* end in theirs: 'fc\.w' from 'bb\.fc\.w'; strict_load=T"
-    ) as told:
+    ) as caught:
         mindspore.load_param_into_net(zeros("fc.w", "other"), {"bb.fc.w": FLOATS})
-    assert [each.filename for each in told] == [__file__]
+    assert [each.filename for each in caught] == [__file__]
 
 
 def test_strictly_only_full_names_count() -> None:

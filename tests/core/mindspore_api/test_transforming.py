@@ -340,8 +340,8 @@ def test_of_several_files_the_last_by_name_is_taken_with_a_warning(rows: Path, n
         for number, name in enumerate(names):
             values = VALUES[2 * rank : 2 * rank + 2] + 100 * number
             write_rank(rows / "src", rank, {"w": tensor(values)}, name.format(rank=rank))
-    told = rf"rank_0 has 2 checkpoint files \(.*\); {taken.format(rank=0)}\.ckpt is taken, the last by name$"
-    with pytest.warns(UserWarning, match=told) as caught:
+    message = rf"rank_0 has 2 checkpoint files \(.*\); {taken.format(rank=0)}\.ckpt is taken, the last by name$"
+    with pytest.warns(UserWarning, match=message) as caught:
         transform(rows, dst_strategy_file=None)
     assert caught[0].filename == __file__
     assert read_tree(rows / "out")[0] == {"w": tensor(VALUES + 100 * names.index(taken))}
@@ -473,9 +473,9 @@ def test_a_target_parameter_that_is_in_no_file_is_left_out_with_a_warning(rows: 
         write_rank(rows / "src", rank, {"step": tensor(VALUES)})
     with pytest.warns(
         UserWarning, match=r"left out, because no source file holds them, .* strategy has them: v$"
-    ) as told:
+    ) as caught:
         transform(rows)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert read_tree(rows / "out")[0].keys() == {"w", "step"}
 
 
