@@ -20,6 +20,7 @@ from core.storage.urls import parse_url
 
 _LARGEST_DOCUMENT_BYTES = 2**20
 _MOST_NODES = 2**20
+_MOST_VALUES = 2**17
 _MOST_PROBLEMS_TOLD = 20
 
 _TOLD = {
@@ -121,7 +122,7 @@ def _from_json(text: str) -> Any:
 
 
 def _from_yaml(text: str) -> Any:
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     document = loader.get_single_node()
     left = [document]
     count = 0
@@ -136,6 +137,20 @@ def _from_yaml(text: str) -> Any:
         elif isinstance(node, yaml.SequenceNode):
             left.extend(node.value)
     return None if document is None else loader.construct_document(document)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Counts values while it reads them: each takes two thousand bytes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        return super().compose_node(parent, index)
 
 
 def _check_once(names: Sequence[str]) -> None:

@@ -8,12 +8,14 @@
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
     │   ├── CastError               values that the dtype which was asked for cannot hold
+    │   ├── LimitError              metadata that would take more memory than --memory-limit
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
     ├── VerificationError           what was written is not what was to be written        exit code 1
     │   └── DifferenceError         two checkpoints are not the same model
     └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
         ├── StoppedError            the work was told to stop; who stopped it knows why
+        ├── OutOfMemoryError        the system gave the process no more memory
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
 
 Transient is what a busy network or server causes: timeouts, resets, "try again". Permission, a missing file, a full
@@ -84,6 +86,10 @@ class CastError(InputError):
     """The dtype that was asked for cannot hold a parameter's values."""
 
 
+class LimitError(InputError):
+    """Metadata would take more memory than it may."""
+
+
 class TargetError(InputError):
     """The target is occupied, or in use by another run."""
 
@@ -106,6 +112,10 @@ class ConversionError(ReshardError):
 
 class StoppedError(ConversionError):
     """The work was told to stop, as its run is cancelled or failed elsewhere."""
+
+
+class OutOfMemoryError(ConversionError):
+    """The system gave the process no more memory."""
 
 
 class StorageError(ConversionError):

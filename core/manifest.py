@@ -24,6 +24,7 @@ from core.errors import InputError, TargetError
 from core.fingerprint import TEXT_PATTERN
 from core.keys import Key
 from core.request import TargetLayout, VerifyLevel
+from core.runtime.metadata import parsing, records_bytes
 from core.sealing import is_sealed, seal, unseal
 from core.unified_names import is_index_name, is_unified_name
 from core.wording import printable
@@ -36,6 +37,7 @@ _NO_DIGEST = "it was changed: the digest that it should end in is missing"
 DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 Item = TypeVar("Item")
+Model = TypeVar("Model", bound=BaseModel)
 Several = Annotated[tuple[Item, ...], FailFast()]
 """Of a damaged list the first error is told: each takes a thousand bytes, and there may be one for every two read."""
 
@@ -194,6 +196,10 @@ class _Details(_Record):
         return {name: getattr(self, name) for name in _Details.model_fields}
 
 
+_REPEATED_FIELDS = (*ParameterRecord.model_fields, *RankSummary.model_fields)
+"""Those that a document may have many times."""
+
+
 def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
     """The manifest of an encrypted target: what names parameters is sealed."""
     details = _Details(**{name: getattr(manifest, name) for name in _Details.model_fields})
@@ -224,7 +230,7 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
         sealed = base64.b64decode(manifest.sealed, validate=True)
         if not is_sealed(sealed):
             raise ValueError(sealed)
-        details = _Details.model_validate_json(unseal(sealed, key, _purpose(manifest), origin))
+        details = _validated(_Details, unseal(sealed, key, _purpose(manifest), origin), origin)
     except ValueError as error:
         raise TargetError(f"{origin}: not a readable manifest: what is sealed in it is damaged") from error
     return manifest.model_copy(update=details.each | {"sealed": ""})
@@ -271,12 +277,13 @@ def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) 
 
     Raises:
         TargetError: it is damaged, or of another version.
+        LimitError: it would take too much memory.
     """
     try:
         content, has_digest = without_digest(data)
         if needs_digest and not has_digest:
             raise ValueError(_NO_DIGEST)
-        record = ShardRecord.model_validate_json(content)
+        record = _validated(ShardRecord, content, origin)
     except ValueError as error:
         raise TargetError(f"{origin}: not a readable record: {_first(error)}") from error
     _check_rank_file(record, origin)
@@ -288,10 +295,11 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
 
     Raises:
         TargetError: it is damaged, or of another version.
+        LimitError: it would take too much memory.
     """
     try:
         content, has_digest = without_digest(data)
-        manifest = Manifest.model_validate_json(content)
+        manifest = _validated(Manifest, content, origin)
         if manifest.plan_digest is not None and not has_digest:
             raise ValueError(_NO_DIGEST)
     except ValueError as error:
@@ -311,6 +319,12 @@ def _check_rank_file(rank: ShardRecord | RankSummary, origin: str) -> None:
             f"{origin}: says that the file of rank_{rank.rank} is {rank.file!r}, where no conversion writes it: it was "
             "changed"
         )
+
+
+def _validated(kind: type[Model], data: bytes, origin: str) -> Model:
+    with parsing(origin) as parse:
+        parse.take(records_bytes(data, _REPEATED_FIELDS))
+        return kind.model_validate_json(data)
 
 
 def _first(error: ValueError) -> str:

@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from core.changes import Several
 from core.dtypes import dtype_from_record
 from core.errors import CheckpointError, InputError, StorageError
 from core.fingerprint import TEXT_PATTERN
+from core.runtime.metadata import parsing, records_bytes
 from core.storage.files import read_small_file
 from core.storage.urls import parse_url
 from core.unified_names import is_index_name
@@ -36,9 +38,9 @@ class ParameterFingerprint(_Document):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Several[int]
     fingerprint: Digits
-    others: tuple[Digits, ...] = ()
+    others: Several[Digits] = ()
 
 
 class ModelFingerprint(_Document):
@@ -67,9 +69,9 @@ class ModelFingerprint(_Document):
     unified: bool = False
     size_bytes: int
     fingerprint: str
-    parameters: tuple[ParameterFingerprint, ...]
-    differing: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    parameters: Several[ParameterFingerprint]
+    differing: Several[str] = ()
+    notes: Several[str] = ()
 
 
 def fingerprint_of_all(parameters: Iterable[ParameterFingerprint]) -> str:
@@ -96,7 +98,10 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
     """
     location = parse_url(url)
     try:
-        document = ModelFingerprint.model_validate_json(read_small_file(location, _LARGEST_BYTES))
+        data = read_small_file(location, _LARGEST_BYTES)
+        with parsing(location) as parse:
+            parse.take(records_bytes(data, ParameterFingerprint.model_fields))
+            document = ModelFingerprint.model_validate_json(data)
     except StorageError as error:
         if error.transient:
             raise

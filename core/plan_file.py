@@ -20,11 +20,12 @@ from core.changes import Changes
 from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
 from core.checkpoint.model import CheckpointFormat
 from core.checkpoint.records import CheckpointCatalog
-from core.errors import InputError, TargetError
+from core.errors import InputError, LimitError, TargetError
 from core.keys import needed_target_key, target_key
 from core.layout import ParameterLayout
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.request import IntegratedSave, checked_prefix
+from core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
 from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_own_file
 from core.storage.urls import parse_url
@@ -111,14 +112,20 @@ def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) 
     if is_sealed(data):
         data = unseal(data, target_key(), _PLAN, url)
     try:
-        return parse(json.loads(_decompressed(data)))
+        with parsing(url) as taking:
+            document = _decompressed(data)
+            taking.take(json_bytes(document))
+            return parse(json.loads(document))
+    except LimitError:
+        raise
     except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, InputError) as error:
         raise TargetError(f"{url}: not a readable plan: {error}") from error
 
 
 def _decompressed(data: bytes) -> bytes:
     """The content of a gzip file, but not of one that is made to fill the memory."""
-    limit = min(LARGEST_PLAN_BYTES, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
+    most_bytes = min(LARGEST_PLAN_BYTES, metadata_limit_bytes())
+    limit = min(most_bytes, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
     content = decompressor.decompress(data, limit)
     if not decompressor.eof:

@@ -6,15 +6,20 @@ from contextlib import contextmanager
 from core.keys import key_names, named_keys
 from core.named_values import Resolver
 from core.request import ConversionOptions
+from core.runtime.metadata import metadata_limited
 from core.storage.named_options import storages_of
 
 
 @contextmanager
 def resources_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Inside the block the storages and the keys that a request names are known.
+    """Inside the block the storages and the keys that a request names are known, and its memory limit holds.
 
     Raises:
         InputError: a name cannot be resolved, or what it stands for cannot be used.
     """
-    with storages_of(request, resolvers), named_keys(key_names(request), resolvers):
+    with (
+        metadata_limited(request.memory_limit_bytes),
+        storages_of(request, resolvers),
+        named_keys(key_names(request), resolvers),
+    ):
         yield

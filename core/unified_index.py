@@ -8,7 +8,7 @@ from itertools import chain
 import xxhash
 
 from core.append_info import AppendedParameter
-from core.checkpoint.weight_maps import dump_weight_map, read_weight_map
+from core.checkpoint.weight_maps import LARGEST_INDEX_BYTES, dump_weight_map, read_weight_map
 from core.dtypes import TEXT
 from core.errors import CatalogError, CheckpointError, StorageError, is_transient
 from core.manifest import IndexSummary, ShardRecord
@@ -62,7 +62,7 @@ def index_problem(directory: Location, index: IndexSummary) -> str | None:
     """
     location = directory.child(index.file)
     try:
-        data = read_small_file(location, max(index.size_bytes, 1))
+        data = read_small_file(location, min(max(index.size_bytes, 1), LARGEST_INDEX_BYTES))
     except CheckpointError:
         return f"{location}: is larger than what was written, which has {index.size_bytes} bytes"
     except StorageError as error:

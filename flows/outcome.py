@@ -13,6 +13,7 @@ from core.errors import ReshardError
 from core.garbage import rare_collections
 from core.progress import current_progress, reporting_to
 from core.retry import counting_retries, stoppable
+from core.runtime.shortage import naming_shortage
 from core.secrets import scrubbed
 from core.storage.filesystems import check_lasting
 from core.wording import printable, printable_lines
@@ -28,7 +29,7 @@ def carried_out(title: str, work: Callable[[RunProgress], Result]) -> Result:
     with stoppable() as stop, counting_retries(), rare_collections():
         progress = RunProgress(current_progress(), stop)
         try:
-            with reporting_to(progress), progress.shown():
+            with reporting_to(progress), progress.shown(), naming_shortage():
                 return work(progress)
         except ReshardError as error:
             publish_failure(title, error)

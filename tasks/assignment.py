@@ -23,6 +23,7 @@ from core.plan_file import load_plan
 from core.progress import current_progress, reporting_to
 from core.request import VerifyLevel
 from core.retry import RetryCount, counting_retries, stoppable
+from core.runtime.metadata import metadata_limited
 from core.sealing import keyed_digest
 from core.session import Session, is_still_used
 from core.storage.files import exists
@@ -65,6 +66,7 @@ class Assignment:
     budget: Budget
     lanes: int
     level: VerifyLevel
+    memory_limit_bytes: int
     version: str = __version__
 
     @classmethod
@@ -80,6 +82,7 @@ class Assignment:
             budget=session.budget,
             lanes=session.lanes,
             level=session.request.verify,
+            memory_limit_bytes=session.request.memory_limit_bytes,
         )
 
     @property
@@ -140,6 +143,7 @@ def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
         storages, keys = _resources(assignment)
         held.enter_context(storages_in_force(storages))
         held.enter_context(keys_in_force(keys))
+        held.enter_context(metadata_limited(assignment.memory_limit_bytes))
         held.enter_context(reporting_to(RunProgress(tally, stop)))
         _check_seen(assignment)
         workspace = Workspace.of_plan(assignment.plan_url, assignment.identity)

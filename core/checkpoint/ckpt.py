@@ -30,6 +30,7 @@ from core.checkpoint.model import (
 from core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
 from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
 from core.errors import CheckpointError
+from core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
 from core.slices import TOO_LARGE, Shape, is_countable
 from core.storage.files import SourceFile, read_bytes
 
@@ -52,6 +53,7 @@ _HEAD_BYTES = 256
 """Of an entry, its name and all that stands before its contents take less, as a rule."""
 
 _MAX_NAME_BYTES = 64 << 10
+_PIECES_TAKEN_AT_ONCE = 1024
 _MAX_AXES = 64
 _TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
 
@@ -205,13 +207,28 @@ def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> Fil
     stop = file.size_bytes - CRC_TRAILER_BYTES if has_crc else file.size_bytes
     lookahead = None if file.location.is_local else Lookahead(file, stop)
     reader = WireReader(file, stop, lookahead)
-    entries = {
-        name: _joined(reader, list(pieces))
-        for name, pieces in groupby(_pieces(reader, stop, lookahead, heads), key=lambda piece: piece.name)
-    }
+    entries: dict[str, TensorEntry] = {}
+    with parsing(file.location) as parse:
+        pieces = _taking(parse, _pieces(reader, stop, lookahead, heads))
+        for name, group in groupby(pieces, key=lambda piece: piece.name):
+            entry = _joined(reader, list(group))
+            if entry.text is not None:
+                parse.take(entry.size_bytes)
+            entries[name] = entry
     if not entries:
         raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
     return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+
+
+def _taking(parse: Parse, pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """The pieces, whose number is known only at the end: memory is taken for some at a time."""
+    names_bytes = 0
+    for number, piece in enumerate(pieces):
+        if number % _PIECES_TAKEN_AT_ONCE == 0:
+            parse.take(_PIECES_TAKEN_AT_ONCE * PARAMETER_BYTES + names_bytes)
+            names_bytes = 0
+        names_bytes += len(piece.name)
+        yield piece
 
 
 def _has_crc(file: SourceFile) -> bool:

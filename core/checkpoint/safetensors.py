@@ -29,6 +29,7 @@ from core.checkpoint.model import (
 )
 from core.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
 from core.errors import CheckpointError
+from core.runtime.metadata import Parse, json_bytes, parsing
 from core.slices import TOO_LARGE, is_countable
 from core.storage.files import SourceFile, read_bytes
 
@@ -62,26 +63,8 @@ def read_index(file: SourceFile) -> FileIndex:
         CheckpointError: it is not such a file, or damaged; names the parameter.
         StorageError: it cannot be read.
     """
-    header = _read_header(file)
-    try:
-        tensors = sorted((_tensor(header, name) for name in header.tensors), key=_extent_range)
-        _check_gapless(tensors, header.data_offset, file.size_bytes)
-        entries = {entry.name: entry for entry in tensors}
-        for key, text in header.metadata.items():
-            if key.startswith(_TEXT_PREFIX) and key not in entries:
-                entry = _text(key.removeprefix(_TEXT_PREFIX), text)
-                if entry.name in entries:
-                    raise CheckpointError(f"parameter {entry.name!r} is both a tensor and a text")
-                entries[entry.name] = entry
-        return FileIndex(
-            CheckpointFormat.SAFETENSORS,
-            file.size_bytes,
-            entries,
-            has_crc=_stored_crc(header) is not None,
-            redundancy_removed=_redundancy_removed(header),
-        )
-    except CheckpointError as error:
-        raise CheckpointError(f"{file.location}: {error}") from None
+    with parsing(file.location) as parse:
+        return _index(file, _read_header(file, parse))
 
 
 def check_crc(file: SourceFile, index: FileIndex) -> None:
@@ -93,7 +76,8 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
     """
     if not index.has_crc:
         return
-    header = _read_header(file)
+    with parsing(file.location) as parse:
+        header = _read_header(file, parse)
     tensors = [entry for entry in index.entries.values() if entry.extents]
     lengths = [entry.size_bytes for entry in tensors]
     crcs = dict(zip((entry.name for entry in tensors), crc32_of_parts(file, header.data_offset, lengths), strict=True))
@@ -113,7 +97,8 @@ def stored_crc(file: SourceFile) -> int | None:
         CheckpointError: it is damaged.
         StorageError: it cannot be read.
     """
-    return _stored_crc(_read_header(file))
+    with parsing(file.location) as parse:
+        return _stored_crc(_read_header(file, parse))
 
 
 def is_integer_scalar(entry: TensorEntry | OutputEntry) -> bool:
@@ -186,7 +171,29 @@ def plan_file(
     return FilePlan((head, *contents), len(head) + end, crc_offset)
 
 
-def _read_header(file: SourceFile) -> _Header:
+def _index(file: SourceFile, header: _Header) -> FileIndex:
+    try:
+        tensors = sorted((_tensor(header, name) for name in header.tensors), key=_extent_range)
+        _check_gapless(tensors, header.data_offset, file.size_bytes)
+        entries = {entry.name: entry for entry in tensors}
+        for key, text in header.metadata.items():
+            if key.startswith(_TEXT_PREFIX) and key not in entries:
+                entry = _text(key.removeprefix(_TEXT_PREFIX), text)
+                if entry.name in entries:
+                    raise CheckpointError(f"parameter {entry.name!r} is both a tensor and a text")
+                entries[entry.name] = entry
+        return FileIndex(
+            CheckpointFormat.SAFETENSORS,
+            file.size_bytes,
+            entries,
+            has_crc=_stored_crc(header) is not None,
+            redundancy_removed=_redundancy_removed(header),
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"{file.location}: {error}") from None
+
+
+def _read_header(file: SourceFile, parse: Parse) -> _Header:
     if file.size_bytes == 0:
         raise CheckpointError(f"{file.location}: the file is empty")
     if file.size_bytes < _LENGTH_BYTES:
@@ -203,7 +210,10 @@ def _read_header(file: SourceFile) -> _Header:
             "ends before: truncated or damaged"
         )
     try:
-        description = _parse_header(read_bytes(file, _LENGTH_BYTES, length))
+        parse.take(length)
+        encoded = read_bytes(file, _LENGTH_BYTES, length)
+        parse.take(json_bytes(encoded))
+        description = _parse_header(encoded)
         metadata = _checked_metadata(description.pop(_METADATA, {}))
     except CheckpointError as error:
         raise CheckpointError(f"{file.location}: {error}") from None
@@ -212,7 +222,9 @@ def _read_header(file: SourceFile) -> _Header:
 
 def _parse_header(encoded: bytes) -> dict[str, Any]:
     try:
-        description = json.loads(encoded.decode(), object_pairs_hook=_unique_pairs, parse_constant=_no_constant)
+        # only JSON's escapes can spell lone surrogates, which are no text
+        hook = _unique_texts if b"\\u" in encoded else _unique
+        description = json.loads(encoded.decode(), object_pairs_hook=hook, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"the header is not JSON ({error}): not a .safetensors file, or damaged") from None
     if not isinstance(description, dict):
@@ -220,12 +232,17 @@ def _parse_header(encoded: bytes) -> dict[str, Any]:
     return description
 
 
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise CheckpointError(f"the header has {twice!r} twice: damaged")
-    # JSON's escapes can spell lone surrogates, which are no text: this raises a ValueError
+    return unique
+
+
+def _unique_texts(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    unique = _unique(pairs)
+    # a lone surrogate raises a ValueError
     "".join([*unique, *(value for value in unique.values() if isinstance(value, str))]).encode()
     return unique
 

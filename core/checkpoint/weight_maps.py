@@ -11,10 +11,11 @@ from typing import Any
 
 from core.checkpoint.model import CheckpointFormat
 from core.errors import CatalogError
+from core.runtime.metadata import load_json
 from core.storage.files import read_small_file
 from core.storage.urls import Location
 
-_LARGEST_BYTES = 64 << 20
+LARGEST_INDEX_BYTES = 64 << 20
 
 
 def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
@@ -29,10 +30,11 @@ def read_weight_map(location: Location) -> dict[str, str]:
     Raises:
         CatalogError: it is no index.
         CheckpointError: it is far too large for one.
+        LimitError: it would take too much memory.
         StorageError: it cannot be read.
     """
     try:
-        found = json.loads(read_small_file(location, _LARGEST_BYTES), object_pairs_hook=_unique)
+        found = load_json(read_small_file(location, LARGEST_INDEX_BYTES), location, object_pairs_hook=_unique)
         found = found.get("weight_map", found)
     except (AttributeError, RecursionError, ValueError) as error:
         raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error

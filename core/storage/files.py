@@ -17,6 +17,7 @@ from core.budget import UploadBuffers
 from core.errors import CheckpointError, StorageError, TargetError
 from core.progress import current_progress
 from core.runtime.local_files import check_regular, is_irregular, open_regular
+from core.runtime.metadata import check_metadata, metadata_limit_bytes
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
 from core.storage.file_versions import local_version, remote_version
@@ -332,6 +333,7 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
     Raises:
         StorageError: it cannot be read.
         CheckpointError: it is larger than `limit_bytes`.
+        LimitError: it would take too much memory.
     """
     if takes_parts(location):
         return _read_small_object(location, limit_bytes)
@@ -339,6 +341,7 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
     try:
         if file.size_bytes > limit_bytes:
             raise _too_large(location, limit_bytes)
+        check_metadata(file.size_bytes, location)
         return read_bytes(file, 0, file.size_bytes)
     finally:
         file.close()
@@ -363,7 +366,8 @@ def read_own_file(location: Location, limit_bytes: int) -> bytes:
 
 def _read_small_object(location: Location, limit_bytes: int) -> bytes:
     """One request; others need one for the size as well. HTTP tells if less came than was sent."""
-    read = partial(location.fs.cat_file, location.path, start=0, end=limit_bytes + 1)
+    most_bytes = min(limit_bytes, metadata_limit_bytes())
+    read = partial(location.fs.cat_file, location.path, start=0, end=most_bytes + 1)
     try:
         data = bytes(requested(location, "read it", read))
     except StorageError as error:
@@ -373,6 +377,7 @@ def _read_small_object(location: Location, limit_bytes: int) -> bytes:
         raise
     if len(data) > limit_bytes:
         raise _too_large(location, limit_bytes)
+    check_metadata(len(data), location)
     return data
 
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from core.errors import CheckpointError, StorageError, StrategyError
+from core.errors import CheckpointError, LimitError, StorageError, StrategyError
+from core.runtime.metadata import check_metadata, parsing
 from core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
 from core.storage.requests import at_once
 from core.storage.urls import Location, parse_url
@@ -54,9 +55,12 @@ def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
     _check_one_format(files)
     # the ranks of a stage write the same bytes: each content is parsed once, under the first file's name
     first_with: dict[bytes, Location] = {}
-    for location, data in _read_all(files):
-        first_with.setdefault(data, location)
-    strategies = [_parse(data, location) for data, location in first_with.items()]
+    with parsing(origin) as parse:
+        for location, data in _read_all(files):
+            if data not in first_with:
+                parse.take(2 * len(data))  # the layouts that are made of it are no larger
+                first_with[data] = location
+        strategies = [_parse(data, location) for data, location in first_with.items()]
     if len(strategies) == 1 and strategies[0].merged:
         return replace(strategies[0], origin=origin)
     for strategy in strategies:
@@ -94,7 +98,7 @@ def write_strategy(strategy: Strategy, url: str) -> None:
 
 @contextmanager
 def _passed_over() -> Iterator[None]:
-    with suppress(StrategyError):
+    with suppress(StrategyError, LimitError):
         try:
             yield
         except StorageError as error:
@@ -128,6 +132,7 @@ def _read_file(location: Location) -> bytes:
                 f"{location}: has {file.size_bytes} bytes, a strategy has less than {_LARGEST_FILE_BYTES}"
                 f"{with_guess(start)}"
             )
+        check_metadata(file.size_bytes, location)
         return read_bytes(file, 0, file.size_bytes)
     finally:
         file.close()

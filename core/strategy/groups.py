@@ -1,16 +1,16 @@
 """Which ranks hold the same, said by files other than strategies: MindX's `group_info`, MindSpore's group files."""
 
-import json
 from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import DecodeError
 
 from core.errors import CheckpointError, StorageError, StrategyError
+from core.runtime.metadata import check_metadata, load_json, protobuf_bytes
 from core.storage.files import read_small_file
 from core.storage.urls import Location, parse_url
 from core.strategy.strategy_pb2 import ParallelGroupMap
 
-_LARGEST_FILE_BYTES = 64 << 20
+LARGEST_FILE_BYTES = 64 << 20
 # ranks are enumerated, so a number of them must be believed before it is acted on
 _MOST_RANKS = 1 << 20
 
@@ -47,6 +47,7 @@ def parse_groups(data: bytes, origin: str) -> Groups:
 
     Raises:
         StrategyError: it is neither.
+        LimitError: it would take too much memory.
     """
     groups = _from_json(data, origin) if data.lstrip()[:1] == b"[" else [restore_ranks(data, origin)]
     for group in groups:
@@ -67,6 +68,7 @@ def restore_ranks(data: bytes, origin: str) -> list[int]:
     """
     message = ParallelGroupMap()
     try:
+        check_metadata(protobuf_bytes(data), origin)
         message.ParseFromString(data)
     except (DecodeError, RecursionError) as error:
         raise StrategyError(f"{origin}: is neither a JSON list of groups nor a MindSpore group file") from error
@@ -77,7 +79,7 @@ def restore_ranks(data: bytes, origin: str) -> list[int]:
 
 def _read(location: Location) -> Groups:
     try:
-        return parse_groups(read_small_file(location, _LARGEST_FILE_BYTES), str(location))
+        return parse_groups(read_small_file(location, LARGEST_FILE_BYTES), str(location))
     except CheckpointError as error:
         raise StrategyError(str(error)) from error
     except StorageError as error:
@@ -88,7 +90,7 @@ def _read(location: Location) -> Groups:
 
 def _from_json(data: bytes, origin: str) -> Sequence[Sequence[int]]:
     try:
-        groups = json.loads(data)
+        groups = load_json(data, origin)
     except (ValueError, RecursionError) as error:
         raise StrategyError(f"{origin}: is no JSON: {error}") from error
     if not groups or not all(isinstance(group, list) and all(type(rank) is int for rank in group) for group in groups):

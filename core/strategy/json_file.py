@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from core.errors import LayoutError, StrategyError
 from core.layout import ParameterLayout
+from core.runtime.metadata import load_json
 from core.slices import Shape
 from core.strategy.kinds import START_BYTES, with_guess
 from core.strategy.model import OperatorStrategy, Strategy
@@ -45,11 +46,12 @@ def parse_json(data: bytes, origin: str) -> Strategy:
 
     Raises:
         StrategyError: it is empty, no JSON, of another shape, or contradicts itself.
+        LimitError: it would take too much memory.
     """
     if not data.strip():
         raise StrategyError(f"{origin}: is empty, not a strategy")
     try:
-        document = json.loads(data.decode(), object_pairs_hook=_unique_object)
+        document = load_json(data, origin, object_pairs_hook=_unique_object)
         items = _object(document, "the document")
         operators = _object(items.get("parallel_strategy_item", {}), "parallel_strategy_item")
         layouts = _object(_required(items, "parallel_layout_item"), "parallel_layout_item")

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from core.errors import StrategyError
 from core.layout import ParameterLayout
+from core.runtime.metadata import parsing, protobuf_bytes
 from core.slices import Shape
 from core.strategy.kinds import START_BYTES, with_guess
 from core.strategy.model import OperatorStrategy, Strategy
@@ -47,16 +48,19 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
 
     Raises:
         StrategyError: it is empty, damaged, something else, or contradicts itself.
+        LimitError: it would take too much memory.
     """
     if not data:
         raise StrategyError(f"{origin}: is empty, not a strategy")
-    message = ParallelStrategyMap()
-    if not _parse_into(message, data):
-        raise StrategyError(f"{origin}: is not a strategy{_kind(data)}")
-    records = StrategyRecords(
-        [_parse_operator(item, origin) for item in message.parallel_strategy_item],
-        _parse_items(message.parallel_layout_item, origin),
-    )
+    with parsing(origin) as parse:
+        parse.take(protobuf_bytes(data))
+        message = ParallelStrategyMap()
+        if not _parse_into(message, data):
+            raise StrategyError(f"{origin}: is not a strategy{_kind(data)}")
+        records = StrategyRecords(
+            [_parse_operator(item, origin) for item in message.parallel_strategy_item],
+            _parse_items(message.parallel_layout_item, origin),
+        )
     return assemble_strategy(records, origin)
 
 

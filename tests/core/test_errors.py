@@ -23,12 +23,14 @@ PARENTS = {
     "CatalogError": "InputError",
     "PlanError": "InputError",
     "CastError": "InputError",
+    "LimitError": "InputError",
     "TargetError": "InputError",
     "TargetBusyError": "TargetError",
     "VerificationError": "ReshardError",
     "DifferenceError": "VerificationError",
     "ConversionError": "ReshardError",
     "StoppedError": "ConversionError",
+    "OutOfMemoryError": "ConversionError",
     "StorageError": "ConversionError",
 }
 

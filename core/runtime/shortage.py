@@ -1,0 +1,35 @@
+"""Recognizes errors of memory running out, and names them in one message."""
+
+import errno
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.errors import OutOfMemoryError
+
+_MESSAGE = (
+    "out of memory: the system gave this process no more. Run it where there is more, or with fewer --workers or a "
+    "smaller --memory-limit"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out; a thread needs some for its stack."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+    )
+
+
+@contextmanager
+def naming_shortage() -> Iterator[None]:
+    """Raises an OutOfMemoryError for any error inside the block means that memory ran out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        # frames hold what filled the memory
+        traceback.clear_frames(error.__traceback__)
+        raise OutOfMemoryError(_MESSAGE) from None
