@@ -16,7 +16,7 @@ _SECRET_NAME = (
 
 _FIELD = re.compile(rf"((?:[?&;#]|%3f|%26){_SECRET_NAME}(?:=|%3d))[^&<>\"'\s]*", re.IGNORECASE)
 # digits before the first slash are a port; secrets may hold slashes, as those of S3 do; an IPv6 address holds colons
-_PASSWORD = re.compile(r"://(?:\[[^\]/@]*\])?[^/@:\[]*(?::(?!\d+(?:[/?#]|$))|%3[aA])[^@]*@")
+_PASSWORD = re.compile(r"://(?!\[[\da-fA-F:.]+\](?::\d+)?(?:[/?#]|$))[^/@:]*(?::(?!\d+(?:[/?#]|$))|%3[aA])[^@]*@")
 # with other schemes a name before the @ is a user's (sftp), or a container's (abfs)
 _LONE_TOKEN = re.compile(r"((?<![a-z\d])(?:https?|s3[an]?|obs|oss|gc?s|(?:web)?davs?)://)[^/?#@]+@", re.IGNORECASE)
 _WORD = re.compile(r"\S+")

@@ -20,7 +20,7 @@ from core.picture import draw_feeds, feeds_of
 from core.plan import ConversionPlan
 from core.report import ConversionReport, PlanSummary, VerificationReport
 from tasks.pages import (
-    as_text,
+    as_paragraph,
     comparison_page,
     difference_rows,
     failure_page,
@@ -90,7 +90,7 @@ def publish_comparison(report: ComparisonReport) -> None:
         _keep_page(COMPARISON_KEY, comparison_page(report))
     else:
         rows = difference_rows(report.rows)
-        _keep(lambda: create_table_artifact(key=DIFFERENCES_KEY, table=rows, description=as_text(report.verdict)))
+        _keep(lambda: create_table_artifact(key=DIFFERENCES_KEY, table=rows, description=as_paragraph(report.verdict)))
 
 
 def _keep_page(key: str, markdown: str) -> None:

@@ -3,7 +3,7 @@
 The UI opens no links to files or buckets: where things are is shown as code, to be copied.
 
 Names and messages are anybody's: a text that comes to stand on a page is never read as markdown. What is markdown is
-marked as such, `_Markdown`.
+marked as such, `_Markdown`. The UI reads texts in cells of table artifacts, and descriptions, as markdown as well.
 """
 
 import re
@@ -171,7 +171,7 @@ def failure_page(title: str, error: ReshardError) -> str:
         advice = _DIFFERENT
     else:
         advice = _DO_AGAIN if isinstance(error, VerificationError) else _RETRY
-    head = f"# Failed: {as_text(title)}"
+    head = f"# Failed: {_as_text(title)}"
     return _page(head, f"{type(error).__name__}:", _fenced(message), "## What to do next", advice)
 
 
@@ -207,7 +207,9 @@ def comparison_page(report: ComparisonReport) -> str:
 def difference_rows(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
     """The table of what differs between two checkpoints."""
     shown = rows[:LARGEST_TABLE_ROWS]
-    table = [{"parameter": printable(name), "differs in": kind, "what": printable(what)} for name, kind, what in shown]
+    table = [
+        {"parameter": as_paragraph(name), "differs in": kind, "what": as_paragraph(what)} for name, kind, what in shown
+    ]
     if len(rows) > len(shown):
         table.append({"parameter": f"and {len(rows) - len(shown)} more", "differs in": "", "what": ""})
     return table
@@ -251,7 +253,7 @@ def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
             "MiB/s": _mib_per_second(rank),
             "verified": str(rank.verified),
             "read_bytes": rank.read_bytes,
-            "file": printable(rank.file),
+            "file": as_paragraph(rank.file),
             "record_digest": rank.record_digest,
         }
         for rank in ranks[:LARGEST_TABLE_ROWS]
@@ -259,7 +261,7 @@ def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
 
 
 def _sentence(report: LatestReport) -> str:
-    return as_text(f"{report.message[:1].upper()}{report.message[1:]}.")
+    return as_paragraph(f"{report.message[:1].upper()}{report.message[1:]}.")
 
 
 def _headline(report: ConversionReport) -> str:
@@ -353,7 +355,7 @@ def _facts(facts: dict[str, str]) -> str:
 
 
 def _notes(notes: Sequence[str]) -> str:
-    return "\n".join(f"- {_as_paragraph(note)}" for note in notes)
+    return "\n".join(f"- {as_paragraph(note)}" for note in notes)
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -362,7 +364,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _cell(content: object) -> str:
-    return content.replace("|", "\\|") if isinstance(content, _Markdown) else as_text(str(content))
+    return content.replace("|", "\\|") if isinstance(content, _Markdown) else _as_text(str(content))
 
 
 def _rest(count: int) -> str:
@@ -370,14 +372,14 @@ def _rest(count: int) -> str:
     return f"… and {hidden} more." if hidden > 0 else ""
 
 
-def as_text(text: str) -> str:
+def _as_text(text: str) -> str:
     """Markdown that shows a text as it is, on one line: no emphasis, no links, no images, no HTML."""
     return _MARKUP.sub(r"\\\g<0>", printable(scrubbed(text)))
 
 
-def _as_paragraph(text: str) -> str:
+def as_paragraph(text: str) -> str:
     """The same where a line begins: no heading, no list."""
-    return _MARKUP_AT_BEGIN.sub(r"\1\\\2", as_text(text))
+    return _MARKUP_AT_BEGIN.sub(r"\1\\\2", _as_text(text))
 
 
 def _code(text: str) -> _Markdown:

@@ -93,6 +93,7 @@ def test_a_name_of_storage_options_is_taken(name: str) -> None:
         "s3://AK%3ahunter2%40bucket",
         "s3://AK%253Ahunter2@bucket",
         "s3://AK:hunt/er2@bucket/x",
+        "s3://A[K:hunter2@bucket/x",
         "http://me:hunter2@[::1]:9000/x",
         "simplecache::s3://AK:hunter2@bucket/x",
         "simplecache::https://host/x?token=hunter2",

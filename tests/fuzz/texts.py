@@ -26,7 +26,7 @@ def _requests() -> list[bytes]:
     documents = [
         {"source": "s3://b/x", "target": "/y", "ranks": "0-3,7", "memory_limit": "512 MiB", "step": "10_5"},
         {"source": "/x", "target": "obs://b/y", "source_storage": "env:A", "fault_ranks": "1", "recover": True},
-        {"source": "https://bob@host:80/x?a=1", "target": "/y", "ranks": "3"},
+        {"source": "sftp://bob@host:80/x?a=1", "target": "/y", "ranks": "3"},
     ]
     return [json.dumps(document).encode() for document in documents]
 
