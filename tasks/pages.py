@@ -38,7 +38,8 @@ _LARGEST_LIST = 4
 _LARGEST_MESSAGE_CHARACTERS = 100_000
 # what is markup in the middle of a line; also the beginnings of what becomes a link by itself
 _MARKUP = re.compile(r"[\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_])|(?<=[a-zA-Z]):(?=//)|(?<=www)\.", re.IGNORECASE)
-_MARKUP_AT_BEGIN = re.compile(r"\A(\d*)([#+=>.)-])")
+# before it, after the number of a list's item, a backslash makes a text of a line
+_MARKUP_AT_BEGIN = re.compile(r"\A(\d+(?=[.)](?:\s|\Z))|(?=[#+=>-]))")
 
 _VERIFIED = {
     VerifyLevel.NONE: "Not verified.",
@@ -379,7 +380,7 @@ def _as_text(text: str) -> str:
 
 def as_paragraph(text: str) -> str:
     """The same where a line begins: no heading, no list."""
-    return _MARKUP_AT_BEGIN.sub(r"\1\\\2", _as_text(text))
+    return _MARKUP_AT_BEGIN.sub(r"\1\\", _as_text(text))
 
 
 def _code(text: str) -> _Markdown:

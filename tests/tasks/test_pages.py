@@ -20,6 +20,7 @@ from core.verify import verify_target
 from core.wording import printable, size_text
 from tasks.pages import (
     LARGEST_TABLE_ROWS,
+    as_paragraph,
     comparison_page,
     difference_rows,
     failure_page,
@@ -224,6 +225,12 @@ def test_names_are_shown_as_text_and_never_as_markdown(report: ConversionReport)
     assert len(re.findall(r"^\| Source \|", page, re.MULTILINE)) == 1
     merged = MergeReport(url=HOSTILE, stages=2, devices_per_stage=4, parameters=7)
     assert "reshard inspect" in is_shown(merge_page(merged))
+
+
+@pytest.mark.parametrize("text", ["# a", "- a", "1. a", "12) a", "> a", "+ a", "=== a", "1.5 GiB", "0-3", "adam_*"])
+def test_what_begins_a_line_begins_no_heading_and_no_list(text: str) -> None:
+    assert is_shown(as_paragraph(text)) == f"{text}\n"
+    assert MarkdownIt().render(as_paragraph(text)).startswith("<p>")
 
 
 def test_cells_of_table_artifacts_are_no_markdown_either(report: ConversionReport) -> None:
