@@ -1,7 +1,6 @@
 """Files: read at offsets by many threads, written front to back and visible only when whole."""
 
 import errno
-import io
 import os
 import re
 import shutil
@@ -105,8 +104,8 @@ def _open_joined(location: Location, parts: Sequence[Location]) -> SourceFile:
 class _LocalSource:
     def __init__(self, location: Location) -> None:
         self.location = location
+        self._descriptor = -1
         self._descriptor = open_regular(location.path)
-        self._file = io.FileIO(self._descriptor)
         status = os.fstat(self._descriptor)
         self.size_bytes = status.st_size
         self.version = local_version(status)
@@ -130,8 +129,14 @@ class _LocalSource:
         return bytes(buffer)
 
     def close(self) -> None:
-        with mapped_errors(self.location, "close it"):
-            self._file.close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with mapped_errors(self.location, "close it"):
+                os.close(descriptor)
+
+    def __del__(self) -> None:
+        with suppress(StorageError):
+            self.close()
 
 
 class _RemoteSource:

@@ -81,8 +81,8 @@ def test_a_unified_targets_file_that_was_replaced_is_mended(
     bounded: Callable[..., Any], tmp_path: Path, kind: str, file: str
 ) -> None:
     out = tmp_path / "out"
-    command = ("convert", CASE.directory / "src", out, *STRATEGIES[:2], *STRATEGIES[4:], "--layout", "unified")
-    command += ("--max-shard-size", "300KiB")
+    unified = ("--layout", "unified", "--max-shard-size", "300KiB")
+    command = ("convert", CASE.directory / "src", out, *STRATEGIES[:2], *STRATEGIES[4:], *unified)
     assert bounded(*command).code == 0
     before = (out / file).read_bytes()
     told = replace(out / file, kind)

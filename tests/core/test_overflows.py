@@ -135,7 +135,7 @@ def test_a_record_without_overflows_is_as_it_always_was() -> None:
     record = ShardRecord(
         identity="i",
         rank=0,
-        file="f",
+        file="rank_0/f",
         size_bytes=1,
         copy_of=None,
         source_ranks=(0,),

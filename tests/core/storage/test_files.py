@@ -316,11 +316,17 @@ def unclosable(path: str, mode: str, *, buffering: int = -1) -> UnclosableFile:
 
 
 def test_a_file_that_was_read_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
     (tmp_path / "a").write_bytes(CONTENT)
-    monkeypatch.setattr("io.FileIO", UnclosableFile)
     file = open_source(parse_url(str(tmp_path / "a")))
-    with pytest.raises(StorageError, match="a: cannot close it: Input/output error") as caught:
-        file.close()
+    close = os.close
+    with monkeypatch.context() as patch:
+        patch.setattr("os.close", failing)
+        with pytest.raises(StorageError, match="a: cannot close it: Input/output error") as caught:
+            file.close()
     assert caught.value.transient
     file.close()
 
