@@ -11,16 +11,24 @@ from core.wording import counted, seconds_text, size_text
 @click.command("join-parts")
 @click.argument("parts", metavar="PART...", nargs=-1, required=True)
 @click.argument("target")
+@click.option(
+    "--shared-parameters",
+    metavar="first|fail|STAGE",
+    default="fail",
+    show_default=True,
+    help="Of a parameter that several parts have, such as tied embeddings, with different contents: first, take the "
+    "first stage's; a number, that stage's; fail.",
+)
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
-def command(parts: tuple[str, ...], target: str, storage: str, as_json: bool) -> None:
+def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage: str, as_json: bool) -> None:
     """Makes one checkpoint, TARGET, of the parts that pipeline stages were converted to one by one.
 
     Each PART is the directory that `reshard convert` made of one stage, perhaps on another machine, with that stage's
-    own strategy as the source strategy. Together they have to hold each parameter of their target strategy once. Their
-    files are copied side by side, rank_0/checkpoint_0_part0.ckpt, rank_0/checkpoint_0_part1.ckpt, and checked; TARGET
-    appears when all are right. MindSpore's load_segmented_checkpoints reads its rank folders, and so do all commands
-    here.
+    own strategy as the source strategy. Together they have to hold all parameters of their target strategy; what
+    several of them hold is compared, and written once. Their files are copied side by side,
+    rank_0/checkpoint_0_part0.ckpt, rank_0/checkpoint_0_part1.ckpt, and checked; TARGET appears when all are right.
+    MindSpore's load_segmented_checkpoints reads its rank folders, and so do all commands here.
 
     \b
     Examples:
@@ -31,7 +39,7 @@ def command(parts: tuple[str, ...], target: str, storage: str, as_json: bool) ->
 
     check_output(target)
     with storage_named(storage, *parts, target), shown_progress("joining") as progress:
-        report = join_parts(parts, target, progress)
+        report = join_parts(parts, target, progress, shared_parameters=shared_parameters)
     if as_json:
         print_json(report)
         return

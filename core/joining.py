@@ -1,12 +1,14 @@
 """Stages that were converted one by one, perhaps on different machines, made one checkpoint: all of it, or nothing.
 
 Each part is a finished conversion with a manifest and records of its own. They have to be of one target strategy, and
-each of its parameters of one of them. Their files are copied, every rank's side by side, checked against the records,
-and published with one manifest, in which a rank's parts count as one file.
+together have all of its parameters. Their files are copied, every rank's side by side, checked against the records,
+and published with one manifest, in which a rank's parts count as one file. Of a parameter that several parts have,
+because their stages share it, only one part's copy is written.
 """
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,9 +26,10 @@ from core.plan import ConversionPlan
 from core.plan_file import rebuild_plan
 from core.progress import Progress, SilentProgress, advancing
 from core.report import Summary
-from core.request import VerifyLevel
+from core.request import SHARED_PARAMETERS, VerifyLevel
 from core.retry import stoppable, with_retries
 from core.session import give_up_abandoned_uploads
+from core.shared import differing_text
 from core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
 from core.storage.filesystems import same_storage
 from core.storage.joined import joined_name
@@ -54,9 +57,12 @@ from core.target import (
     record_digest,
 )
 from core.threads import in_threads
+from core.transfer.reduced_copy import copy_without
+from core.verification.part_copies import PartCopies
 from core.verification.state import other_state_files
 from core.verify import verify_rank
 
+FAIL = "fail"
 _WORKERS = 4
 _BLOCK_BYTES = 8 * 2**20
 
@@ -94,8 +100,13 @@ class _Part:
         return any(fnmatchcase(name, pattern) for pattern in self.plan.inputs.allow_missing)
 
 
-def join_parts(parts: Sequence[str], target: str, progress: Progress | None = None) -> JoinReport:
+def join_parts(
+    parts: Sequence[str], target: str, progress: Progress | None = None, *, shared_parameters: str = FAIL
+) -> JoinReport:
     """Copies the parts that stages were converted to into one checkpoint; they stay as they are.
+
+    `shared_parameters` is what to do about parameters of which several parts have different copies: `fail`, take the
+    `first` stage's, or that of the stage of this number. Alike ones are the first stage's, or that of the number.
 
     Raises:
         InputError: they are not parts of one target, or some are missing; or the target is occupied.
@@ -109,18 +120,23 @@ def join_parts(parts: Sequence[str], target: str, progress: Progress | None = No
     for part in found:
         check_apart(part.location, final)
     _check_together(found)
-    joint = _Joint(found, final)
+    shared = _shared(found, shared_parameters)
+    note = _compared(found, shared, fails=shared_parameters == FAIL)
+    if note:
+        progress.note(note)
+    joint = _Joint(found, final, shared, note)
     done = read_manifest(final)
     if done is not None and done.identity == joint.identity:
         progress.note(f"{final}: was joined from these parts already; reshard verify checks it")
+        summaries: Sequence[RankSummary] = done.ranks
     else:
-        joint.make(progress)
+        summaries = joint.make(progress)
     return JoinReport(
         target=str(final),
         stages=tuple(part.stage for part in found),
         ranks=len(joint.ranks),
         parameters=len(set().union(*(part.parameters for part in found))),
-        size_bytes=joint.size_bytes,
+        size_bytes=sum(rank.size_bytes for rank in summaries),
         seconds=round(time.monotonic() - started, 3),
     )
 
@@ -153,30 +169,83 @@ def _check_together(parts: Sequence[_Part]) -> None:
         for what, ours in _kind_of(part).items():
             if ours != _kind_of(first)[what]:
                 raise InputError(f"{first.location} and {part.location} do not go together: they have different {what}")
-    holders: dict[str, _Part] = {}
-    for part in parts:
-        twice = sorted(part.parameters & holders.keys())
-        if twice:
-            other = holders[twice[0]]
-            raise InputError(
-                f"{other.location} and {part.location}, stages {other.stage} and {part.stage}, both have parameter "
-                f"{twice[0]!r}: it cannot be known whose is meant. Name each stage once; stages that share parameters "
-                "are converted at once, with the directory of all strategies"
-            )
-        holders |= dict.fromkeys(part.parameters, part)
     for part, other in pairwise(parts):
         if part.stage == other.stage:
             raise InputError(
                 f"{part.location} and {other.location} are both of stage {part.stage}, and their files have the same "
-                "names: they are not stages of one checkpoint"
+                "names: they are not stages of one checkpoint. Name each stage once"
             )
     wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
-    lacking = sorted(name for name in wanted - holders.keys() if not any(part.excuses(name) for part in parts))
+    held = set().union(*(part.parameters for part in parts))
+    lacking = sorted(name for name in wanted - held if not any(part.excuses(name) for part in parts))
     if lacking:
         raise InputError(
             f"no part has {len(lacking)} parameters of the target's strategy ({listed(lacking, 6)}): there are the "
             f"parts of stages {', '.join(str(part.stage) for part in parts)}; name the others' as well"
         )
+
+
+def _shared(parts: Sequence[_Part], shared_parameters: str) -> dict[str, tuple[int, ...]]:
+    """The stages that have each parameter that several parts have; the first of them is that whose copy is taken.
+
+    Raises:
+        InputError: the option is none, or names a stage of which there is no part.
+    """
+    if not SHARED_PARAMETERS.fullmatch(shared_parameters):
+        raise InputError(f"--shared-parameters {shared_parameters}: must be first, fail, or the number of a stage")
+    stages: dict[str, list[int]] = {}
+    for part in parts:
+        for name in part.parameters:
+            stages.setdefault(name, []).append(part.stage)
+    chosen = int(shared_parameters) if shared_parameters.isdigit() else None
+    if chosen is not None and chosen not in {part.stage for part in parts}:
+        raise InputError(
+            f"the copies of stage {chosen} are to be taken of shared parameters (--shared-parameters), but there are "
+            f"the parts of stages {', '.join(str(part.stage) for part in parts)}"
+        )
+    return {
+        name: tuple(sorted(holders, key=lambda stage: stage != chosen))
+        for name, holders in sorted(stages.items())
+        if len(holders) > 1
+    }
+
+
+def _left_out(part: _Part, shared: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """The parameters of a part of which another part's copy is taken."""
+    return frozenset(name for name, stages in shared.items() if part.stage in stages[1:])
+
+
+def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, fails: bool) -> str:
+    """What is to be said of shared parameters of which parts have different copies, in a sentence; nothing if none has.
+
+    Raises:
+        InputError: there are such, and that is to fail; or on a rank a part has nothing that counts.
+        TargetError: a record is not the one that its manifest was written for.
+        StorageError: one cannot be read.
+    """
+    if not shared:
+        return ""
+    copies = PartCopies(shared)
+
+    def take(part: _Part, rank: int) -> None:
+        record = _record_of(part, rank)
+        if _left_out(part, shared).issuperset(parameter.name for parameter in record.parameters):
+            raise InputError(
+                f"{part.location}: has nothing for rank_{rank} but what other parts have as well, and a file without "
+                f"parameters cannot be written. Take its copies, --shared-parameters {part.stage}, or convert all "
+                "stages at once, with the directory of all strategies"
+            )
+        copies.add(part.stage, part.plan, record)
+
+    pairs = [(part, rank) for part in parts for rank in part.plan.target_ranks]
+    in_threads(lambda pair: take(*pair), pairs, _WORKERS, threading.Event())
+    told = listed([differing_text(each) for each in copies.differing()], 20)
+    if told and fails:
+        raise InputError(
+            f"{', '.join(str(part.location) for part in parts)}: have different copies of parameters that their stages "
+            f"share: {told}. Name the stage whose copies are right: --shared-parameters STAGE, or first"
+        )
+    return f"pipeline stages hold DIFFERENT copies of parameters that they share: {told}" if told else ""
 
 
 def _kind_of(part: _Part) -> dict[str, object]:
@@ -205,6 +274,25 @@ def _record_of(part: _Part, rank: int) -> ShardRecord:
     return record
 
 
+@dataclass(frozen=True)
+class _File:
+    """A part's file of a rank, as it was copied: see `ShardRecord`."""
+
+    size_bytes: int
+    heads: tuple[str, ...]
+
+
+def _copied(part: _Part, record: ShardRecord, directory: Location, left_out: frozenset[str]) -> _File:
+    """Copies a part's file of a rank, without the parameters of which another part's copy is taken."""
+    names = record.file.split("/")
+    source, target = part.location.child(*names), directory.child(*names)
+    if left_out.isdisjoint(parameter.name for parameter in record.parameters):
+        _copy(source, target)
+        return _File(record.size_bytes, record.heads)
+    reduced = copy_without(source, target, part.plan, left_out)
+    return _File(reduced.size_bytes, (reduced.heads,))
+
+
 def _copy(source: Location, target: Location) -> None:
     if same_storage(source.fs, target.fs):
         copy_file(source, target)
@@ -227,25 +315,28 @@ def _united(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
 class _Joint:
     """The checkpoint that parts are joined to."""
 
-    def __init__(self, parts: Sequence[_Part], final: Location) -> None:
+    def __init__(
+        self, parts: Sequence[_Part], final: Location, shared: Mapping[str, tuple[int, ...]], note: str
+    ) -> None:
         self._parts = parts
         self._final = final
-        identities = "+".join(part.manifest.identity for part in parts)
+        self._note = note
+        self._left_out = {
+            part.stage: frozenset(name for name, stages in shared.items() if part.stage in stages[1:]) for part in parts
+        }
+        taken = sorted({stages[0] for stages in shared.values()})
+        identities = "+".join([*(part.manifest.identity for part in parts), *(f"shared {stage}" for stage in taken)])
         self.identity = xxhash.xxh3_128_hexdigest(identities.encode())
         self.ranks = parts[0].plan.target_ranks
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(rank.size_bytes for part in self._parts for rank in part.manifest.ranks)
-
-    def make(self, progress: Progress) -> None:
+    def make(self, progress: Progress) -> Sequence[RankSummary]:
         """Copies all files, checks them, and publishes them."""
+        size_bytes = sum(rank.size_bytes for part in self._parts for rank in part.manifest.ranks)
         with self._claimed() as workspace:
             paths = [part.plan.file_name(rank) for part in self._parts for rank in self.ranks]
             give_up_abandoned_uploads(workspace.directory, paths)
-            check_room(workspace.directory, self.size_bytes)
-            progress.begin(2 * self.size_bytes)
+            check_room(workspace.directory, size_bytes)
+            progress.begin(2 * size_bytes)
             with stoppable() as stop:
                 advance = advancing(progress, stop)
 
@@ -263,6 +354,7 @@ class _Joint:
             publish(workspace.directory, self._final)
             if self._final.is_local:
                 remove_tree(self._final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
+        return ranks
 
     @contextmanager
     def _claimed(self) -> Iterator[Workspace]:
@@ -298,26 +390,30 @@ class _Joint:
         """
         parameters: dict[str, ParameterRecord] = {}
         records = [_record_of(part, rank) for part in self._parts]
+        files: list[_File] = []
         for part, record in zip(self._parts, records, strict=True):
+            left_out = self._left_out[part.stage]
             for parameter in record.parameters:
+                if parameter.name in left_out:
+                    continue
                 if parameters.setdefault(parameter.name, parameter) != parameter:
                     raise InputError(
                         f"{part.location}: parameter {parameter.name!r} of rank_{rank}, which no strategy knows, has "
                         "other contents than in other parts: they are not of one checkpoint"
                     )
-            _copy(part.location.child(*record.file.split("/")), workspace.directory.child(*record.file.split("/")))
+            files.append(_copied(part, record, workspace.directory, left_out))
             advance(record.size_bytes)
         joined = ShardRecord(
             identity=self.identity,
             rank=rank,
             file=self._file_name(rank),
-            size_bytes=sum(record.size_bytes for record in records),
+            size_bytes=sum(file.size_bytes for file in files),
             copy_of=None,
             source_ranks=tuple(sorted({source for record in records for source in record.source_ranks})),
             read_bytes=sum(record.read_bytes for record in records),
             seconds=sum(record.seconds for record in records),
             verified=VerifyLevel.CHECKSUM,
-            heads=tuple(digest for record in records for digest in record.heads),
+            heads=tuple(digest for file in files for digest in file.heads),
             parameters=tuple(parameters.values()),
         )
         found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)
@@ -353,7 +449,10 @@ class _Joint:
             dropped=_united(manifest.dropped for manifest in manifests),
             excused=_united(manifest.excused for manifest in manifests),
             carried=_united(manifest.carried for manifest in manifests),
-            notes=(f"joined from the parts that stages were converted to: {told}",),
+            notes=(
+                f"joined from the parts that stages were converted to: {told}",
+                *([self._note] if self._note else []),
+            ),
             ranks=tuple(ranks),
             # those of stages may differ: rules that fit nothing of a stage are refused there
             changes=changes if all(manifest.changes == changes for manifest in manifests) else NO_CHANGES,

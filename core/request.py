@@ -23,7 +23,7 @@ _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
 _STEP = re.compile(r"([0-9]+_[0-9]+(_breakpoint)?)?")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
 _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
-_SHARED = re.compile(r"^(first|fail|[0-9]{1,9})$")
+SHARED_PARAMETERS = re.compile(r"^(first|fail|[0-9]{1,9})$")
 _HIGHEST_RANK = 1_000_000
 _KEY_ADVICE = (
     "Where the key is kept: env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of what stands there, unless "
@@ -494,7 +494,7 @@ class ConversionOptions(BaseModel):
             title="Shared parameters",
             description="Of a parameter that several pipeline stages of the source hold, such as tied embeddings, with "
             "different contents: first, take the first stage's; a number, that stage's; fail.",
-            json_schema_extra=_pattern(_SHARED.pattern),
+            json_schema_extra=_pattern(SHARED_PARAMETERS.pattern),
         ),
     ] = "first"
     dask_scheduler: Annotated[
@@ -629,7 +629,7 @@ class ConversionOptions(BaseModel):
     @field_validator("shared_parameters")
     @classmethod
     def _check_shared_parameters(cls, value: str) -> str:
-        if not _SHARED.fullmatch(value):
+        if not SHARED_PARAMETERS.fullmatch(value):
             raise ValueError("must be first, fail, or the number of a pipeline stage")
         return value
 

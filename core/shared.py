@@ -51,7 +51,7 @@ def with_shared_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
     differing = list(differing_parameters(plan))
     if not differing:
         return plan
-    told = listed([_told(each) for each in differing], 20)
+    told = listed([differing_text(each) for each in differing], 20)
     if fails:
         raise PlanError(
             f"{plan.inputs.catalog.url}: pipeline stages hold different copies of parameters that they share: {told}. "
@@ -80,7 +80,8 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
             yield Differing(name, taken, tuple(different))
 
 
-def _told(differing: Differing) -> str:
+def differing_text(differing: Differing) -> str:
+    """A parameter, whose copy of it is taken, and who has another, for messages."""
     stages = f"stage{'s' if len(differing.others) > 1 else ''} {listed(list(map(str, differing.others)))}"
     return f"{differing.name} (stage {differing.taken}'s is taken, unlike that of {stages})"
 

@@ -199,7 +199,7 @@ class _RankWriter:
             source_ranks=self._rank_plan.source_ranks,
             read_bytes=read_bytes,
             seconds=round(seconds, 3),
-            heads=(_heads_digest(self._file_plan, self._crc),),
+            heads=(heads_digest(self._file_plan, self._crc),),
             overflows=tuple(
                 OverflowRecord(name=name, count=overflow.count, largest=overflow.largest)
                 for name, overflow in self._overflows.by_name.items()
@@ -230,7 +230,8 @@ class _Heads:
         self.data[offset : offset + len(buffer)] = buffer
 
 
-def _heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
+def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
+    """The digest of what stands around the contents of a file that was written."""
     heads = _Heads(file_plan)
     if crc:
         crc.put_into(heads)

@@ -30,7 +30,7 @@ def piece_heads(entry: TensorEntry) -> tuple[Head, ...]:
     """For each extent of a parameter what stands before it: name, dtype, shape and the piece's length."""
     if not entry.extents:
         return ()
-    heads = [head for head, _ in planned_pieces(_as_output(entry))]
+    heads = [head for head, _ in planned_pieces(as_output(entry))]
     return tuple((extent.offset - len(head), head) for extent, head in zip(entry.extents, heads, strict=True))
 
 
@@ -112,6 +112,7 @@ def _spread(items: Sequence[Item]) -> list[Item]:
     return [items[(2 * part + 1) * len(items) // (2 * _SAMPLES)] for part in range(_SAMPLES)]
 
 
-def _as_output(entry: TensorEntry) -> OutputEntry:
+def as_output(entry: TensorEntry) -> OutputEntry:
+    """An entry of a file, to be written to another one."""
     messages = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
     return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, messages)

@@ -1,0 +1,1 @@
+"""Carrying bytes of checkpoints from file to file."""

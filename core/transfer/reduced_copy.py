@@ -1,0 +1,69 @@
+"""Copies a file of a converted checkpoint without some of its parameters."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from core.blocks import planned_file
+from core.budget import UploadBuffers
+from core.checkpoint.crc_writing import RunningCrc, running_crc, stands_at_beginning
+from core.checkpoint.formats import read_index
+from core.checkpoint.heads import as_output
+from core.checkpoint.model import FileIndex, FilePlan
+from core.plan import ConversionPlan
+from core.storage.files import OutputFile, SourceFile, open_source, write_file
+from core.storage.urls import Location
+from core.transform import heads_digest
+
+_BLOCK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class ReducedFile:
+    """What was written: the size of the file, and the digest of what stands around its contents."""
+
+    size_bytes: int
+    heads: str
+
+
+def copy_without(source: Location, target: Location, plan: ConversionPlan, left_out: frozenset[str]) -> ReducedFile:
+    """Copies a file that `plan` made, without the parameters `left_out`; others have to be in it.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        StorageError: reading or writing failed.
+    """
+    file = open_source(source)
+    try:
+        index = read_index(file)
+        entries = tuple(as_output(entry) for entry in index.entries.values() if entry.name not in left_out)
+        file_plan = planned_file(plan, entries)
+        crc = running_crc(index.format, file_plan, entries)
+        upload = UploadBuffers(keeps_first=crc is not None and stands_at_beginning(index.format))
+        with write_file(target, upload) as output:
+            for name, block in _blocks(file, index, file_plan):
+                _write(output, crc, name, block)
+            if crc is not None:
+                crc.put_into(output)
+        return ReducedFile(file_plan.size_bytes, heads_digest(file_plan, crc))
+    finally:
+        file.close()
+
+
+def _blocks(file: SourceFile, index: FileIndex, file_plan: FilePlan) -> Iterator[tuple[str | None, memoryview]]:
+    """The new file's bytes, and whose contents they are."""
+    for segment in file_plan.segments:
+        if isinstance(segment, bytes):
+            yield None, memoryview(segment)
+            continue
+        for extent in index.entries[segment.name].extents_of(segment.start, segment.stop - segment.start):
+            for start in range(0, extent.length, _BLOCK_BYTES):
+                block = memoryview(bytearray(min(_BLOCK_BYTES, extent.length - start)))
+                file.read_into(extent.offset + start, block)
+                yield segment.name, block
+
+
+def _write(output: OutputFile, crc: RunningCrc | None, name: str | None, block: memoryview) -> None:
+    if crc is not None:
+        stretches = [] if name is None else [(name, 0, len(block))]
+        crc.add(block, stretches, crc.sums(block, stretches))
+    output.write(block)
