@@ -1,5 +1,6 @@
 """Merging strategies as a flow."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -48,16 +49,15 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 def test_a_deployments_run_leaves_nothing_in_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "dcb2e6ba-2c22-4ad4-8b80-d0a7a1e3a1b5")
-    for flow, request in (
-        (merge_strategy, MergeRequest(source=str(DIRECTORY / "src_stages"), target="memory://merged.ckpt")),
-        (convert_checkpoint, build_request(source=str(DIRECTORY / "src"), target="memory://converted")),
-        (
-            convert_latest_checkpoint,
-            LatestConversionRequest(source=str(DIRECTORY / "src"), target="memory://converted", source_strategy=""),
-        ),
-    ):
+    source, target = str(DIRECTORY / "src"), "memory://out"
+    runs: list[Callable[[], object]] = [
+        lambda: merge_strategy(MergeRequest(source=str(DIRECTORY / "src_stages"), target=target)),
+        lambda: convert_checkpoint(build_request(source=source, target=target)),
+        lambda: convert_latest_checkpoint(LatestConversionRequest(source=source, target=target)),
+    ]
+    for run in runs:
         with pytest.raises(InputError, match=r"memory:// keeps files in the memory of this process, and they would be"):
-            flow(request)
+            run()
 
 
 def test_a_program_may_look_at_what_a_flow_left_in_its_memory() -> None:
