@@ -132,7 +132,8 @@ def _plan_with_gaps(inputs: PlanInputs, elsewhere: Collection[str]) -> Conversio
     )
     carried = tuple(each for each in match.carried if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
-    return ConversionPlan(inputs, replace(match, carried=carried, dropped=dropped))
+    # the caller names the file, which does not say that it is a part
+    return ConversionPlan(inputs, replace(match, carried=carried, dropped=dropped, part=None))
 
 
 def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> list[str]:

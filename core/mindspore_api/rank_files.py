@@ -13,6 +13,7 @@ from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from core.errors import CatalogError
 from core.mindspore_api.arguments import TAKES_NO_KEY
+from core.storage.failures import mapped_errors
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.urls import Location, parse_url
 
@@ -25,10 +26,16 @@ def survey_ranks(directory: str) -> CheckpointSurvey:
 
     Raises:
         CatalogError: there is nothing, or two folders are of one rank.
+        StorageError: it cannot be read.
     """
     if not os.path.isdir(directory):
         return survey(os.path.abspath(directory))
     root = parse_url(os.path.abspath(directory))
+    with mapped_errors(root, "list it"):
+        return _survey_folders(root, directory)
+
+
+def _survey_folders(root: Location, directory: str) -> CheckpointSurvey:
     folders: dict[int, str] = {}
     for name in sorted(os.listdir(root.path)):
         match = _RANK_FOLDER.fullmatch(name)

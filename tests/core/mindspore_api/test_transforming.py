@@ -586,6 +586,14 @@ def test_a_stages_own_strategy_may_go_with_the_jobs_ranks(tmp_path: Path) -> Non
     assert read_ckpt(tmp_path / "a.ckpt") == {"w": tensor(VALUES)}
 
 
+def test_what_a_stages_own_strategy_lacks_of_the_target_is_warned_of(stages: Path) -> None:
+    files = {rank: str(stages / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(2)}
+    strategies = str(stages / "own_0" / "0.ckpt"), str(stages / "both.ckpt")
+    with pytest.warns(UserWarning, match=r"no source file holds them, though the target's strategy has them: b$"):
+        mindspore.transform_checkpoint_by_rank(0, files, str(stages / "a.ckpt"), *strategies)
+    assert read_ckpt(stages / "a.ckpt") == {"a": tensor(VALUES[:, :1])}
+
+
 def test_refused_arguments_of_one_rank(rows: Path) -> None:
     files = {0: str(rows / "src/rank_0/net.ckpt"), 1: str(rows / "src/rank_1/net.ckpt")}
     path, strategy = str(rows / "a.ckpt"), str(rows / "rows.ckpt")
