@@ -51,7 +51,7 @@ _ALL = tuple(name for names in GROUPS.values() for name in names)
 
 CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)
 """Fields of a whole conversion."""
-PLANNING = tuple(name for name in CONVERTING if name not in ("verify", "overwrite", *_OF_PREFECT))
+PLANNING = tuple(name for name in CONVERTING if name not in ("verify", *_OF_PREFECT))
 """Those that decide what is planned."""
 CONVERTING_LATEST = tuple(name for name in _ALL if name not in (*_OF_ONE_STEP, *_OF_PREFECT))
 """Those of a scheduled conversion, which this command does without Prefect."""

@@ -57,7 +57,7 @@ from core.storage.joined import parts_of
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
-from core.target import check_apart, read_manifest
+from core.target import check_apart, check_free, read_manifest
 from core.threads import in_threads
 from core.unified import UnifiedLayout
 from core.unified_source import strategy_of
@@ -89,11 +89,24 @@ def convert(
     ):
         started = time.monotonic()
         note = current_progress().note
+        with_retries(lambda: check_target(request), note)
         plan = with_retries(lambda: (plan_of or make_plan)(request), note)
         with open_session(request, plan) as session:
             failures = _run_ranks(session, stop)
             parts = _source_parts(session, stop) if not failures and session.compares() else None
             return with_retries(lambda: session.finish(failures, time.monotonic() - started, parts), note)
+
+
+def check_target(request: ConversionRequest) -> None:
+    """Finds out before anything of the source is read that no plan could be carried out into the target.
+
+    Raises:
+        TargetError: it is occupied, its place or storage cannot be used, or source and target are inside each other.
+        StorageError: a transient failure.
+    """
+    source, final = parse_url(request.source), parse_url(request.target)
+    check_apart(source, final)
+    check_free(final, source, overwrite=request.overwrite, unified=request.layout is TargetLayout.UNIFIED)
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:
@@ -242,7 +255,14 @@ def plan_conversion(
 
 
 def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
-    """The plan of a request and its summary; nothing is written."""
+    """The plan of a request and its summary; nothing is written.
+
+    Raises:
+        InputError: the request or what it names is wrong, or the target is occupied.
+        StorageError: what it names cannot be read.
+    """
+    with resources_of(request):
+        check_target(request)
     plan = make_plan(request)
     request.chosen_ranks(plan.target_ranks)
     budget = rank_budget(request, plan, len(plan.target_ranks))

@@ -17,6 +17,7 @@
         ├── StoppedError            the work was told to stop; who stopped it knows why
         ├── OutOfMemoryError        the system gave the process no more memory
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
+            └── UnusableStorageError    no such bucket, no credentials: an InputError as well, exit code 2
 
 Transient is what a busy network or server causes: timeouts, resets, "try again". Permission, a missing file, a full
 disk and damaged content stay as they are however often one asks, and are not retried.
@@ -135,6 +136,10 @@ class StorageError(ConversionError):
 
 def _presentable(message: str) -> str:
     return printable_lines(scrubbed(message))
+
+
+class UnusableStorageError(StorageError, InputError):
+    """A storage cannot be used as it was named, whatever is asked of it: there is no such bucket, no credentials."""
 
 
 def is_transient(error: BaseException) -> bool:

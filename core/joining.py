@@ -52,6 +52,7 @@ from core.target import (
     Workspace,
     check_apart,
     check_beside,
+    check_place,
     read_identity,
     read_manifest,
     record_digest,
@@ -65,6 +66,7 @@ from core.verify import verify_rank
 FAIL = "fail"
 _WORKERS = 4
 _BLOCK_BYTES = 8 * 2**20
+_NOT_EMPTY = "{}: is not empty. Name another target, or remove it"
 
 
 class JoinReport(Summary):
@@ -116,6 +118,7 @@ def join_parts(
     started = time.monotonic()
     progress = progress or SilentProgress()
     final = parse_url(target)
+    _check_target(final)
     found = sorted((_read_part(parse_url(url)) for url in parts), key=lambda part: part.stage)
     for part in found:
         check_apart(part.location, final)
@@ -139,6 +142,19 @@ def join_parts(
         size_bytes=sum(rank.size_bytes for rank in summaries),
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _check_target(final: Location) -> None:
+    """Finds out before any part is read that no checkpoint could be joined there.
+
+    Raises:
+        TargetError: its place cannot be used, or it holds what was not joined.
+        StorageError: it could not be looked at.
+    """
+    check_place(final)
+    begun = read_identity(final.child(STATE_DIRECTORY)) is not None or read_manifest(final) is not None
+    if not begun and set(list_names(final)) - ({STATE_DIRECTORY} if not final.is_local else set()):
+        raise TargetError(_NOT_EMPTY.format(final))
 
 
 def _read_part(location: Location) -> _Part:
@@ -381,7 +397,7 @@ class _Joint:
         in_place = workspace.directory.path == self._final.path
         names = set(list_names(self._final)) - ({STATE_DIRECTORY} if in_place else set())
         if names and not (in_place and begun == self.identity):
-            raise TargetError(f"{self._final}: is not empty. Name another target, or remove it")
+            raise TargetError(_NOT_EMPTY.format(self._final))
 
     def _join(self, workspace: Workspace, rank: int, advance: Callable[[int], None]) -> RankSummary:
         """Copies a rank's files of all parts, and checks them as one against the parts' records.

@@ -26,7 +26,7 @@ from core.storage.lease import RENEWAL_SECONDS
 from core.storage.onlooking import seen_holders
 from core.storage.publishing import STATE_DIRECTORY, working_location
 from core.storage.urls import parse_url
-from core.target import LEASES_DIRECTORY
+from core.target import LEASES_DIRECTORY, check_place
 from core.wording import printable
 
 Convert = Callable[[ConversionRequest], ConversionReport]
@@ -95,6 +95,8 @@ def run_latest(request: LatestConversionRequest, convert_step: Convert) -> Lates
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same, or was stopped.
     """
+    # a job may be waited for for long
+    with_retries(lambda: check_place(parse_url(request.target)), current_progress().note)
     found = _find(request)
     if found.newest is None and not (request.dry_run and found.awaited):
         reasons = "\n  ".join(found.notes) or "there are no files with a step in their names"

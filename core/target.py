@@ -11,7 +11,7 @@ anything else                                   refuse                      refu
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -278,20 +278,12 @@ class Target:
             names.discard(STATE_DIRECTORY)
         if not names or self.is_committed() or (self.is_mended_in_place and unfinished == self.identity):
             return
-        foreign = foreign_names(self.final)
-        if foreign:
-            # such as config.json, which loaders of unified checkpoints want beside them
-            later = ", and back again when the checkpoint is there" if self.plan.inputs.unified else ""
-            raise TargetError(
-                f"{self.final}: is not empty and holds what is not a checkpoint's "
-                f"({', '.join(map(printable, foreign[:5]))}). "
-                f"Name another target, or move that away{later}"
-            )
-        if not self.overwrite:
-            touched = self._touched_text(Workspace(self.final, ""))
-            raise TargetError(
-                f"{self.final}: is not empty. Name another target, or pass --overwrite to replace it{touched}"
-            )
+        _refuse_occupied(
+            self.final,
+            overwrite=self.overwrite,
+            unified=self.plan.inputs.unified is not None,
+            touched=lambda: self._touched_text(Workspace(self.final, "")),
+        )
 
     def check_nothing_foreign(self) -> None:
         """Makes sure that the finished target's rank folders hold just its files.
@@ -416,12 +408,7 @@ class Target:
 
     def _read_manifest(self) -> Manifest | None:
         """The target's manifest; None if there is none, or a damaged one that may be overwritten."""
-        try:
-            return read_manifest(self.final)
-        except TargetError as error:
-            if self.overwrite:
-                return None
-            raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
+        return _manifest_to_keep(self.final, overwrite=self.overwrite)
 
     def _touched_text(self, other: Workspace) -> str:
         """What to add about another plan's work, if it was made from this one's source, of which files were touched."""
@@ -484,6 +471,90 @@ def read_manifest(directory: Location) -> Manifest | None:
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
     content = unless_missing(lambda: read_own_file(location, _LARGEST_RECORD_BYTES))
     return None if content is None else parse_manifest(content, str(location))
+
+
+def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
+    """Makes sure that a target can be written, as far as that can be known before there is a plan, from it alone.
+
+    A conversion of the same source may be of the plan to come: whether it is, the plan tells.
+
+    Raises:
+        TargetError: it is occupied, or its place cannot be used.
+        StorageError: a transient failure.
+    """
+    with _refused_as_target():
+        names = _names_at(final)
+        manifest = _manifest_to_keep(final, overwrite=overwrite) if names else None
+        if manifest is not None and not overwrite and manifest.source not in (str(source), str(source.parent)):
+            raise TargetError(
+                f"{final}: is not empty: it was converted from another source, {manifest.source}. Name another target, "
+                "or pass --overwrite to replace it"
+            )
+        if names and manifest is None and read_identity(final.child(STATE_DIRECTORY)) is None:
+            _refuse_occupied(final, overwrite=overwrite, unified=unified)
+
+
+def check_place(final: Location) -> None:
+    """Makes sure that files could be written at a place, as far as that is seen without writing.
+
+    Raises:
+        TargetError: its storage cannot be used, or no directory could be made there.
+        StorageError: a transient failure.
+    """
+    with _refused_as_target():
+        _names_at(final)
+
+
+@contextmanager
+def _refused_as_target() -> Iterator[None]:
+    """What a target does not let one look at is a wrong input, unless trying again may help."""
+    try:
+        yield
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise TargetError(str(error)) from error
+
+
+def _names_at(final: Location) -> list[str]:
+    """The names at a target, but for where leases and records are on an object store.
+
+    Raises:
+        TargetError: no directory could be made there.
+        StorageError: it cannot be listed.
+    """
+    if final.is_local:
+        _check_place(final)
+    return [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
+
+
+def _refuse_occupied(
+    final: Location, *, overwrite: bool, unified: bool = False, touched: Callable[[], str] = str
+) -> None:
+    """Refuses a target that holds something, unless it is a checkpoint that may be overwritten.
+
+    `touched` gives what to add to the message.
+    """
+    foreign = foreign_names(final)
+    if foreign:
+        # such as config.json, which loaders of unified checkpoints want beside them
+        later = ", and back again when the checkpoint is there" if unified else ""
+        raise TargetError(
+            f"{final}: is not empty and holds what is not a checkpoint's ({', '.join(map(printable, foreign[:5]))}). "
+            f"Name another target, or move that away{later}"
+        )
+    if not overwrite:
+        raise TargetError(f"{final}: is not empty. Name another target, or pass --overwrite to replace it{touched()}")
+
+
+def _manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
+    """The manifest at a target; None if there is none, or a damaged one that may be overwritten."""
+    try:
+        return read_manifest(final)
+    except TargetError as error:
+        if overwrite:
+            return None
+        raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
 
 
 def record_digest(record: ShardRecord) -> str:

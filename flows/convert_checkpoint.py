@@ -5,14 +5,16 @@ import time
 from prefect import flow
 from prefect.runtime import flow_run
 
+from core.convert import check_target
 from core.report import ConversionReport, summarize_plan
 from core.request import ConversionRequest
 from core.resources import resources_of
+from core.retry import with_retries
 from core.session import open_session, raise_failures
 from flows.outcome import carried_out, check_output, tail_of
 from flows.ranks import read_sources, run_ranks
-from flows.runners import crew_of
-from flows.slots import slots_of
+from flows.runners import CrewRunner, crew_of
+from flows.slots import Slots, slots_of
 from tasks.artifacts import publish_plan, publish_report
 from tasks.catalog import catalog_source
 from tasks.conversion import commit_target
@@ -49,24 +51,27 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
 
 
 def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionReport:
-    with (
-        telling_failure(request),
-        resources_of(request, RESOLVERS),
-        crew_of(request) as crew,
-        slots_of(request.concurrency_limit) as slots,
-    ):
-        started = time.monotonic()
+    with telling_failure(request), resources_of(request, RESOLVERS):
         check_output(request.target)
-        source = untouched(merge_strategy(request.source_strategy, "source"))
-        target = untouched(merge_strategy(request.target_strategy, "target"))
-        catalog = untouched(catalog_source(request, source, target))
-        plan = plan_conversion(request, catalog, source, target)
-        with open_session(request, plan, crew.crew if crew else None) as session:
-            summary = summarize_plan(plan, session.budget, session.groups, session.lanes)
-            publish_plan(plan, summary, str(session.target.final))
-            raise_failures(run_ranks(session, progress, crew, slots), session)
-            parts = untouched(read_sources(session, progress, crew, slots))
-            report = commit_target(untouched(session), time.monotonic() - started, parts)
-        publish_report(report)
-        tell_completed(report)
-        return report
+        with_retries(lambda: check_target(request), progress.note)
+        with crew_of(request) as crew, slots_of(request.concurrency_limit) as slots:
+            return _carry_out(request, progress, crew, slots)
+
+
+def _carry_out(
+    request: ConversionRequest, progress: RunProgress, crew: CrewRunner | None, slots: Slots | None
+) -> ConversionReport:
+    started = time.monotonic()
+    source = untouched(merge_strategy(request.source_strategy, "source"))
+    target = untouched(merge_strategy(request.target_strategy, "target"))
+    catalog = untouched(catalog_source(request, source, target))
+    plan = plan_conversion(request, catalog, source, target)
+    with open_session(request, plan, crew.crew if crew else None) as session:
+        summary = summarize_plan(plan, session.budget, session.groups, session.lanes)
+        publish_plan(plan, summary, str(session.target.final))
+        raise_failures(run_ranks(session, progress, crew, slots), session)
+        parts = untouched(read_sources(session, progress, crew, slots))
+        report = commit_target(untouched(session), time.monotonic() - started, parts)
+    publish_report(report)
+    tell_completed(report)
+    return report

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.errors import ReshardError, StorageError, is_transient
+from core.errors import ReshardError, StorageError, UnusableStorageError, is_transient
 from core.secrets import scrubbed
 from core.storage.s3_answers import Reason, reason_of
 from core.storage.urls import Location
@@ -30,13 +30,14 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
             raise
         # the error of a wrong endpoint repeats it, with the password that may be in it
         cause = None if _is_wrong_endpoint(error) else error
-        raise StorageError(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from cause
+        kind = UnusableStorageError if reason.unusable else StorageError
+        raise kind(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from cause
 
 
 def _reason(error: Exception, location: Location) -> Reason | None:
     """Why something failed; None if the error is none of a storage."""
     if _is_wrong_endpoint(error):
-        return Reason("its endpoint must look like https://host:port")
+        return Reason("its endpoint must look like https://host:port", unusable=True)
     package = type(error).__module__.partition(".")[0]
     if not isinstance(error, OSError) and package not in _CLIENT_PACKAGES and not _wraps_wrong_name(error):
         return None

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from core.budget import UploadBuffers
-from core.errors import CheckpointError, StorageError, TargetError
+from core.errors import CheckpointError, StorageError, TargetError, UnusableStorageError
 from core.progress import current_progress
 from core.runtime.local_files import check_regular, is_irregular, open_regular
 from core.runtime.metadata import check_metadata, metadata_limit_bytes
@@ -299,8 +299,10 @@ def _is_marker(entry: Mapping[str, Any]) -> bool:
 
 
 def is_missing(error: StorageError) -> bool:
-    """Whether something failed because a file or directory is not there."""
-    return isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+    """Whether something failed because a file or directory is not there; where there is no bucket, more is wrong."""
+    return not isinstance(error, UnusableStorageError) and isinstance(
+        error.__cause__, FileNotFoundError | NotADirectoryError
+    )
 
 
 def has_no_file(error: StorageError) -> bool:

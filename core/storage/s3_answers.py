@@ -7,7 +7,7 @@ code and message.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,22 +16,31 @@ from core.secrets import scrubbed
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a request failed, and whether it may succeed when repeated."""
+    """Why a request failed.
+
+    Attributes:
+        text: in words.
+        transient: it may succeed when repeated.
+        unusable: no request to the storage can succeed as long as it is named so.
+    """
 
     text: str
     transient: bool = False
+    unusable: bool = False
 
 
 _LONGEST_ANSWER_CHARACTERS = 300
 _STATUS = re.compile(r"[0-9]{3}")
 
 _NO_FILE = Reason("no such file or directory")
-_NO_BUCKET = Reason("there is no bucket {bucket!r}")
-_NO_NAME = Reason("{bucket!r} cannot be a bucket's name")
-_WRONG = Reason("the credentials are wrong ({answer})")
+_NO_BUCKET = Reason("there is no bucket {bucket!r}: create it, or name another", unusable=True)
+_NO_NAME = Reason("{bucket!r} cannot be a bucket's name", unusable=True)
+_WRONG = Reason("the credentials are wrong ({answer})", unusable=True)
 _EXPIRED = Reason("the credentials have expired ({answer}): renew them, then give the same command again")
 _DENIED = Reason("access denied: the credentials lack the permission {permission}")
-_ELSEWHERE = Reason("the bucket {bucket!r} is in another region or at another endpoint{elsewhere} ({answer})")
+_ELSEWHERE = Reason(
+    "the bucket {bucket!r} is in another region or at another endpoint{elsewhere} ({answer})", unusable=True
+)
 _CHANGED = Reason("it was made or changed by somebody else meanwhile ({answer})")
 _TOO_SHORT = Reason("it ends before what was asked for ({answer})")
 _UNKNOWN = Reason("the server does not know such requests ({answer})")
@@ -148,7 +157,7 @@ def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, b
         "permission": _permission(operation, protocol),
         "elsewhere": f", {where}" if where else "",
     }
-    return Reason(reason.text.format(**words), reason.transient)
+    return replace(reason, text=reason.text.format(**words))
 
 
 def _permission(operation: str, protocol: str) -> str:
@@ -172,11 +181,11 @@ def _reason_of_client(error: Any, protocol: str, bucket: str) -> Reason:
     server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
     told = _one_line(str(error))
     if "ParamValidationError" in names and "bucket name" in told:
-        return Reason(_NO_NAME.text.format(bucket=bucket))
+        return replace(_NO_NAME, text=_NO_NAME.text.format(bucket=bucket))
     if "NoCredentialsError" in names:
-        return Reason(_no_credentials(protocol))
+        return Reason(_no_credentials(protocol), unusable=True)
     if "PartialCredentialsError" in names or "CredentialRetrievalError" in names:
-        return Reason(f"the credentials cannot be used: {told}")
+        return Reason(f"the credentials cannot be used: {told}", unusable=True)
     if "EndpointConnectionError" in names:
         return Reason(f"{server} cannot be reached: the endpoint is wrong, or it is down", transient=True)
     if names & {"ConnectTimeoutError", "ReadTimeoutError"}:

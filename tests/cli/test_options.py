@@ -48,5 +48,5 @@ def test_an_option_is_called_and_explained_as_its_field(command: click.Command, 
 
 
 def test_planning_has_the_options_that_change_a_plan() -> None:
-    assert set(CONVERTING) - set(PLANNING) == {"verify", "overwrite", "dask_scheduler", "concurrency_limit"}
+    assert set(CONVERTING) - set(PLANNING) == {"verify", "dask_scheduler", "concurrency_limit"}
     assert options_of(plan_command).keys() == {*PLANNING, "rank", "param", "picture", "html", "as_json"}

@@ -9,7 +9,15 @@ import re
 import pytest
 
 import core.errors
-from core.errors import CheckpointError, ConversionError, InputError, ReshardError, StorageError, is_transient
+from core.errors import (
+    CheckpointError,
+    ConversionError,
+    InputError,
+    ReshardError,
+    StorageError,
+    UnusableStorageError,
+    is_transient,
+)
 
 CLASSES = {
     name: thing for name, thing in inspect.getmembers(core.errors, inspect.isclass) if thing.__module__ == "core.errors"
@@ -32,6 +40,7 @@ PARENTS = {
     "StoppedError": "ConversionError",
     "OutOfMemoryError": "ConversionError",
     "StorageError": "ConversionError",
+    "UnusableStorageError": "StorageError",
 }
 
 
@@ -58,6 +67,11 @@ def test_errors_survive_a_process(kind: type[ReshardError], again) -> None:
     assert type(error) is kind
     assert str(error) == "rank_3: what is wrong"
     assert isinstance(error, Exception)
+
+
+def test_a_storage_that_cannot_be_used_is_a_wrong_input() -> None:
+    assert issubclass(UnusableStorageError, InputError)
+    assert not is_transient(UnusableStorageError("s3://b/x: there is no bucket 'b'"))
 
 
 @pytest.mark.parametrize("transient", [True, False])

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_each_request_fails_the_first_time(store: Store, kind: Kind) -> None:
 def test_many_listings_fail(store: Store) -> None:
     """They are made again one by one: a checkpoint of a thousand ranks needs as many, and some always fail."""
     store.proxy.set_faults(
-        Fault(Kind.INTERNAL_ERROR, ("ListObjectsV2",), lambda exchange: exchange.number in (1, 3, 5, 7, 9))
+        Fault(Kind.INTERNAL_ERROR, ("ListObjectsV2",), lambda exchange: exchange.number in (2, 4, 6, 8, 10))
     )
     report = convert(request(store))
     assert read_tree(store.files("out")) == FOUR_TO_THREE.want
@@ -203,7 +204,7 @@ DENIED_HEAD = "access denied: the credentials are wrong, or lack the permission"
             ("ListObjectsV2",),
             "",
             WRONG_INPUT,
-            "{url}/src: cannot (read|list) it: " + DENIED + " {ListBucket}",
+            "{url}/out: cannot list it: " + DENIED + " {ListBucket}",
             id="listing",
         ),
         pytest.param(
@@ -307,13 +308,14 @@ def test_a_bucket_that_is_not_there(store: Store, failed: Callable[..., Ended]) 
     ended = failed(given=[there[0], source, *there[2:]])
     assert (ended.code, ended.last_line) == (
         WRONG_INPUT,
-        f"reshard: error: {source}: cannot read it: there is no bucket 'no-such-bucket'",
+        f"reshard: error: {source}: cannot read it: there is no bucket 'no-such-bucket': create it, or name another",
     )
     target = there[2].replace(BUCKET, "no-such-bucket")
     ended = failed(given=[*there[:2], target, *there[3:]])
-    assert ended.code == FAILED
-    assert ended.last_line.startswith(f"reshard: error: {target}/")
-    assert ended.last_line.endswith("there is no bucket 'no-such-bucket'")
+    assert (ended.code, ended.last_line) == (
+        WRONG_INPUT,
+        f"reshard: error: {target}: cannot list it: there is no bucket 'no-such-bucket': create it, or name another",
+    )
 
 
 @pytest.mark.usefixtures("source")
@@ -322,7 +324,8 @@ def test_a_bucket_that_is_taken_away(store: Store, failed: Callable[..., Ended],
     store.proxy.set_faults(Fault(Kind.NO_SUCH_BUCKET, (operation,)))
     ended = failed()
     assert ended.last_line.startswith(f"reshard: error: {store.url('')}")
-    assert ended.last_line.endswith(f"there is no bucket '{BUCKET}'")
+    assert ended.last_line.endswith(f"there is no bucket '{BUCKET}': create it, or name another")
+    assert ended.code == WRONG_INPUT
     assert len(struck(store)) == 1
 
 
@@ -346,21 +349,21 @@ def test_wrong_keys(store: Store, failed: Callable[..., Ended], monkeypatch: pyt
     monkeypatch.setenv(KEYS[store.protocol][which], "wrong-all-the-same")
     ended = failed()
     assert ended.code == WRONG_INPUT
-    assert ended.last_line.startswith(f"reshard: error: {store.url('src_strategy.ckpt')}: cannot read the strategy: ")
+    assert ended.last_line.startswith(f"reshard: error: {store.url('out')}: cannot list it: ")
     assert "the credentials are wrong" in ended.last_line
     assert len(store.proxy.exchanges()) == 1
 
 
 @pytest.mark.usefixtures("source")
 def test_wrong_keys_that_the_server_tells_more_about(
-    store: Store, failed: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    store: Store, failed: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An answer to HEAD has no body; that to a listing, of a bucket's root, says what is wrong."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-all-the-same")
     there = arguments(store)
     strategies = [f"--{side}-strategy={FOUR_TO_THREE.directory / f'{short}_strategy.ckpt'}" for side, short in SIDES]
     pattern = store.url("src/rank_{rank}/checkpoint_{rank}.ckpt")
-    ended = failed(given=[there[0], pattern, there[2], *strategies, "--engine=direct"])
+    ended = failed(given=[there[0], pattern, str(tmp_path / "out"), *strategies, "--engine=direct"])
     told = f"{store.url('src')}: cannot list it: the credentials are wrong (SignatureDoesNotMatch"
     assert (ended.code, told in ended.last_line) == (WRONG_INPUT, True), ended.err
 
@@ -388,8 +391,8 @@ def test_an_endpoint_where_nobody_listens(
     monkeypatch.setenv({"s3": "AWS_ENDPOINT_URL", "obs": "OBS_ENDPOINT"}[store.protocol], url)
     ended = failed()
     assert ended.code == FAILED
-    unreachable = f"cannot read the strategy: {url} cannot be reached: the endpoint is wrong, or it is down"
-    assert ended.last_line == f"reshard: error: {store.url('src_strategy.ckpt')}: {unreachable}"
+    unreachable = f"cannot list it: {url} cannot be reached: the endpoint is wrong, or it is down"
+    assert ended.last_line == f"reshard: error: {store.url('out')}: {unreachable}"
 
 
 SAME_LENGTH, SHORTER, LONGER = (lambda data: data[:-1] + b"!"), (lambda data: data[:-1]), (lambda data: data + b"!")
