@@ -16,8 +16,8 @@ from core.plan import ConversionPlan
 from core.plan_file import load_plan, rebuild_plan
 from core.slices import Shape
 from core.storage.file_versions import is_only_touched, is_same_version
-from core.storage.files import has_no_file, is_missing, read_version, unless_missing
-from core.storage.urls import parse_url
+from core.storage.files import has_no_file, is_missing, read_version
+from core.storage.urls import Location, parse_url
 from core.target import Workspace
 from core.threads import in_threads
 
@@ -122,7 +122,16 @@ def _with_current_versions(plan: ConversionPlan) -> ConversionPlan:
 
 def _with_current_version(record: CatalogRecord) -> CatalogRecord:
     location = parse_url(record.location)
-    found = unless_missing(lambda: read_version(location)) if location.is_local else None
+    found = _current_version(location) if location.is_local else None
     if found is None or not (is_only_touched(record.version, found) or is_same_version(record.version, found)):
         return record
     return replace(record, version=found)
+
+
+def _current_version(location: Location) -> str | None:
+    try:
+        return read_version(location)
+    except StorageError as error:
+        if has_no_file(error):  # which is an error where it is read
+            return None
+        raise

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import ROOT, Result
 from tests.support.checkpoints import case, read_tree
+from tests.support.records import change_record
 
 NAME = "a\x1b[2J\n![x](evil)|<b>[red]\r"
 SHOWN = "a\\x1b[2J\\n![x](evil)|<b>[red]\\r"
@@ -137,14 +138,12 @@ def test_a_target_that_records_could_not_name_is_refused_before_it_is_written(re
 def test_what_a_manifest_of_others_says_is_shown_as_text(reshard: Command, tmp_path: Path) -> None:
     target = tmp_path / "out"
     assert reshard("convert", FOUR_TO_THREE.directory / "src", target, *STRATEGIES, "--engine", "direct").code == 0
-    file = target / ".reshard" / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest |= {"source": NAME, "writer": NAME, "notes": [NAME], "dropped": [NAME], "created": NAME, "format": NAME}
-    file.write_text(json.dumps(manifest))
+    changes = {"source": NAME, "writer": NAME, "notes": [NAME], "dropped": [NAME], "created": NAME, "format": NAME}
+    change_record(target / ".reshard" / "manifest.json", **changes)
     for command in ("inspect", "verify"):
         shown = reshard(command, target)
         assert is_text(shown.out + shown.err), command
     assert re.search(rf"\nfrom +{re.escape(SHOWN)}\n", reshard("inspect", target).out)
-    file.write_text(json.dumps(manifest | {"encryption": NAME, "sealed": "eA=="}))
+    change_record(target / ".reshard" / "manifest.json", encryption=NAME, sealed="eA==")
     refused = reshard("verify", target)
     assert f"is encrypted with {SHOWN}: name its key" in refused.err

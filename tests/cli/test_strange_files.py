@@ -236,5 +236,10 @@ def test_a_name_that_is_not_utf8_in_a_target(bounded: Callable[..., Any], conver
 
 def test_a_record_whose_number_is_a_superscript(bounded: Callable[..., Any], converted: Path) -> None:
     (converted / ".reshard/records/rank_².json").write_text("x")
-    assert convert_again(bounded, converted).code == 0
-    assert bounded("verify", converted).code == 0
+    told = f"{converted}/.reshard/records/rank_².json: does not belong to this checkpoint's records"
+    again = convert_again(bounded, converted)
+    assert again.code == 2
+    assert told in again.err
+    shown = bounded("verify", converted)
+    assert shown.code == 1
+    assert told in shown.out + shown.err

@@ -5,10 +5,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pytest
+import xxhash
 
 from core.convert import convert
 from core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
@@ -242,6 +244,18 @@ def rewrite_record(part: str, rank: int, **changes: object) -> None:
     (state / "manifest.json").write_bytes(dump_record(manifest.model_copy(update={"ranks": tuple(ranks)})))
 
 
+def plan_document(part: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(gzip.decompress((Path(part) / ".reshard/plan.json.gz").read_bytes()))
+    return document
+
+
+def rewrite_plan(part: str, document: dict[str, Any]) -> None:
+    """What somebody may do who makes a part: its manifest goes with its plan."""
+    plan = gzip.compress(json.dumps(document).encode())
+    (Path(part) / ".reshard/plan.json.gz").write_bytes(plan)
+    change_record(Path(part) / ".reshard/manifest.json", plan_digest=xxhash.xxh3_128_hexdigest(plan))
+
+
 @pytest.mark.parametrize("file", ["../../precious", "rank_0/../../precious", "{tmp_path}/precious", "../precious"])
 def test_a_part_that_names_files_elsewhere_overwrites_nothing(make: Make, tmp_path: Path, file: str) -> None:
     parts = [make(0), make(1)]
@@ -275,9 +289,7 @@ def test_a_part_whose_record_and_plan_name_other_files(make: Make, tmp_path: Pat
 )
 def test_a_part_whose_plan_was_changed(make: Make, tmp_path: Path, field: str, value: object) -> None:
     parts = [make(0), make(1)]
-    plan = Path(parts[0]) / ".reshard/plan.json.gz"
-    document = json.loads(gzip.decompress(plan.read_bytes()))
-    plan.write_bytes(gzip.compress(json.dumps(document | {field: value}).encode()))
+    rewrite_plan(parts[0], plan_document(parts[0]) | {field: value})
     with pytest.raises(InputError, match="plan.json.gz: not a readable plan"):
         join_parts(parts, str(tmp_path / "joined"))
     assert not (tmp_path / "joined").exists()
@@ -286,10 +298,9 @@ def test_a_part_whose_plan_was_changed(make: Make, tmp_path: Path, field: str, v
 @pytest.mark.parametrize("stage", ["/../../precious", -1, True, 0.5])
 def test_a_part_whose_plan_has_odd_stages(make: Make, tmp_path: Path, stage: object) -> None:
     parts = [make(0), make(1)]
-    plan = Path(parts[0]) / ".reshard/plan.json.gz"
-    document = json.loads(gzip.decompress(plan.read_bytes()))
+    document = plan_document(parts[0])
     document["source_strategy"]["stages"][0]["stage"] = stage
-    plan.write_bytes(gzip.compress(json.dumps(document).encode()))
+    rewrite_plan(parts[0], document)
     with pytest.raises(InputError, match="plan.json.gz: not a readable plan: .* is no pipeline stage"):
         join_parts(parts, str(tmp_path / "joined"))
 
