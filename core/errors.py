@@ -14,7 +14,7 @@
     ├── VerificationError           what was written is not what was to be written        exit code 1
     │   └── DifferenceError         two checkpoints are not the same model
     └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
-        ├── StoppedError            the work was told to stop; who stopped it knows why
+        ├── StoppedError            stopped from outside, with its run
         ├── OutOfMemoryError        the system gave the process no more memory
         └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
             └── UnusableStorageError    no such bucket, no credentials: an InputError as well, exit code 2
@@ -112,7 +112,7 @@ class ConversionError(ReshardError):
 
 
 class StoppedError(ConversionError):
-    """The work was told to stop, as its run is cancelled or failed elsewhere."""
+    """Work that was stopped from outside: its run is cancelled, or failed elsewhere."""
 
 
 class OutOfMemoryError(ConversionError):

@@ -12,7 +12,7 @@ _SECRET_NAME = (
     r"(?:[\w.-]*(?:token|signature|secret|passw(?:or)?d|credentials?|(?:api|access|account|secret|shared)[-_.]?key)"
     r"|(?:[\w.-]*[-_.])?(?:sig|auth|authorization|jwt|pwd))"
 )
-"""What a URL's field is called that opens something to whoever has it: x-obs-security-token, accessToken, sig."""
+"""Names of URL fields that hold secrets: x-obs-security-token, accessToken, sig."""
 
 _FIELD = re.compile(rf"((?:[?&;#]|%3f|%26){_SECRET_NAME}(?:=|%3d))[^&<>\"'\s]*", re.IGNORECASE)
 # digits before the first slash are a port; secrets may hold slashes, as those of S3 do; an IPv6 address holds colons
@@ -26,7 +26,7 @@ _SECRET_FIELD = re.compile(
     re.IGNORECASE,
 )
 _MOST_ENCODINGS = 3
-"""Somebody who encodes a URL more often than that means to hide something."""
+"""Nobody encodes a URL more often without meaning to hide something."""
 
 ADVICE = (
     "a URL must not carry credentials (user:password@, a token or a signature): they would end in logs and records. "

@@ -60,7 +60,7 @@ def html_text(text: str) -> str:
 
 
 class NameText(str):
-    """The name of a file or a directory: exact wherever it is used, on one line in what is told of it.
+    """The name of a file or a directory: exact wherever it is used, on one line in messages.
 
     An f-string has it printable; compared, joined, stored or opened it is as it is.
     """

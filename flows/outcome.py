@@ -58,7 +58,7 @@ def failed(error: ReshardError) -> State[Any]:
 
 
 def _tidy_logs() -> None:
-    """Has Prefect's lines of runs and tasks printable, and leaves out those that say nothing, or what a state says."""
+    """Make Prefect's log lines of runs and tasks printable; drop those that repeat a state's message or contradict it."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_tidied)
 
@@ -66,7 +66,7 @@ def _tidy_logs() -> None:
 def _tidied(record: logging.LogRecord) -> bool:
     """Makes a line printable; False for one that is no news."""
     if record.exc_info and isinstance(record.exc_info[1], ReshardError):
-        return False  # the stack trace of what is told in words
+        return False  # the stack trace of an error with a message
     message = record.getMessage()
     if message == _CANCELLED_RUN or (record.name == "prefect.task_runs" and _ENDED_WITH_ITS_RUN.match(message)):
         return False
@@ -78,7 +78,7 @@ def _tidied(record: logging.LogRecord) -> bool:
 
 _TRACES = logging.Formatter()
 _CANCELLED_RUN = "Finished in state Running()"
-"""Of a cancelled run, which its worker makes Cancelled a moment later; it was called cancelled in the line before."""
+"""Logged for a cancelled run, after "Flow run was cancelled": its worker sets the state a moment later."""
 _ENDED_WITH_ITS_RUN = re.compile(
     r"(Crash detected! |Finished in state Crashed\(')Execution was aborted by a termination signal"
     r"|Finished in state Cancelled\("

@@ -41,7 +41,7 @@ RETRIED: dict[str, Any] = UNCACHED | {
 
 
 def ending_with_its_run(work: Callable[Arguments, Value]) -> Callable[Arguments, Value | State[Any]]:
-    """The work of a task that is Cancelled, not Failed, if it is told to stop."""
+    """Makes a task that is stopped with its run Cancelled, not Failed."""
 
     @wraps(work)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | State[Any]:

@@ -48,7 +48,7 @@ class RunProgress:
         """So much more is done.
 
         Raises:
-            StoppedError: the run was told to stop.
+            StoppedError: the run is to stop.
         """
         self._advance(count_bytes)
         self._bar.advance(count_bytes)

@@ -74,8 +74,8 @@ class LeaseHolder:
     plan: str = ""
 
     def __str__(self) -> str:
-        told = f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {self.started})"
-        return printable(told)  # another one's lease may say anything
+        text = f"run {self.run} of {self.user} on {self.host} (process {self.process}, since {self.started})"
+        return printable(text)  # any process may have written it
 
 
 def new_holder(ranks: Sequence[int], plan: str = "") -> LeaseHolder:

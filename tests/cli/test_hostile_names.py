@@ -52,7 +52,7 @@ def test_a_message_about_a_file_shows_its_name_on_one_line(reshard: Command, tmp
 
 
 @pytest.mark.parametrize("command", ["inspect", "doctor", "plan", "fingerprint"])
-def test_a_checkpoint_is_told_of_as_text(reshard: Command, source: Path, command: str) -> None:
+def test_a_checkpoint_is_described_as_text(reshard: Command, source: Path, command: str) -> None:
     strategy = () if command == "inspect" else STRATEGIES[:2]
     shown = reshard(command, source, *strategy)
     assert shown.code == 0, shown.err

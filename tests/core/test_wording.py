@@ -73,7 +73,7 @@ def test_html_shows_a_text_as_it_is() -> None:
     assert html_text('<b>"&\x1b') == "&lt;b&gt;&quot;&amp;\\x1b"
 
 
-def test_a_name_is_exact_but_in_what_is_told_of_it() -> None:
+def test_a_name_is_exact_but_in_messages() -> None:
     name = NameText("a\nb")
     assert name == "a\nb"
     assert str(name) + "/c" == "a\nb/c"

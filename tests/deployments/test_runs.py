@@ -66,8 +66,8 @@ def _check_quiet(server: PrefectServer, run_id: UUID) -> None:
 
     def all_told() -> list[Log]:
         logs = logs_of(server, run_id)
-        told = [re.search(r"Completed\('rank (\d): (.*)'", log.message) for log in logs]
-        there = {(int(each[1]), "checked" if "read back" in each[2] else "written") for each in told if each}
+        found = [re.search(r"Completed\('rank (\d): (.*)'", log.message) for log in logs]
+        there = {(int(each[1]), "checked" if "read back" in each[2] else "written") for each in found if each}
         return logs if there == wanted else []
 
     logs = until(all_told, "not a line for each rank and phase", 20)

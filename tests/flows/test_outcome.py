@@ -11,11 +11,11 @@ from flows.outcome import failed, tail_of
 class Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.formatted: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
+        self.messages.append(record.getMessage())
         self.formatted.append(self.format(record))
 
 
@@ -32,7 +32,7 @@ def test_log_lines_and_state_messages_are_printable_and_hold_no_secrets(lines: L
     assert state.message == "a\\x1b[2J: https://h/x?token=…\n  - b"
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).error("%s of %s", "b\x1b[2J\r", "s3://AK:hunter2@b")
-    assert lines.told == ["b\\x1b[2J\\r of s3://…@b"] * 2
+    assert lines.messages == ["b\\x1b[2J\\r of s3://…@b"] * 2
 
 
 def test_the_stack_trace_of_a_bug_is_printable_too(lines: Lines) -> None:
@@ -56,14 +56,14 @@ def test_a_cancelled_run_is_called_neither_running_nor_its_tasks_failed(lines: L
     tasks.error("Crash detected! Execution was aborted by a termination signal.")
     tasks.error("Finished in state Crashed('Execution was aborted by a termination signal.')")
     tasks.error("Finished in state Failed('no space')")
-    assert lines.told == ["Flow run was cancelled.", "Finished in state Failed('no space')"]
+    assert lines.messages == ["Flow run was cancelled.", "Finished in state Failed('no space')"]
 
 
 def test_a_process_that_is_ended_from_outside_still_says_so(lines: Lines) -> None:
     failed(InputError("no"))
     crash = "Crash detected! Execution was aborted by a termination signal."
     logging.getLogger("prefect.flow_runs").error(crash)
-    assert lines.told == [crash]
+    assert lines.messages == [crash]
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_work_ends_at_its_next_block_when_the_run_is_stopped() -> None:
         progress.advance(1)
 
 
-def test_a_task_that_is_told_to_stop_is_cancelled_and_did_not_fail(tmp_path: Path) -> None:
+def test_a_task_that_is_stopped_is_cancelled_and_did_not_fail(tmp_path: Path) -> None:
     request = FOUR_TO_THREE.request(tmp_path / "out")
     with resources_of(request), open_session(request, make_plan(request)) as session, disable_run_logger():
         progress = RunProgress(SilentProgress(), threading.Event())

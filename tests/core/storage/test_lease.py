@@ -501,10 +501,10 @@ def test_looking_at_leases_waits_for_no_pipe(local: Location) -> None:
         seen_holders(local)
 
 
-def test_whoever_holds_a_lease_is_told_of_on_one_line() -> None:
+def test_the_holder_of_a_lease_is_named_on_one_line() -> None:
     fields = {"run": "1", "host": "h\nreshard: done", "user": "u\x1b[2J", "process": 7, "started": "", "ranks": [0]}
-    told = str(parse_holder(json.dumps(fields).encode(), "here"))
-    assert told == "run 1 of u\\x1b[2J on h\\nreshard: done (process 7, since )"
+    text = str(parse_holder(json.dumps(fields).encode(), "here"))
+    assert text == "run 1 of u\\x1b[2J on h\\nreshard: done (process 7, since )"
 
 
 def test_a_lease_whose_file_cannot_be_closed(local: Location, monkeypatch: pytest.MonkeyPatch) -> None:
