@@ -58,7 +58,7 @@ def failed(error: ReshardError) -> State[Any]:
 
 
 def _tidy_logs() -> None:
-    """Make Prefect's log lines of runs and tasks printable; drop those that repeat a state's message or contradict it."""
+    """Make Prefect's log lines of runs and tasks printable; drop those that repeat or contradict a state's message."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_tidied)
 
