@@ -15,6 +15,7 @@ import click
 
 from cli.output import print_error, print_line
 from core.errors import InputError, ReshardError, VerificationError
+from core.garbage import rare_collections
 from core.runtime.shortage import naming_shortage
 from core.secrets import scrubbed
 from core.wording import printable_lines
@@ -79,7 +80,7 @@ def cli() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs a command line and returns its exit code; every error is told on stderr, none is raised."""
     try:
-        with naming_shortage(), cli.make_context("reshard", list(arguments)) as context:
+        with naming_shortage(), rare_collections(), cli.make_context("reshard", list(arguments)) as context:
             result = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0

@@ -100,7 +100,8 @@ class MatchedNames:
     def missing(self, unheld: Collection[str]) -> list[str]:
         """Names in the target's strategy that nothing can be made for, and what damage took; sorted."""
         available = {recipe.name for recipe in self._all if self.in_files.issuperset(recipe.sources)}
-        taken = {recipe.name for recipe in self._all if not frozenset(unheld).isdisjoint(recipe.sources)}
+        lost = frozenset(unheld)
+        taken = {recipe.name for recipe in self._all if not lost.isdisjoint(recipe.sources)}
         return sorted((self.wanted or frozenset()) - available | taken)
 
     def sources_of(self, name: str) -> frozenset[str]:

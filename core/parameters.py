@@ -252,16 +252,18 @@ def match_parameters(
         for name in missing
         if name in recipes.excused or any(fnmatchcase(name, pattern) for pattern in allow_missing)
     )
-    lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if names.is_needed(name, excused)]
+    are_excused = frozenset(excused)
+    lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if names.is_needed(name, are_excused)]
     lost.extend(_lost_boxes(moved))
     absent = _in_absent_parts(catalog, names.needed & known - set(order), allow_missing, problems)
-    missing = [name for name in missing if not names.sources_of(name) & {*unheld, *absent}]
+    not_there = {*unheld, *absent}
+    missing = [name for name in missing if not_there.isdisjoint(names.sources_of(name))]
     elsewhere: tuple[str, ...] = ()
     part = part_of_target(source, target, allow_missing, names=names.of_strategy, excused=recipes.excused)
     if part is not None:
-        elsewhere = tuple(name for name in missing if name not in names.of_strategy and name not in excused)
-        missing = [name for name in missing if name not in elsewhere]
-    _check_missing(missing, excused, problems, own_stage=source is not None and not source.merged)
+        elsewhere = tuple(name for name in missing if name not in names.of_strategy and name not in are_excused)
+        missing = sorted(set(missing).difference(elsewhere))
+    _check_missing(missing, are_excused, problems, own_stage=source is not None and not source.merged)
     if fail_on_unmatched:
         problems.extend(
             f"parameter {name!r} of the source has no place in the target's strategy" for name in names.dropped
@@ -526,8 +528,8 @@ def _in_absent_parts(
     return absent
 
 
-def _check_missing(missing: Sequence[str], excused: Sequence[str], problems: list[str], *, own_stage: bool) -> None:
-    lost = [name for name in missing if name not in set(excused)]
+def _check_missing(missing: Sequence[str], excused: frozenset[str], problems: list[str], *, own_stage: bool) -> None:
+    lost = [name for name in missing if name not in excused]
     if lost:
         advice = "allow it with --allow-missing PATTERN if the target can do without"
         if own_stage:

@@ -215,7 +215,7 @@ class Session:
         missing = tuple(
             rank for rank in plan.target_ranks if rank not in results or (not committed and rank in found.unchecked)
         )
-        undone = [rank for rank in missing if rank in set(self.ranks)]
+        undone = sorted(set(missing).intersection(self.ranks))
         if undone and not committed:
             # a task that was given to two workers, say, ended after its file was checked. Tried again, for another run
             # may have committed the target in this moment

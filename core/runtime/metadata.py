@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from core.errors import LimitError
+from core.runtime.shortage import release_frames
 from core.wording import size_text
 
 DEFAULT_LIMIT_BYTES = 2 << 30
@@ -108,6 +109,9 @@ def parsing(origin: object) -> Iterator[Parse]:
     parse = Parse(origin)
     try:
         yield parse
+    except Exception as error:
+        release_frames(error)  # or the error would keep what was parsed, while others are
+        raise
     finally:
         parse.end()
 

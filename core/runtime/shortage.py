@@ -30,6 +30,13 @@ def naming_shortage() -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        # frames hold what filled the memory
-        traceback.clear_frames(error.__traceback__)
+        release_frames(error)
         raise OutOfMemoryError(_MESSAGE) from None
+
+
+def release_frames(error: BaseException) -> None:
+    """Drops the local variables of the functions that an error ended; its traceback would keep them."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__context__

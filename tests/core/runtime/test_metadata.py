@@ -3,6 +3,7 @@
 import json
 import threading
 import tracemalloc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -167,3 +168,29 @@ def test_a_large_parse_that_fails_lets_the_next_one_begin() -> None:
         parse = Parse("rank_1")
         parse.take(900 << 10)  # would wait for ever
         parse.end()
+
+
+def test_an_error_does_not_keep_what_was_parsed() -> None:
+    class Large:
+        pass
+
+    large: weakref.ref[Large] | None = None
+
+    def read() -> None:
+        nonlocal large
+        header = Large()
+        large = weakref.ref(header)
+        try:
+            raise ValueError("the first")
+        except ValueError:
+            raise LimitError("damaged") from None
+
+    def parse() -> None:
+        with parsing("rank_0"):
+            read()
+
+    with pytest.raises(LimitError) as raised:
+        parse()
+    assert raised.value is not None
+    assert large is not None
+    assert large() is None
