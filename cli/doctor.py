@@ -7,6 +7,7 @@ import click
 from cli.options import conversion_options
 from cli.output import print_facts, print_json, print_table
 from cli.storages import key_named, key_options, storage_named, storage_option
+from core.errors import InputError
 from core.request import IntegratedSave
 from core.wording import counted
 
@@ -45,7 +46,8 @@ def command(
     Along which axis a shard was cut does not show in it. Where the strategy tells no shapes, as protobuf ones do not,
     the shapes that it makes are told: see that they are the network's.
 
-    Without a strategy it tells what the checkpoint is, and what strategy it needs.
+    Without a strategy it tells what the checkpoint is, and what strategy it needs, and ends with 2, unless it needs
+    none: one rank that has all, or whole tensors. Of a checkpoint that reshard converted the strategy is known.
 
     \b
     Examples:
@@ -68,6 +70,11 @@ def command(
         print_json(diagnosis)
     else:
         _print_diagnosis(diagnosis)
+    if diagnosis.fits is None:
+        raise InputError(
+            f"{diagnosis.source}: whether a strategy belongs to it cannot be told without one: name it with "
+            "--source-strategy"
+        )
     return 0 if diagnosis.fits else 1
 
 
@@ -84,6 +91,8 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
 
 
 def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
+    if diagnosis.fits is None:
+        return [("answer", "NONE: there is no strategy to tell by")]
     if not diagnosis.strategy:
         return []
     if diagnosis.fits:

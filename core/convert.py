@@ -24,7 +24,7 @@ from core.checkpoint.model import CheckpointFormat, TensorEntry
 from core.checkpoint.opening import open_checkpoint
 from core.checkpoint.records import CheckpointCatalog
 from core.checkpoint.selection import listed, rank_names
-from core.checkpoint.survey import CheckpointSurvey, survey
+from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
 from core.content import ContentCheck
 from core.damage import damage_policy, mixed_steps
 from core.declared import declared_changes
@@ -52,6 +52,7 @@ from core.resources import resources_of
 from core.retry import Losses, counting_retries, stoppable, with_retries
 from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
 from core.shared import with_shared_compared
+from core.source.own_strategy import check_named, check_own_files, read_own_strategy
 from core.storage.files import takes_rewriting
 from core.storage.joined import parts_of
 from core.storage.urls import Location, parse_url
@@ -130,16 +131,20 @@ def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strate
     Raises:
         StrategyError: one cannot be used.
     """
-    return load_strategy(request.source_strategy), load_strategy(request.target_strategy)
+    return load_strategy(request.source_strategy, request.source), load_strategy(request.target_strategy)
 
 
-def load_strategy(url: str) -> Strategy | None:
-    """The strategy at a URL; None for an empty one.
+def load_strategy(url: str, source: str = "") -> Strategy | None:
+    """The strategy at a URL; for an empty one what `source` says of itself, if reshard made it, or else None.
 
     Raises:
         StrategyError: it cannot be used.
+        StorageError: a transient failure.
     """
-    return read_strategy(url) if url else None
+    if url:
+        return read_strategy(url)
+    own = read_own_strategy(source) if source else None
+    return own.strategy if own else None
 
 
 def catalog_source(request: ConversionRequest, source: Strategy | None, target: Strategy | None) -> CheckpointCatalog:
@@ -175,6 +180,11 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
             changes=changes,
         ),
     )
+    if source is not None and found.shape is CheckpointShape.RANK_FOLDERS:
+        if request.source_strategy:
+            catalog = check_named(catalog, source, trusted=request.trust_strategy)
+        else:
+            catalog = check_own_files(catalog)
     if source is None:
         _check_not_scattered(catalog)
         if target is None and catalog.parts:
@@ -212,7 +222,10 @@ def plan_conversion(
     contents = None
     if source is not None and not catalog.unified:
         found, contents = doubts(
-            catalog, source, integrated_save=request.integrated_save, trusted=request.trust_strategy
+            catalog,
+            source,
+            integrated_save=request.integrated_save,
+            trusted=request.trust_strategy or not request.source_strategy,
         )
         catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
     fails_on_differing = request.shared_parameters == "fail"

@@ -30,6 +30,7 @@ from core.misfits import (
 from core.parameters import lost_text, match_parameters
 from core.report import Summary
 from core.request import IntegratedSave
+from core.source.own_strategy import OwnStrategy, file_mismatch, read_own_strategy
 from core.strategy.files import read_strategy
 from core.strategy.model import Strategy
 from core.wording import counted, ranks_text
@@ -59,7 +60,7 @@ class Diagnosis(Summary):
     Attributes:
         source: URL of the checkpoint.
         strategy: URL of the strategy; empty if none was given.
-        fits: whether a conversion of the one by the other would do what is meant.
+        fits: whether a conversion of the one by the other would do what is meant; None: there is no strategy.
         facts: (name, text) of both, for a table.
         findings: problems first.
         not_checked: what of `CHECKS` could not be looked at, because of what else was found.
@@ -67,7 +68,7 @@ class Diagnosis(Summary):
 
     source: str
     strategy: str
-    fits: bool
+    fits: bool | None
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
     not_checked: tuple[str, ...] = ()
@@ -94,18 +95,24 @@ def diagnose(
     strategy = read_strategy(source_strategy) if source_strategy else None
     if found.shape is CheckpointShape.UNIFIED:
         return _of_unified(found, step, source_prefix, source_strategy)
+    own = None if strategy else read_own_strategy(source)
+    strategy = own.strategy if own else strategy
     catalog = _catalog(found, step, source_prefix, workers)
     facts = _facts_of_checkpoint(catalog)
     if strategy is None:
+        removed = _removed(catalog)
         return Diagnosis(
             source=found.url,
             strategy="",
-            fits=True,
+            fits=True if catalog.world_size == 1 and not removed else None,
             facts=(*facts, *_needed(catalog)),
-            findings=_ordered(_removed(catalog)),
+            findings=_ordered(removed),
         )
     facts += (("strategy", f"{strategy.origin}: {_sizes(strategy)}"),)
     misfits = [*_rank_misfits(catalog, strategy), *_file_misfits(catalog, strategy)]
+    if own is not None:
+        facts += (("note", own.note),)
+        misfits += _record_misfits(catalog, own)
     unchecked: tuple[str, ...] = CHECKS[2:]
     if catalog.records.keys() & set(strategy.ranks):
         within = _within(catalog, strategy)
@@ -329,6 +336,15 @@ def _file_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit
         )
         for why, ranks in ranks_of.items()
     ]
+
+
+def _record_misfits(catalog: CheckpointCatalog, own: OwnStrategy) -> list[Misfit]:
+    """That files are not those that the checkpoint's own records are about."""
+    mismatch = file_mismatch(catalog, own.manifest)
+    if mismatch is None:
+        return []
+    means = "files were replaced since reshard converted it: its own strategy may not be theirs"
+    return [Misfit("files", mismatch, means, "name their strategy with --source-strategy")]
 
 
 def _files_of(ranks: Sequence[int]) -> str:

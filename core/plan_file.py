@@ -9,7 +9,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from core.sealing import is_sealed, keyed_digest, seal, unseal
 from core.storage.files import read_own_file
 from core.storage.urls import parse_url
 from core.strategy.model import StageStrategy, Strategy
+from core.strategy.records import check_layouts
 from core.unified import UnifiedLayout
 
 SCHEMA_VERSION = 2
@@ -50,13 +51,14 @@ def dump_plan(plan: ConversionPlan) -> bytes:
 
 def plan_identity(plan: ConversionPlan) -> str:
     """A digest of everything that decides what the target will contain; of an encrypted one, its key as well."""
-    document = _inputs_to_json(plan.inputs)
+    return _identity_of(_inputs_to_json(plan.inputs), encrypted=bool(plan.inputs.encryption))
+
+
+def _identity_of(document: dict[str, Any], *, encrypted: bool) -> str:
     # what was said, and how closely was looked, does not change what is made
-    del document["catalog"]["notes"], document["catalog"]["assumed"]
-    data = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
-    if plan.inputs.encryption:
-        return keyed_digest(data, needed_target_key())
-    return xxhash.xxh3_128_hexdigest(data)
+    catalog = {name: value for name, value in document["catalog"].items() if name not in ("notes", "assumed")}
+    data = json.dumps(document | {"catalog": catalog}, separators=(",", ":"), sort_keys=True).encode()
+    return keyed_digest(data, needed_target_key()) if encrypted else xxhash.xxh3_128_hexdigest(data)
 
 
 @lru_cache(maxsize=4)
@@ -98,6 +100,29 @@ def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
         StorageError: it cannot be read.
     """
     return _read(url, lambda document: build_plan(_inputs_from_json(document)), digest)
+
+
+def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strategy | None:
+    """The target strategy of the plan in a file; None if it has none. Any version may have written the plan.
+
+    `encrypted`: so is the target that it is of, and the plan is authentic if the target's key says so.
+
+    Raises:
+        TargetError: the file holds no plan, or another one than that of `identity`, or its strategy is none.
+        InputError: it is encrypted, and the key is missing or not the right one.
+        StorageError: it cannot be read.
+    """
+
+    def parse(document: dict[str, Any]) -> Strategy | None:
+        if _identity_of(document, encrypted=encrypted) != identity:
+            raise ValueError("it is not the plan that the manifest beside it was written for")
+        strategy = _strategy_from_json(document["target_strategy"])
+        if strategy is None:
+            return None
+        check_layouts(strategy)
+        return replace(strategy, origin=url)
+
+    return _read(url, parse)
 
 
 def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:

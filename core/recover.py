@@ -114,8 +114,8 @@ def assess_recovery(request: ConversionRequest, group_info: Sequence[str] = ()) 
 class _Assessor:
     def __init__(self, request: ConversionRequest, group_info: Sequence[str]) -> None:
         self._request = request.model_copy(update={"recover": True, "target_strategy": ""})
-        self._strategy = load_strategy(request.source_strategy)
         self._groups = read_groups(group_info) if group_info else ()
+        self._strategy = load_strategy(request.source_strategy, "" if self._groups else request.source)
         if self._strategy is None and not self._groups:
             raise InputError(
                 "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"

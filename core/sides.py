@@ -152,7 +152,7 @@ def open_document(request: ConversionRequest, resolvers: Mapping[str, Resolver] 
 def _plan(request: ConversionRequest) -> ConversionPlan:
     # what is chosen of it does not matter to what is in it
     request = request.model_copy(update={"select": Selection.ALL, "include": [], "exclude": []})
-    given = load_strategy(request.source_strategy)
+    given = load_strategy(request.source_strategy, request.source)
     catalog = catalog_source(request, given, None)
     strategy = strategy_of(catalog) or given
     plan = build_plan(

@@ -62,7 +62,7 @@ def _carry_out(
     request: ConversionRequest, progress: RunProgress, crew: CrewRunner | None, slots: Slots | None
 ) -> ConversionReport:
     started = time.monotonic()
-    source = untouched(merge_strategy(request.source_strategy, "source"))
+    source = untouched(merge_strategy(request.source_strategy, "source", request.source))
     target = untouched(merge_strategy(request.target_strategy, "target"))
     catalog = untouched(catalog_source(request, source, target))
     plan = plan_conversion(request, catalog, source, target)

@@ -10,14 +10,16 @@ from tasks.policies import RETRIED
 
 
 @task(name="merge-strategy", task_run_name="merge-strategy-{side}", **RETRIED)
-def merge_strategy(url: str, side: str) -> Strategy | None:
-    """The strategy of one side, "source" or "target", merged if the URL is a directory; None for an empty URL.
+def merge_strategy(url: str, side: str, checkpoint: str = "") -> Strategy | None:
+    """The strategy of one side, "source" or "target", merged if the URL is a directory.
+
+    For an empty URL it is what a checkpoint that reshard made says of itself; None if it says nothing.
 
     Raises:
         StrategyError: it cannot be used.
         StorageError: the storage failed in a way that may go away.
     """
-    return load_strategy(url)
+    return load_strategy(url, checkpoint)
 
 
 @task(name="merge-files", task_run_name="merge-files", **RETRIED)

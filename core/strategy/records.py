@@ -76,6 +76,30 @@ def list_records(strategy: Strategy) -> StrategyRecords:
     return records
 
 
+def check_layouts(strategy: Strategy) -> None:
+    """Makes sure that a strategy that does not come from a strategy file could stand in one.
+
+    Raises:
+        StrategyError: it could not: numbers are no integers or too large, or a layout is impossible.
+    """
+    for stage in strategy.stages:
+        counts = stage.stage, stage.device_count
+        if any(type(number) is not int or not 0 <= number <= _MOST_DEVICES for number in counts):
+            raise StrategyError(f"{strategy.origin}: stage {stage.stage!r} cannot have {stage.device_count!r} devices")
+    layouts = [(name, layout) for stage in strategy.stages for name, layout in stage.layouts.items()]
+    for name, layout in layouts:
+        shape = layout.tensor_shape
+        numbers = (
+            *layout.device_matrix,
+            *(axis for axes in layout.tensor_map for axis in axes),
+            *(layout.optimizer_shard_step, layout.optimizer_shard_size, layout.field),
+            *(*layout.param_split_shape, *layout.indices_offset, *(shape or ())),
+        )
+        if any(type(number) is not int for number in numbers) or type(layout.nested) is not bool:
+            raise StrategyError(f"{strategy.origin}: parameter {name!r}: its layout has what are no integers")
+    _check_records(StrategyRecords((), layouts), strategy.origin)
+
+
 def decode_axes(axes: Sequence[int]) -> Shape:
     """The device axes that cut one tensor axis, from how a file lists them: a sole -1 is none."""
     return () if tuple(axes) == (REPEATED,) else tuple(axes)

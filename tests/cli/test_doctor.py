@@ -10,6 +10,8 @@ from core.strategy.files import write_strategy
 from tests.core.test_doctor import STAGES, strategy, write
 from tests.support.checkpoints import FIXTURES
 
+SIDES = (("source", "src_strategy.ckpt"), ("target", "dst_strategy.ckpt"))
+
 
 def checked(reshard: Callable[..., Any], tmp_path: Path, *options: str, stages: Any = STAGES) -> Any:
     write(tmp_path / "src")
@@ -40,9 +42,35 @@ def test_json(reshard: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_without_a_strategy(reshard: Callable[..., Any]) -> None:
-    shown = reshard("doctor", FIXTURES / "conversions/case_7001/src")
-    assert shown.code == 0
+    source = FIXTURES / "conversions/case_7001/src"
+    shown = reshard("doctor", source)
+    assert shown.code == 2
     assert "needs       a strategy of 8 ranks, of 2 stages it seems" in shown.out
+    assert "answer      NONE: there is no strategy to tell by" in shown.out
+    assert shown.err == (
+        f"reshard: error: {source}: whether a strategy belongs to it cannot be told without one: name it with "
+        "--source-strategy\n"
+    )
+    shown = reshard("doctor", source, "--json")
+    assert (shown.code, shown.json["fits"], shown.json["strategy"]) == (2, None, "")
+
+
+def test_what_needs_no_strategy(reshard: Callable[..., Any]) -> None:
+    for source in (FIXTURES / "conversions/case_7001/full", FIXTURES / "formats/plain.ckpt"):
+        shown = reshard("doctor", source)
+        assert (shown.code, shown.err) == (0, "")
+    # whose slices may be in other ranks' files
+    assert reshard("doctor", FIXTURES / "formats/redundancy_removed/src_safetensors/rank_0").code == 2
+
+
+def test_what_reshard_converted_knows_its_strategy(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    case = FIXTURES / "conversions/case_7009"
+    strategies = [f"--{side}-strategy={case / name}" for side, name in SIDES]
+    assert reshard("convert", case / "src", tmp_path / "out", *strategies, "--engine=direct").code == 0
+    shown = reshard("doctor", tmp_path / "out")
+    assert shown.code == 0, shown.err
+    assert "answer      FITS: the strategy belongs to the checkpoint" in shown.out
+    assert f"strategy    {tmp_path / 'out'}/.reshard/plan.json.gz: 1 stage of 3 devices" in shown.out
 
 
 def test_what_cannot_be_read(reshard: Callable[..., Any], tmp_path: Path) -> None:

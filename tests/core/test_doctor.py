@@ -525,7 +525,7 @@ def test_what_a_strategy_without_shapes_makes_is_told(tmp_path: Path) -> None:
 def test_what_a_checkpoint_needs(tmp_path: Path) -> None:
     write(tmp_path / "src")
     diagnosis = diagnose(str(tmp_path / "src"))
-    assert (diagnosis.fits, diagnosis.strategy) == (True, "")
+    assert (diagnosis.fits, diagnosis.strategy) == (None, "")
     assert dict(diagnosis.facts) == {
         "checkpoint": f"{tmp_path}/src: 8 ranks, 9 parameters",
         "holding": "ranks 0-3: 5 parameters; ranks 4-7: 5 parameters",
@@ -535,7 +535,9 @@ def test_what_a_checkpoint_needs(tmp_path: Path) -> None:
 
 
 def test_one_rank_needs_none() -> None:
-    assert "no strategy" in dict(diagnose(str(FIXTURES / "formats/plain.ckpt")).facts)["needs"]
+    diagnosis = diagnose(str(FIXTURES / "formats/plain.ckpt"))
+    assert "no strategy" in dict(diagnosis.facts)["needs"]
+    assert diagnosis.fits
 
 
 def test_unified_needs_none(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_safetensors_cannot_be_encrypted(target: Path, tmp_path: Path) -> None:
     request = FOUR_TO_THREE.request(target, source=str(tmp_path / "plain"), source_strategy="", **to_key())
     with pytest.raises(PlanError, match=r"holds .safetensors files, .* MindSpore knows no encrypted ones: --format"):
         convert(request)
-    with pytest.raises(CheckpointError, match=r"is not encrypted, but env:KEY is named as its key"):
+    with pytest.raises(InputError, match=r"is not encrypted, but env:KEY is named as its key"):
         convert(FOUR_TO_THREE.request(target, source=str(tmp_path / "plain"), source_strategy="", **from_key()))
 
 

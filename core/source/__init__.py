@@ -1,0 +1,1 @@
+"""A source, before it is planned: what it says of itself."""

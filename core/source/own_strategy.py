@@ -1,0 +1,200 @@
+"""The strategy of a source that reshard made: its own records tell how it is cut, so nobody has to name it.
+
+`.reshard/plan.json.gz` has the target strategy that the source was converted by. It is believed if it is the plan that
+the manifest was written for, and if the manifest's files are those that are there, of the sizes that it says.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from core.checkpoint.encryption import encrypted_bytes
+from core.checkpoint.names import RANK_FIELD, parse_name
+from core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from core.checkpoint.selection import listed
+from core.dtypes import MAP_TENSOR, TEXT
+from core.errors import InputError, LayoutError, StorageError, StrategyError
+from core.keys import Keys, keys_in_force, source_key
+from core.layout import Cut, ParameterLayout
+from core.manifest import PLAN_NAME, Manifest, unsealed_manifest
+from core.plan_file import load_target_strategy
+from core.request import TargetLayout
+from core.storage.files import unless_missing
+from core.storage.joined import parts_of
+from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from core.storage.urls import Location, parse_url
+from core.strategy.model import Strategy
+from core.target import read_manifest
+from core.unified_names import is_index_name
+
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class OwnStrategy:
+    """How a source is cut, as its records say, and the manifest that has to fit its files."""
+
+    strategy: Strategy
+    manifest: Manifest
+
+    @property
+    def note(self) -> str:
+        """That it is used, in a sentence."""
+        return f"the source was converted by reshard: its strategy is its own, of {self.strategy.origin}"
+
+
+def read_own_strategy(source: str) -> OwnStrategy | None:
+    """The strategy that the records beside a source tell; None if there are none, or it is not cut.
+
+    Raises:
+        StrategyError: there are records, but they are damaged, or contradict each other.
+        InputError: they are encrypted and there is no key, or the other way round.
+        StorageError: a transient failure.
+    """
+    location = parse_url(source)
+    if RANK_FIELD in location.path or parse_name(location.name) or is_index_name(location.name):
+        return None
+    with _refused_by_name(location):
+        manifest = read_manifest(location)
+    if manifest is None or manifest.layout is TargetLayout.UNIFIED:
+        return None
+    origin = str(location.child(STATE_DIRECTORY, MANIFEST_NAME))
+    if bool(manifest.encryption) != (source_key() is not None):
+        unsealed_manifest(manifest, source_key(), origin)  # which says what to do with the key
+    with _refused_by_name(location):
+        return _read(location, unsealed_manifest(manifest, source_key(), origin))
+
+
+def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
+    """What is not as the manifest says of the files that are used; None if all is. Lost ranks are passed over."""
+    directory = parse_url(catalog.url)
+    summaries = {summary.rank: summary for summary in manifest.ranks}
+    for rank, record in catalog.records.items():
+        summary = summaries.get(rank)
+        if summary is None:
+            return f"{record.location} is of a rank that {MANIFEST_NAME} does not have"
+        if _paths(parse_url(record.location)) != _paths(directory.child(*summary.file.split("/"))):
+            return f"{record.location} is not the file that {MANIFEST_NAME} has for the rank, {summary.file}"
+        size_bytes = _stored_bytes(record, manifest)
+        if size_bytes != summary.size_bytes:
+            return f"{record.location} has {size_bytes} bytes, {MANIFEST_NAME} says {summary.size_bytes}"
+    return None
+
+
+def check_own_files(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of a source whose own strategy is used, with a note of that.
+
+    Raises:
+        StrategyError: its files are not those that its records are about.
+        StorageError: a transient failure.
+    """
+    own = read_own_strategy(catalog.url)
+    mismatch = "its records are gone" if own is None else file_mismatch(catalog, own.manifest)
+    if own is None or mismatch is not None:
+        raise StrategyError(
+            f"{catalog.url}: was converted by reshard, but changed since ({mismatch}): its own strategy may not be its "
+            "files'. Name their strategy with --source-strategy"
+        )
+    return replace(catalog, notes=(own.note, *catalog.notes))
+
+
+def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -> CheckpointCatalog:
+    """The catalog of a source whose strategy was named; if its own records tell another one, that is refused, or noted.
+
+    Raises:
+        StrategyError: they do, and the named one is not `trusted`.
+        StorageError: a transient failure.
+    """
+    try:
+        own = read_own_strategy(catalog.url)
+    except InputError as error:
+        note = f"the source's own records were not looked at: {error.__cause__ or error}"
+        return replace(catalog, notes=(*catalog.notes, note))
+    if own is None or file_mismatch(catalog, own.manifest) is not None:
+        return catalog
+    differing = list(_differing(catalog, named, own.strategy))
+    if not differing:
+        return catalog
+    told = (
+        f"{named.origin}: cuts {listed(differing, _MOST_NAMED)} otherwise than the strategy that {catalog.url} was "
+        f"converted by ({own.strategy.origin})"
+    )
+    if not trusted:
+        raise StrategyError(
+            f"{told}. Leave out --source-strategy, and the source's own is used; or, if its files are of the named "
+            "one, pass --trust-strategy"
+        )
+    return replace(catalog, notes=(told, *catalog.notes))
+
+
+@contextmanager
+def _refused_by_name(location: Location) -> Iterator[None]:
+    """What is wrong with a source's records is told with what helps, unless trying again may."""
+    try:
+        yield
+    except (InputError, StorageError) as error:
+        if isinstance(error, StorageError) and error.transient:
+            raise
+        raise StrategyError(
+            f"{location}: its records tell its strategy, but cannot be used: {error}. Name the strategy with "
+            f"--source-strategy, or, if it needs none, move {STATE_DIRECTORY} away"
+        ) from error
+
+
+def _read(location: Location, manifest: Manifest) -> OwnStrategy | None:
+    url = str(location.child(STATE_DIRECTORY, PLAN_NAME))
+    # what was the target's key is the source's now
+    with keys_in_force(Keys(target=source_key())):
+        # parts that were joined have no common plan
+        strategy = unless_missing(
+            lambda: load_target_strategy(url, manifest.identity, encrypted=bool(manifest.encryption))
+        )
+    if strategy is None:
+        return None
+    ranks = [summary.rank for summary in manifest.ranks]
+    if len(ranks) != len(strategy.ranks) or ranks != list(strategy.ranks):
+        raise StrategyError(
+            f"{url}: its strategy has {len(strategy.ranks)} ranks, {MANIFEST_NAME} has {len(ranks)}, or others"
+        )
+    return OwnStrategy(strategy, manifest)
+
+
+def _stored_bytes(record: CatalogRecord, manifest: Manifest) -> int:
+    return encrypted_bytes(record.size_bytes, manifest.encryption) if manifest.encryption else record.size_bytes
+
+
+def _paths(location: Location) -> list[str]:
+    return [file.path for file in parts_of(location) or (location,)]
+
+
+def _differing(catalog: CheckpointCatalog, named: Strategy, own: Strategy) -> Iterator[str]:
+    """The parameters that two strategies of the same ranks cut differently; other ranks the catalog has refused."""
+    if named.ranks != own.ranks or len(named.stages) != len(own.stages):
+        return
+    same: dict[tuple[ParameterLayout, ParameterLayout, int], bool] = {}
+    for stage, other in zip(named.stages, own.stages, strict=True):
+        ranks = [rank for rank in named.stage_ranks(stage) if rank in catalog.records]
+        indexes = {id(catalog.records[rank].index): catalog.records[rank].index for rank in ranks}.values()
+        for name, layout in stage.layouts.items():
+            entry = next((index.entries[name] for index in indexes if name in index.entries), None)
+            if entry is None or name not in other.layouts or entry.dtype in (TEXT, MAP_TENSOR):
+                continue
+            key = layout, other.layouts[name], len(entry.shape)
+            if key not in same:
+                same[key] = _cut_alike(*key)
+            if not same[key]:
+                yield name
+
+
+def _cut_alike(layout: ParameterLayout, other: ParameterLayout, axis_count: int) -> bool:
+    try:
+        one, two = layout.cut(axis_count), other.cut(axis_count)
+    except LayoutError:
+        return True  # told by the plan, with the parameter's name
+    return _grid(one) == _grid(two) and np.array_equal(one.cells, two.cells)
+
+
+def _grid(cut: Cut) -> tuple[object, ...]:
+    return cut.pieces, cut.uneven
