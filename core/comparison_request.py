@@ -44,7 +44,8 @@ class ComparisonRequest(BaseModel):
         _Url,
         Field(
             title="Strategy of A",
-            description="How A is cut: a strategy file, or a directory of the ranks' strategy files. Empty: not cut.",
+            description="How A is cut: a strategy file, or a directory of the ranks' strategy files. Empty: as its own "
+            "records say if reshard made it, or else not cut.",
         ),
     ] = ""
     strategy_b: Annotated[_Url, Field(title="Strategy of B", description="How B is cut, likewise.")] = ""

@@ -237,7 +237,7 @@ class ConversionOptions(BaseModel):
         Field(
             title="Source strategy",
             description="How the source is cut: a strategy file, or a directory of the ranks' strategy files. "
-            "Empty: not cut, one rank.",
+            "Empty: as its own records say if reshard made it, or else not cut, one rank.",
             json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ] = ""

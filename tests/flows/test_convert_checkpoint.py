@@ -77,6 +77,21 @@ def test_writes_what_mindspore_would(conversion: Case, format: str, target: Path
     assert read_tree(target) == conversion.want
 
 
+def test_converts_what_it_made_by_the_strategy_that_it_was_made_by(target: Path, tmp_path: Path) -> None:
+    convert_checkpoint(FOUR_TO_THREE.request(target))
+    options = {"source": str(target), "source_strategy": ""}
+    report = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "again", **options))
+    assert read_tree(tmp_path / "again") == FOUR_TO_THREE.want
+    assert any("its strategy is its own" in note for note in report.notes)
+
+
+def test_an_occupied_target_is_told_before_anything_is_read(target: Path) -> None:
+    (target / "rank_0").mkdir(parents=True)
+    run = converted(FOUR_TO_THREE.request(target, source="/nowhere", source_strategy="/nowhere"))
+    assert run.state.message == f"{target}: is not empty. Name another target, or pass --overwrite to replace it"
+    assert "conversion-plan" not in run.artifacts
+
+
 def test_names_say_what_is_done(target: Path) -> None:
     run = converted(FOUR_TO_THREE.request(target, ranks="0-1"))
     assert run.told.name == f"convert case_7009/src -> {target.parent.name}/out (ranks 0-1)"
