@@ -28,7 +28,7 @@ from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
 from core.content import ContentCheck
 from core.damage import damage_policy, mixed_steps
 from core.declared import declared_changes
-from core.doubts import doubts, integrated_save_doubts
+from core.doubts import asked_integrated_save, doubts, integrated_save_doubts
 from core.errors import CatalogError, PlanError, ReshardError, TargetError
 from core.garbage import rare_collections
 from core.held import held_by_stages, integrated_by_shapes, names_in_order
@@ -176,7 +176,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
             recovers=request.recover,
             faulty=parse_ranks(request.fault_ranks) if request.recover else (),
             allow_missing=request.allow_missing,
-            integrated_save=request.integrated_save,
+            integrated_save=asked_integrated_save(request),
             changes=changes,
         ),
     )
@@ -202,8 +202,9 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
 
 def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy) -> bool:
     """Whether every rank holds whole tensors, by what is known without the target."""
-    if request.integrated_save is not IntegratedSave.AUTO:
-        return request.integrated_save is IntegratedSave.YES
+    asked = asked_integrated_save(request)
+    if asked is not IntegratedSave.AUTO:
+        return asked is IntegratedSave.YES
     return bool(integrated_by_shapes(held_by_stages(catalog, source, names_in_order(catalog), []), None, {}))
 
 
@@ -220,13 +221,10 @@ def plan_conversion(
     _check_any_left(catalog)
     source = strategy_of(catalog) or source
     contents = None
+    asked = asked_integrated_save(request)
+    trusted = request.trust_strategy or not request.source_strategy
     if source is not None and not catalog.unified:
-        found, contents = doubts(
-            catalog,
-            source,
-            integrated_save=request.integrated_save,
-            trusted=request.trust_strategy or not request.source_strategy,
-        )
+        found, contents = doubts(catalog, source, integrated_save=asked, trusted=trusted)
         catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
     fails_on_differing = request.shared_parameters == "fail"
     plan = build_plan(
@@ -238,7 +236,7 @@ def plan_conversion(
             prefix=request.prefix,
             fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
             allow_missing=tuple(request.allow_missing),
-            integrated_save=request.integrated_save,
+            integrated_save=asked,
             replicas=request.replicas if request.remove_redundancy else 0,
             write_crc=request.write_crc,
             encryption=_target_encryption(request, catalog),
@@ -250,14 +248,7 @@ def plan_conversion(
     )
     if source is not None:
         plan = plan.with_notes(
-            *integrated_save_doubts(
-                catalog,
-                source,
-                plan.match,
-                request.integrated_save,
-                contents=contents,
-                trusted=request.trust_strategy,
-            )
+            *integrated_save_doubts(catalog, source, plan.match, asked, contents=contents, trusted=trusted)
         )
     check_convertible(plan.match, catalog)
     _check_one_step(plan)

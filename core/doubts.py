@@ -18,7 +18,7 @@ from core.held import HeldParameter, held_by_stages, integrated_by_shapes, names
 from core.keys import source_key
 from core.misfits import Misfit, Severity, likeness_misfits, listed, stage_misfits
 from core.parameters import ParameterMatch
-from core.request import IntegratedSave
+from core.request import ConversionRequest, IntegratedSave
 from core.storage.urls import parse_url
 from core.strategy.model import Strategy
 
@@ -62,6 +62,15 @@ def doubts(
         misfits += likeness_misfits(held)
     misfits += _problems(stage_misfits(catalog, source))
     return tuple(map(_doubt, misfits)), contents
+
+
+def asked_integrated_save(request: ConversionRequest) -> IntegratedSave:
+    """Whether source ranks hold whole tensors, as a request says; they never do where reshard wrote them itself.
+
+    Without a named strategy the source's own records give it.
+    """
+    is_own = not request.source_strategy and request.integrated_save is IntegratedSave.AUTO
+    return IntegratedSave.NO if is_own else request.integrated_save
 
 
 def integrated_save_doubts(

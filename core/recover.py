@@ -16,7 +16,7 @@ from core.checkpoint.selection import rank_names
 from core.checkpoint.survey import CheckpointSurvey, survey
 from core.convert import catalog_source, load_strategy
 from core.damage import mixed_steps, substitutions, unsaved
-from core.doubts import integrated_save_doubts
+from core.doubts import asked_integrated_save, integrated_save_doubts
 from core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from core.holders import LostBox
 from core.parameters import match_parameters
@@ -160,14 +160,15 @@ class _Assessor:
 
     def _by_strategy(self, step: str, strategy: Strategy) -> RecoveryReport:
         catalog = catalog_source(self._request.model_copy(update={"step": step}), strategy, None)
+        asked = asked_integrated_save(self._request)
         match = match_parameters(
             catalog,
             strategy,
             None,
             allow_missing=self._request.allow_missing,
-            integrated_save=self._request.integrated_save,
+            integrated_save=asked,
         )
-        integrated_save_doubts(catalog, strategy, match, self._request.integrated_save)
+        integrated_save_doubts(catalog, strategy, match, asked)
         stand_ins = tuple(
             StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
             for each in substitutions(catalog, strategy, match)

@@ -21,7 +21,7 @@ from core.checkpoint.contents import share_of
 from core.checkpoint.records import CatalogRecord
 from core.convert import catalog_source, load_strategy
 from core.declared import declared_changes
-from core.doubts import integrated_save_doubts
+from core.doubts import asked_integrated_save, integrated_save_doubts
 from core.dtypes import DType, dtype_from_record
 from core.errors import InputError, PlanError
 from core.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
@@ -155,17 +155,18 @@ def _plan(request: ConversionRequest) -> ConversionPlan:
     given = load_strategy(request.source_strategy, request.source)
     catalog = catalog_source(request, given, None)
     strategy = strategy_of(catalog) or given
+    asked = asked_integrated_save(request)
     plan = build_plan(
         PlanInputs(
             catalog=catalog,
             source_strategy=strategy,
             target_strategy=None,
             format=catalog.format,
-            integrated_save=request.integrated_save,
+            integrated_save=asked,
         )
     )
     if strategy is not None:
-        integrated_save_doubts(catalog, strategy, plan.match, request.integrated_save)
+        integrated_save_doubts(catalog, strategy, plan.match, asked)
     return plan
 
 

@@ -196,6 +196,14 @@ def test_ranks_saved_whole_by_a_job_are_converted_when_the_request_says_so(tmp_p
     assert read_tree(tmp_path / "out") == conversion.want
 
 
+def test_a_checkpoint_that_reshard_made_holds_slices(job: Path) -> None:
+    run(job, integrated_save="no")
+    report = run(job, source=str(job / "out"), target=str(job / "again"), source_strategy="", target_strategy="")
+    assert report.committed
+    assert read_tree(job / "again")[0]["experts"][1] == (8, 32, 16)
+    assert compare_checkpoints(build_comparison(a=str(job / "out"), b=str(job / "again"))).same
+
+
 # ---- relatives of a conversion ----
 
 
