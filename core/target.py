@@ -437,7 +437,9 @@ class Target:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
         state = self.workspace.state
         # listed before it is asked whose they are: on an object store another run of this plan may begin as well
-        left = [file for file in find_files(state) if not _is_begun_with(file)]
+        in_turn = {state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
+        leases = state.child(LEASES_DIRECTORY).path
+        left = [file for file in find_files(state) if file.path not in in_turn and file.parent.path != leases]
         found = read_identity(state)
         if found == self.identity:
             return
@@ -454,11 +456,6 @@ class Target:
                     remove_file(unfinished)  # what is to be encrypted may stand in it
         write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
-
-
-def _is_begun_with(file: Location) -> bool:
-    """Whether a file of the state directory is removed or replaced in its turn when a plan begins, or is a lease."""
-    return file.name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME) or file.parent.name == LEASES_DIRECTORY
 
 
 def read_manifest(directory: Location) -> Manifest | None:

@@ -44,6 +44,8 @@ def _verify(request: VerificationRequest, progress: RunProgress) -> Verification
         more = len(report.problems) - _MOST_TOLD
         told = [*report.problems[:_MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
         raise VerificationError(f"{printable(report.target)}: is not as it was written:\n" + "\n".join(told))
+    for note in report.notes:
+        progress.note(note)
     publish_verification(report)
     progress.note(f"{printable(report.target)}: {report.ranks} ranks checked ({report.level}), all is as written")
     return report

@@ -454,6 +454,7 @@ def test_a_part_that_has_nothing_else_for_a_rank(tmp_path: Path) -> None:
     ("choice", "message"),
     [
         ("2", r"the copies of stage 2 are to be taken .* but there are the parts of stages 0, 1"),
+        ("9" * 5000, "must be first, fail, or the number of a stage"),
         ("last", r"--shared-parameters last: must be first, fail, or the number of a stage"),
     ],
 )
