@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from core.checkpoint.checksums import crc32_joined, crc32_of_parts, crc32_of_zeros
@@ -173,7 +174,7 @@ def plan_file(
 
 def _index(file: SourceFile, header: _Header) -> FileIndex:
     try:
-        tensors = sorted((_tensor(header, name) for name in header.tensors), key=_extent_range)
+        tensors = sorted(map(_tensor, repeat(header), header.tensors), key=_extent_range)
         _check_gapless(tensors, header.data_offset, file.size_bytes)
         entries = {entry.name: entry for entry in tensors}
         for key, text in header.metadata.items():

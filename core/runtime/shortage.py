@@ -39,4 +39,6 @@ def release_frames(error: BaseException) -> None:
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
+        if cause.__cause__ is None and cause.__suppress_context__:
+            cause.__context__ = None  # no traceback shows it, and closures of its frames are not cleared
         cause = cause.__context__
