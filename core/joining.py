@@ -255,13 +255,13 @@ def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, 
 
     pairs = [(part, rank) for part in parts for rank in part.plan.target_ranks]
     in_threads(lambda pair: take(*pair), pairs, _WORKERS, threading.Event())
-    told = listed([differing_text(each) for each in copies.differing()], 20)
-    if told and fails:
+    differing = listed([differing_text(each) for each in copies.differing()], 20)
+    if differing and fails:
         raise InputError(
             f"{', '.join(str(part.location) for part in parts)}: have different copies of parameters that their stages "
-            f"share: {told}. Name the stage whose copies are right: --shared-parameters STAGE, or first"
+            f"share: {differing}. Name the stage whose copies are right: --shared-parameters STAGE, or first"
         )
-    return f"pipeline stages hold DIFFERENT copies of parameters that they share: {told}" if told else ""
+    return f"pipeline stages hold DIFFERENT copies of parameters that they share: {differing}" if differing else ""
 
 
 def _kind_of(part: _Part) -> dict[str, object]:

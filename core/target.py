@@ -384,7 +384,7 @@ class Target:
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, manifest.files)
             self._write_index(workspace.directory)
-            # once more: what the manifest says of it has to be so, whoever wrote the first one, and with which zlib
+            # another run may have written the first one with another zlib: the manifest has the digest of this one
             write_bytes(workspace.state.child(PLAN_NAME), plan)
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
             publish(workspace.directory, self.final)

@@ -44,8 +44,8 @@ def is_only_touched(known: str, found: str) -> bool:
 
 def difference_text(known: str, found: str) -> str:
     """How two versions of a file differ, for messages."""
-    told = f"it was {known}, it is {found}"
-    return f"{told}: {TOUCHED}" if is_only_touched(known, found) else told
+    versions = f"it was {known}, it is {found}"
+    return f"{versions}: {TOUCHED}" if is_only_touched(known, found) else versions
 
 
 def _without_change_time(version: str) -> str:

@@ -19,7 +19,7 @@ _BLOCK_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class ReducedFile:
-    """What was written: the size of the file, and the digest of what stands around its contents."""
+    """What was written: the size of the file, and the digest of what is around its contents."""
 
     size_bytes: int
     heads: str

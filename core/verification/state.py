@@ -1,6 +1,6 @@
 """Checks the files of a finished conversion's `.reshard` that are neither its manifest nor its ranks' records.
 
-Those end in digests of themselves, which whoever reads them checks.
+Those end in digests of themselves, which are checked where they are read.
 """
 
 from collections.abc import Iterable

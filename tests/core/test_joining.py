@@ -424,12 +424,12 @@ def test_shared_parameters_that_differ_are_named(tmp_path: Path) -> None:
         join_parts(parts, target, notes, shared_parameters=choice)
         assert not verify_target(target, VerifyLevel.CHECKSUM).problems
         assert job.loaded(target)["tied"] == np.frombuffer(TIED[0] + half, np.int8).reshape(4, 4).tolist()
-        [told] = [
-            note for note in notes.notes if "stages hold DIFFERENT copies of parameters that they share: ti" in note
+        [note] = [
+            each for each in notes.notes if "stages hold DIFFERENT copies of parameters that they share: ti" in note
         ]
         manifest = read_manifest(parse_url(target))
         assert manifest is not None
-        assert manifest.notes[1] == told
+        assert manifest.notes[1] == note
 
 
 def test_joined_again_with_another_choice(tmp_path: Path) -> None:

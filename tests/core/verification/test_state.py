@@ -170,8 +170,8 @@ def as_earlier_versions_wrote_it(target: Path) -> None:
 def test_what_an_earlier_version_wrote_is_as_right_as_it_was(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     as_earlier_versions_wrote_it(target)
     assert run(["verify", str(target)]) == 0
-    told = capsys.readouterr().out
-    assert f"{target}: written by an earlier version of reshard, without digests of the manifest, the records" in told
+    shown = capsys.readouterr().out
+    assert f"{target}: written by an earlier version of reshard, without digests of the manifest, the records" in shown
     assert verify_target(str(target), VerifyLevel.CONTENT).notes
     (target / STEM / "identity").write_text("another")
     assert is_found(target)
