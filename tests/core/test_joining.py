@@ -425,7 +425,7 @@ def test_shared_parameters_that_differ_are_named(tmp_path: Path) -> None:
         assert not verify_target(target, VerifyLevel.CHECKSUM).problems
         assert job.loaded(target)["tied"] == np.frombuffer(TIED[0] + half, np.int8).reshape(4, 4).tolist()
         [note] = [
-            each for each in notes.notes if "stages hold DIFFERENT copies of parameters that they share: ti" in note
+            each for each in notes.notes if "stages hold DIFFERENT copies of parameters that they share: ti" in each
         ]
         manifest = read_manifest(parse_url(target))
         assert manifest is not None
