@@ -15,7 +15,7 @@ from core.checkpoint.names import RANK_FIELD, parse_name
 from core.checkpoint.records import CatalogRecord, CheckpointCatalog
 from core.checkpoint.selection import listed
 from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import InputError, LayoutError, StorageError, StrategyError
+from core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from core.keys import Keys, keys_in_force, source_key
 from core.layout import Cut, ParameterLayout
 from core.manifest import PLAN_NAME, Manifest, unsealed_manifest
@@ -135,7 +135,7 @@ def _refused_by_name(location: Location) -> Iterator[None]:
     try:
         yield
     except (InputError, StorageError) as error:
-        if isinstance(error, StorageError) and error.transient:
+        if isinstance(error, UnusableStorageError) or (isinstance(error, StorageError) and error.transient):
             raise
         raise StrategyError(
             f"{location}: its records tell its strategy, but cannot be used: {error}. Name the strategy with "

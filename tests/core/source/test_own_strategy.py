@@ -24,6 +24,7 @@ from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.records import change_record
 
 PIPELINE = case(7010)
 """8 ranks of two stages to 2 ranks."""
@@ -235,8 +236,7 @@ def forged(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
         Path(origin_of(made)).write_bytes(gzip.compress(json.dumps(document).encode()))
         del document["catalog"]["notes"], document["catalog"]["assumed"]
         identity = xxhash.xxh3_128_hexdigest(json.dumps(document, separators=(",", ":"), sort_keys=True).encode())
-        path = made / ".reshard/manifest.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"identity": identity}))
+        change_record(made / ".reshard/manifest.json", identity=identity)
 
     return harm
 
