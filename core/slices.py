@@ -7,7 +7,6 @@ one parameter: its elements in C order. `start` and `stop` count elements, `offs
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 Shape = tuple[int, ...]
 
@@ -24,7 +23,7 @@ def is_countable(shape: Shape, itemsize: int = 1) -> bool:
     return math.prod(filter(None, shape)) * max(itemsize, 1) <= _MOST_BYTES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorSlice:
     """A half-open box; a scalar is the box without axes, which has one element."""
 
@@ -42,12 +41,13 @@ class TensorSlice:
         """The box of a whole tensor of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
-    @cached_property
+    # not cached: Python 3.11's cached_property has one lock for all boxes, and waiting for it takes threads longer
+    @property
     def shape(self) -> Shape:
         """Number of elements along each axis."""
         return tuple(high - low for low, high in zip(self.start, self.stop, strict=True))
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
