@@ -80,11 +80,12 @@ def integrated_save_doubts(
     asked: IntegratedSave,
     *,
     contents: ContentMisfits | None = None,
-    trusted: bool = False,
+    trusted: bool | None = None,
 ) -> tuple[str, ...]:
     """Sentences for the user where samples contradict whether ranks are taken to hold whole tensors or slices.
 
-    `contents` are what samples show; None: they are read, if they matter.
+    `contents` are what samples show; None: they are read, if they matter. `trusted` is --trust-strategy; None where
+    there is no such option.
 
     Raises:
         StrategyError: samples contradict it, and the strategy is not `trusted`.
@@ -98,6 +99,8 @@ def integrated_save_doubts(
         contents = _contents(catalog, source, held, may_be_whole=True)
     contradiction, advice = _contradiction(source, match, asked, contents)
     if contradiction and not trusted:
+        if match.integrated and trusted is not None:
+            advice += ", or --trust-strategy to take one rank's values"
         raise StrategyError(f"{catalog.url}: {contradiction}{advice}")
     outcome = "One rank's values are taken" if match.integrated else "The strategy is followed"
     return (f"{DOUBT}{contradiction}{outcome}",) if contradiction else ()
@@ -110,11 +113,7 @@ def _contradiction(
     if match.integrated and contents.sliced:
         says = "--integrated-save yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
         found = f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}"
-        advice = (
-            f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}, or --trust-strategy to "
-            "take one rank's values"
-        )
-        return found, advice
+        return found, f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}"
     if not match.integrated and contents.whole:
         found = (
             f"ranks hold the same where the strategy {source.origin} gives them different slices:"

@@ -169,6 +169,12 @@ def test_slices_said_to_be_whole_tensors_are_refused(sliced: Path) -> None:
     assert not list(sliced.glob("out*"))
 
 
+def test_a_fingerprint_of_slices_said_to_be_whole_names_its_own_options(sliced: Path) -> None:
+    source = {"source": str(sliced / "src"), "target": "memory://none", "source_strategy": str(sliced / "source.ckpt")}
+    with pytest.raises(StrategyError, match=r"--integrated-save no if ranks hold slices of the strategy \S+$"):
+        fingerprint_checkpoint(build_request(**source, integrated_save="yes"))
+
+
 def test_slices_are_refused_where_another_parameters_shape_shows_whole_tensors(sliced: Path) -> None:
     layouts = {"w": dataclasses.replace(ROWS, tensor_shape=(4, 4)), "v": dataclasses.replace(ROWS)}
     target = Strategy((StageStrategy(0, layouts, (OperatorStrategy("op", 0, ((1, 1),)),)),), "test")
