@@ -337,9 +337,7 @@ class _Joint:
         self._parts = parts
         self._final = final
         self._note = note
-        self._left_out = {
-            part.stage: frozenset(name for name, stages in shared.items() if part.stage in stages[1:]) for part in parts
-        }
+        self._left_out = {part.stage: _left_out(part, shared) for part in parts}
         taken = sorted({stages[0] for stages in shared.values()})
         identities = "+".join([*(part.manifest.identity for part in parts), *(f"shared {stage}" for stage in taken)])
         self.identity = xxhash.xxh3_128_hexdigest(identities.encode())

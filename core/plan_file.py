@@ -102,6 +102,7 @@ def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
     return _read(url, lambda document: build_plan(_inputs_from_json(document)), digest)
 
 
+@lru_cache(maxsize=4)
 def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strategy | None:
     """The target strategy of the plan in a file; None if it has none. Any version may have written the plan.
 

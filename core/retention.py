@@ -44,6 +44,7 @@ from core.storage.lease import exclusive, held_lease, living_holders, new_holder
 from core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
+    REMOVING_NAME,
     REPLACED_SUFFIX,
     STATE_DIRECTORY,
     list_names,
@@ -57,8 +58,6 @@ from core.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest
 from core.unified_index import index_problem
 from core.verify import verify_rank
 
-REMOVING_NAME = "removing.json"
-"""The manifest of a conversion that is being removed, from before the manifest goes until all else has gone."""
 _LARGEST_MANIFEST_BYTES = 2**28
 
 

@@ -63,6 +63,7 @@ from core.storage.own_files import Listing, check_replaced, check_unlinked, chec
 from core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
+    REMOVING_NAME,
     REPLACED_SUFFIX,
     STATE_DIRECTORY,
     foreign_names,
@@ -384,6 +385,8 @@ class Target:
                 # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
                 remove_others(workspace.directory, manifest.files)
             self._write_index(workspace.directory)
+            # left by a removal that was killed, before the same plan was carried out here again
+            remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
             write_bytes(workspace.state.child(PLAN_NAME), plan)
             write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
@@ -521,8 +524,11 @@ def _names_at(final: Location) -> list[str]:
         StorageError: it cannot be listed.
     """
     if final.is_local:
-        _check_place(final)
-    return [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
+        _check_directory(final)
+    names = [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
+    if final.is_local and not names:  # a finished one may be where nothing can be written any more
+        _check_writable(final)
+    return names
 
 
 def _refuse_occupied(
@@ -641,19 +647,34 @@ def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, Catalo
 
 def _check_place(final: Location) -> None:
     """Makes sure that a local directory could be made at a place."""
+    _check_directory(final)
+    _check_writable(final)
+
+
+def _check_directory(final: Location) -> None:
+    existing = _existing(final)
+    if not os.path.isdir(existing):
+        what = "is" if existing == final.path else f"cannot be made: {existing} is"
+        raise TargetError(f"{final}: {what} a file, not a directory")
+
+
+def _check_writable(final: Location) -> None:
     if os.path.ismount(final.path):
         raise TargetError(
             f"{final}: is a mount point, and the finished files could not get its name at once. Name a directory in it"
         )
-    existing = final.path
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
-    if not os.path.isdir(existing):
-        what = "is" if existing == final.path else f"cannot be made: {existing} is"
-        raise TargetError(f"{final}: {what} a file, not a directory")
+    existing = _existing(final)
     parent = os.path.dirname(final.path) if existing == final.path else existing
     if not os.access(parent, os.W_OK | os.X_OK):
         raise TargetError(f"{final}: cannot be made: {parent} is not writable")
+
+
+def _existing(final: Location) -> str:
+    """A place, or of the directories that it is in the nearest that is there."""
+    existing = final.path
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    return existing
 
 
 def read_identity(state: Location) -> str | None:

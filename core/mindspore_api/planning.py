@@ -31,10 +31,6 @@ from core.subnetwork import part_of_target
 
 _TRAINING_STATE_PATTERNS = ("accu_grads*", "adam_m*", "adam_v*")
 """Of what says nothing about stages: see `core.subnetwork`."""
-
-
-_SAMPLED = 8
-"""Parameters of a stage whose contents are looked at, to see whether ranks were saved whole."""
 _NOT_SAVED = "inputs"
 """Prefix of entries of strategies that are no parameters."""
 

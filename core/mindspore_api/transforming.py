@@ -36,7 +36,7 @@ import numpy as np
 
 from core.checkpoint.catalog import catalog_files
 from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.selection import rank_names
+from core.checkpoint.selection import listed, rank_names
 from core.checkpoint.survey import CheckpointSurvey
 from core.convert import convert, of_own_stage, wants_digest
 from core.errors import CatalogError, InputError, PlanError, TargetBusyError
@@ -248,7 +248,20 @@ def _plan_of_all(
     planned = build_checked_plan(
         PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), prefix=request.prefix)
     )
-    return Planned(with_shared_compared(planned.plan, False), (*noted, *planned.warnings))
+    lacking = _lacking_part_warning(found, source, planned.plan)
+    return Planned(with_shared_compared(planned.plan, False), (*noted, *planned.warnings, *lacking))
+
+
+def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan: ConversionPlan) -> tuple[str, ...]:
+    """What a part of the target's network lacks if the source has no other stages; MindSpore makes a part."""
+    if plan.part is None or source is None or not set(found.ranks) <= set(source.ranks):
+        return ()
+    lacking = listed(sorted(plan.match.elsewhere))
+    text = (
+        f"left out, because no source file holds them, though the target's strategy has them: {lacking}. The files are "
+        f"named _part{plan.part}, as one stage's of several"
+    )
+    return (text,)
 
 
 def _check_not_half_a_model(

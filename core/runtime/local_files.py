@@ -31,6 +31,10 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            # a server holds it for a client, by a delegation or an oplock, and gives it up while this one waits
+            _check_regular(os.stat(path), path)
+            return os.open(path, flags | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
         if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
             _check_regular(os.stat(path), path)
         raise

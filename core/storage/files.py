@@ -536,6 +536,11 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
+def is_of_file_system(name: str) -> bool:
+    """Whether a name is one that network file systems give to files which were removed while they were open."""
+    return name.startswith((".nfs", ".fuse_hidden"))
+
+
 def _temporary_path(location: Location) -> str:
     # in the directory of the final name: rename must not cross file systems
     return os.path.join(os.path.dirname(location.path), f".{location.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 
 from core.errors import TargetError
 from core.storage.failures import mapped_errors
-from core.storage.files import is_temporary
+from core.storage.files import is_of_file_system, is_temporary
 from core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
 from core.storage.urls import Location
 from core.unified_names import is_unified_name
 
 _CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors)", re.DOTALL)
-_OF_FILE_SYSTEMS = (".nfs", ".fuse_hidden")
-"""How names begin that network file systems give to files which were removed while they were open."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,11 @@ def _check_entries(path: str, listing: Listing) -> None:
 def _holds_files(path: str) -> bool:
     """Whether a directory, or one in it, holds whole checkpoint files."""
     names = (name for _, _, names in os.walk(path) for name in names)
-    return any(not is_temporary(name) and not name.startswith(_OF_FILE_SYSTEMS) for name in names)
+    return any(not is_temporary(name) and not is_of_file_system(name) for name in names)
 
 
 def _is_known(name: str, listing: Listing) -> bool:
-    return listing.is_file(name) or is_temporary(name) or name.startswith(_OF_FILE_SYSTEMS)
+    return listing.is_file(name) or is_temporary(name) or is_of_file_system(name)
 
 
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:

@@ -32,6 +32,8 @@ STATE_DIRECTORY = ".reshard"
 """Below a target: everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
 """The commit marker in it: a target without it is not finished."""
+REMOVING_NAME = "removing.json"
+"""The manifest of a conversion that is being removed, from before the manifest goes until all else has gone."""
 
 
 def working_location(final: Location) -> Location:

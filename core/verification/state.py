@@ -10,7 +10,7 @@ import xxhash
 from core.errors import CheckpointError, StorageError, TargetError, is_transient
 from core.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from core.plan_file import LARGEST_PLAN_BYTES
-from core.storage.files import find_files, is_temporary, read_small_file
+from core.storage.files import find_files, is_of_file_system, is_temporary, read_small_file
 from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from core.storage.urls import Location
 from core.target import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
@@ -67,8 +67,12 @@ def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bo
     return [
         file
         for file in find_files(state)
-        if file.path not in own and file.parent.path != leases and not (directory.is_local and is_temporary(file.name))
+        if file.path not in own and file.parent.path != leases and not (directory.is_local and _is_passing(file.name))
     ]
+
+
+def _is_passing(name: str) -> bool:
+    return is_temporary(name) or is_of_file_system(name)
 
 
 def _plan_problems(location: Location, digest: str) -> list[str]:

@@ -100,8 +100,8 @@ def test_a_plan_of_600_kb_that_unpacks_to_97_mb_of_lists_is_refused_before_it_is
     hostile_plan(path)
     assert path.stat().st_size < 700_000
     program = (
-        "import sys; from core.errors import LimitError; from core.plan_file import load_inputs\n"
-        "try: load_inputs(sys.argv[1])\n"
+        "import sys; from core.errors import LimitError; from core.plan_file import rebuild_plan\n"
+        "try: rebuild_plan(sys.argv[1])\n"
         "except LimitError as error: print(error)"
     )
     ended = run_limited(LIMIT_BYTES, sys.executable, "-c", program, str(path))

@@ -156,7 +156,7 @@ def test_many_listings_fail(store: Store) -> None:
     )
     report = convert(request(store))
     assert read_tree(store.files("out")) == FOUR_TO_THREE.want
-    assert report.retried_requests == len(struck(store)) == 5
+    assert report.retried_requests == len(struck(store)) == 3
 
 
 def struck(store: Store) -> list[Exchange]:
@@ -260,7 +260,7 @@ def test_a_server_that_does_not_answer_in_time(store: Store, monkeypatch: pytest
     named = {"source_storage": "env:IMPATIENT", "target_storage": "env:IMPATIENT"}
     report = convert(request(store, **named))
     assert read_tree(store.files("out")) == FOUR_TO_THREE.want
-    assert report.retried_requests == len(struck(store)) == 5
+    assert report.retried_requests == len(struck(store)) == 3
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from core.latest import LatestReport, convert_latest
-from core.retention import REMOVING_NAME
 from core.session import convert_rank
 from core.storage import lease
 from core.storage.files import remove_files
+from core.storage.publishing import REMOVING_NAME
 from core.storage.urls import parse_url
 from tests.storage.conftest import Store
 from tests.support.checkpoints import read_tree

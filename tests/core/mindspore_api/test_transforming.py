@@ -140,9 +140,9 @@ def test_a_merged_strategy_of_one_stage_makes_parts_too(tmp_path: Path) -> None:
     write_rank(tmp_path / "src", 0, {"w": tensor(VALUES)})
     write_strategy_file(tmp_path / "one.ckpt", {0: {"0-w": FileLayout((1,), ((), ()), False, 0, 0, (4, 2))}})
     write_strategy_file(tmp_path / "both.ckpt", {0: {"w": COLUMNS, "b": COLUMNS}})
-    mindspore.transform_checkpoints(
-        str(tmp_path / "src"), str(tmp_path / "out"), "net_", str(tmp_path / "one.ckpt"), str(tmp_path / "both.ckpt")
-    )
+    strategies = (str(tmp_path / "one.ckpt"), str(tmp_path / "both.ckpt"))
+    with pytest.warns(UserWarning, match=r"no source file holds them, .*: b\. The files are named _part0"):
+        mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_", *strategies)
     assert sorted(path.name for path in (tmp_path / "out").glob("*/*")) == ["net_0_part0.ckpt", "net_1_part0.ckpt"]
 
 

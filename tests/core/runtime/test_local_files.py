@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,3 +56,25 @@ def test_files_are_opened_also_through_links(tmp_path: Path) -> None:
         check_regular("/dev/null")
     check_regular(str(tmp_path / "file"))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_a_server_holds_for_a_client_is_waited_for(tmp_path: Path) -> None:
+    """A write lease of another process, as a file server takes for its clients; its holder has to give it up."""
+    file = tmp_path / "x"
+    file.write_bytes(b"held")
+    program = (
+        "import fcntl, os, signal, sys\n"
+        "held = os.open(sys.argv[1], os.O_RDWR)\n"
+        "signal.signal(signal.SIGIO, lambda *_: fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_UNLCK))\n"
+        "fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)\n"
+        "print('held', flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(file)], stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            with open(open_regular(str(file)), "rb") as opened:
+                assert opened.read() == b"held"
+        finally:
+            holder.kill()

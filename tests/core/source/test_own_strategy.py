@@ -20,6 +20,7 @@ from core.joining import join_parts
 from core.load import plan_load
 from core.recover import StepState, assess_recovery
 from core.request import NOWHERE, build_request
+from core.storage.files import read_own_file
 from core.storage.urls import Location, parse_url
 from core.strategy.files import read_strategy, write_strategy
 from tests.support.checkpoints import Case, case, read_tree
@@ -310,3 +311,15 @@ def test_another_spelling_of_the_same_cut_is_no_contradiction(made: Path, tmp_pa
     same = str(tmp_path / "same.ckpt")
     write_strategy(replace(strategy, stages=(replace(stage, layouts=layouts),)), same)
     assert whole(made, tmp_path / "whole", source_strategy=same).committed
+
+
+def test_the_plan_of_a_source_is_read_once(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def reading(location: Location, limit_bytes: int) -> bytes:
+        read.append(str(location))
+        return read_own_file(location, limit_bytes)
+
+    monkeypatch.setattr("core.plan_file.read_own_file", reading)
+    whole(made, tmp_path / "whole")
+    assert read.count(origin_of(made)) == 1

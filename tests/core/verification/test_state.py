@@ -240,3 +240,26 @@ def test_parts_whose_plan_was_changed_are_not_joined(joined: Path, tmp_path: Pat
     shutil.rmtree(joined)
     with pytest.raises(TargetError, match=r"plan\.json\.gz: is not the plan that was written: it was changed"):
         join_parts([str(part) for part in parts], str(joined))
+
+
+def test_a_target_converted_again_after_a_killed_removal_is_sound(source: str, target: Path) -> None:
+    (target / ".reshard/manifest.json").rename(target / ".reshard/removing.json")
+    shutil.rmtree(target / "rank_0")
+    assert convert(build_request(source=source, target=str(target))).committed
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert convert(build_request(source=source, target=str(target))).committed
+
+
+def test_files_that_a_network_file_system_keeps_for_others_do_not_count(source: str, target: Path) -> None:
+    (target / ".reshard/records/.nfs0000000000d4c3c6").write_bytes(b"replaced while it was open")
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert convert(build_request(source=source, target=str(target))).committed
+
+
+def test_a_finished_target_where_nothing_can_be_written_any_more(
+    source: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("core.target.os.access", lambda *_: False)
+    assert convert(build_request(source=source, target=str(target))).committed
+    with pytest.raises(TargetError, match="is not writable"):
+        convert(build_request(source=source, target=f"{target}2"))
