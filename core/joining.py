@@ -2,8 +2,8 @@
 
 Each part is a finished conversion with a manifest and records of its own. They have to be of one target strategy, and
 together have all of its parameters. Their files are copied, every rank's side by side, checked against the records,
-and published with one manifest, in which a rank's parts count as one file. Of a parameter that several parts have,
-because their stages share it, only one part's copy is written.
+and published with one manifest, in which a rank's parts count as one file. A parameter that several stages share is
+written once, from one part's copy.
 """
 
 import threading
@@ -29,7 +29,7 @@ from core.report import Summary
 from core.request import SHARED_PARAMETERS, VerifyLevel
 from core.retry import stoppable, with_retries
 from core.session import give_up_abandoned_uploads
-from core.shared import differing_text
+from core.shared import differing_note, differing_text
 from core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
 from core.storage.filesystems import same_storage
 from core.storage.joined import joined_name
@@ -107,8 +107,8 @@ def join_parts(
 ) -> JoinReport:
     """Copies the parts that stages were converted to into one checkpoint; they stay as they are.
 
-    `shared_parameters` is what to do about parameters of which several parts have different copies: `fail`, take the
-    `first` stage's, or that of the stage of this number. Alike ones are the first stage's, or that of the number.
+    `shared_parameters` decides about parameters whose copies differ between parts: `fail`, take the `first` stage's
+    copy, or the copy of the stage of this number. Equal copies are taken from the first stage, or the numbered one.
 
     Raises:
         InputError: they are not parts of one target, or some are missing; or the target is occupied.
@@ -145,11 +145,11 @@ def join_parts(
 
 
 def _check_target(final: Location) -> None:
-    """Finds out before any part is read that no checkpoint could be joined there.
+    """Refuses an unusable target before any part is read.
 
     Raises:
-        TargetError: its place cannot be used, or it holds what was not joined.
-        StorageError: it could not be looked at.
+        TargetError: the place cannot be used, or holds files that were not joined.
+        StorageError: the place cannot be listed.
     """
     check_place(final)
     begun = read_identity(final.child(STATE_DIRECTORY)) is not None or read_manifest(final) is not None
@@ -202,10 +202,10 @@ def _check_together(parts: Sequence[_Part]) -> None:
 
 
 def _shared(parts: Sequence[_Part], shared_parameters: str) -> dict[str, tuple[int, ...]]:
-    """The stages that have each parameter that several parts have; the first of them is that whose copy is taken.
+    """Shared parameters -> the stages that hold a copy; the first stage's copy is taken.
 
     Raises:
-        InputError: the option is none, or names a stage of which there is no part.
+        InputError: the option is malformed, or names a stage without a part.
     """
     if not SHARED_PARAMETERS.fullmatch(shared_parameters):
         raise InputError(f"--shared-parameters {shared_parameters}: must be first, fail, or the number of a stage")
@@ -227,17 +227,17 @@ def _shared(parts: Sequence[_Part], shared_parameters: str) -> dict[str, tuple[i
 
 
 def _left_out(part: _Part, shared: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """The parameters of a part of which another part's copy is taken."""
+    """The parameters of a part that are taken from another part."""
     return frozenset(name for name, stages in shared.items() if part.stage in stages[1:])
 
 
 def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, fails: bool) -> str:
-    """What is to be said of shared parameters of which parts have different copies, in a sentence; nothing if none has.
+    """A note about shared parameters whose copies differ between parts; empty if all are equal.
 
     Raises:
-        InputError: there are such, and that is to fail; or on a rank a part has nothing that counts.
+        InputError: copies differ and `fails` is set; or a part would have an empty file for a rank.
         TargetError: a record is not the one that its manifest was written for.
-        StorageError: one cannot be read.
+        StorageError: a record cannot be read.
     """
     if not shared:
         return ""
@@ -255,13 +255,13 @@ def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, 
 
     pairs = [(part, rank) for part in parts for rank in part.plan.target_ranks]
     in_threads(lambda pair: take(*pair), pairs, _WORKERS, threading.Event())
-    differing = listed([differing_text(each) for each in copies.differing()], 20)
+    differing = differing_text(copies.differing())
     if differing and fails:
         raise InputError(
             f"{', '.join(str(part.location) for part in parts)}: have different copies of parameters that their stages "
             f"share: {differing}. Name the stage whose copies are right: --shared-parameters STAGE, or first"
         )
-    return f"pipeline stages hold DIFFERENT copies of parameters that they share: {differing}" if differing else ""
+    return differing_note(differing) if differing else ""
 
 
 def _kind_of(part: _Part) -> dict[str, object]:
@@ -292,14 +292,14 @@ def _record_of(part: _Part, rank: int) -> ShardRecord:
 
 @dataclass(frozen=True)
 class _File:
-    """A part's file of a rank, as it was copied: see `ShardRecord`."""
+    """A copied file of a part's rank; fields as in `ShardRecord`."""
 
     size_bytes: int
     heads: tuple[str, ...]
 
 
 def _copied(part: _Part, record: ShardRecord, directory: Location, left_out: frozenset[str]) -> _File:
-    """Copies a part's file of a rank, without the parameters of which another part's copy is taken."""
+    """Copies a part's file of a rank, without the parameters taken from another part."""
     names = record.file.split("/")
     source, target = part.location.child(*names), directory.child(*names)
     if left_out.isdisjoint(parameter.name for parameter in record.parameters):

@@ -5,7 +5,7 @@ parameter differently, so both copies are read as the whole tensor, in its order
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -51,14 +51,13 @@ def with_shared_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
     differing = list(differing_parameters(plan))
     if not differing:
         return plan
-    told = listed([differing_text(each) for each in differing], 20)
+    text = differing_text(differing)
     if fails:
         raise PlanError(
-            f"{plan.inputs.catalog.url}: pipeline stages hold different copies of parameters that they share: {told}. "
+            f"{plan.inputs.catalog.url}: pipeline stages hold different copies of parameters that they share: {text}. "
             "Name the stage whose copies are right: --shared-parameters STAGE, or first"
         )
-    note = f"pipeline stages hold DIFFERENT copies of parameters that they share: {told}"
-    return plan.with_notes(note)
+    return plan.with_notes(differing_note(text))
 
 
 def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
@@ -80,8 +79,17 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
             yield Differing(name, taken, tuple(different))
 
 
-def differing_text(differing: Differing) -> str:
-    """A parameter, whose copy of it is taken, and who has another, for messages."""
+def differing_text(differing: Iterable[Differing]) -> str:
+    """Message text: each parameter, the stage whose copy is taken, and the stages with another; empty if none."""
+    return listed([_taken_text(each) for each in differing], 20)
+
+
+def differing_note(text: str) -> str:
+    """The note about differing copies; `text` is that of `differing_text`."""
+    return f"pipeline stages hold DIFFERENT copies of parameters that they share: {text}"
+
+
+def _taken_text(differing: Differing) -> str:
     stages = f"stage{'s' if len(differing.others) > 1 else ''} {listed(list(map(str, differing.others)))}"
     return f"{differing.name} (stage {differing.taken}'s is taken, unlike that of {stages})"
 
