@@ -46,8 +46,8 @@ def command(
     Along which axis a shard was cut does not show in it. Where the strategy tells no shapes, as protobuf ones do not,
     the shapes that it makes are told: see that they are the network's.
 
-    Without a strategy it tells what the checkpoint is, and what strategy it needs, and ends with 2, unless it needs
-    none: one rank that has all, or whole tensors. Of a checkpoint that reshard converted the strategy is known.
+    Without a strategy it shows what the checkpoint is and which strategy it needs, and ends with 2, or with 0 if it
+    needs none: one rank with everything, or whole tensors. Checkpoints that reshard converted bring their own strategy.
 
     \b
     Examples:
@@ -72,8 +72,7 @@ def command(
         _print_diagnosis(diagnosis)
     if diagnosis.fits is None:
         raise InputError(
-            f"{diagnosis.source}: whether a strategy belongs to it cannot be told without one: name it with "
-            "--source-strategy"
+            f"{diagnosis.source}: there is no strategy to compare the checkpoint with: name it with --source-strategy"
         )
     return 0 if diagnosis.fits else 1
 
@@ -92,7 +91,7 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
 
 def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
     if diagnosis.fits is None:
-        return [("answer", "NONE: there is no strategy to tell by")]
+        return [("answer", "NONE: there is no strategy to compare with")]
     if not diagnosis.strategy:
         return []
     if diagnosis.fits:

@@ -16,8 +16,8 @@ from core.wording import counted, seconds_text, size_text
     metavar="first|fail|STAGE",
     default="fail",
     show_default=True,
-    help="Of a parameter that several parts have, such as tied embeddings, with different contents: first, take the "
-    "first stage's; a number, that stage's; fail.",
+    help="Which copy to take of a parameter, such as a tied embedding, whose copies differ between parts: first, the "
+    "first stage's; a number, that stage's; fail, none.",
 )
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")

@@ -99,10 +99,10 @@ def convert(
 
 
 def check_target(request: ConversionRequest) -> None:
-    """Finds out before anything of the source is read that no plan could be carried out into the target.
+    """Refuses an unusable target before any byte of the source is read.
 
     Raises:
-        TargetError: it is occupied, its place or storage cannot be used, or source and target are inside each other.
+        TargetError: the target is occupied, its place or storage cannot be used, or it and the source overlap.
         StorageError: a transient failure.
     """
     source, final = parse_url(request.source), parse_url(request.target)
@@ -135,10 +135,10 @@ def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strate
 
 
 def load_strategy(url: str, source: str = "") -> Strategy | None:
-    """The strategy at a URL; for an empty one what `source` says of itself, if reshard made it, or else None.
+    """The strategy at a URL; for an empty URL the one in the records of `source`, or None without any.
 
     Raises:
-        StrategyError: it cannot be used.
+        StrategyError: the strategy cannot be used.
         StorageError: a transient failure.
     """
     if url:
@@ -201,7 +201,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
 
 
 def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy) -> bool:
-    """Whether every rank holds whole tensors, by what is known without the target."""
+    """Whether every rank holds whole tensors, decided without the target's strategy."""
     asked = asked_integrated_save(request)
     if asked is not IntegratedSave.AUTO:
         return asked is IntegratedSave.YES
@@ -405,7 +405,7 @@ def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) 
     at_beginning = request.write_crc and stands_at_beginning(plan.inputs.format)
     if at_beginning and not takes_rewriting(parse_url(request.target)):
         raise TargetError(
-            f"{printable(request.target)}: the CRC of a .safetensors file stands at its beginning and is known at its "
+            f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
             "end, but this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name "
             "a local directory or an object store of the S3 kind"
         )

@@ -131,12 +131,12 @@ class Workspace:
         write_bytes(self.record_location(record.rank), data if key is None else seal(data, key, _RECORD))
 
     def read_record(self, rank: int, *, needs_digest: bool = False) -> ShardRecord:
-        """The record of a rank; `needs_digest`: its file has to end in a digest, as it does beside a newer manifest.
+        """The record of a rank; `needs_digest`: its file must end in a digest, as beside newer manifests.
 
         Raises:
-            ForeignRecordError: it belongs to another plan.
-            TargetError: it is damaged, or cannot be decrypted.
-            StorageError: there is none.
+            ForeignRecordError: the record belongs to another plan.
+            TargetError: the record is damaged, or cannot be decrypted.
+            StorageError: there is no record.
         """
         location = self.record_location(rank)
         data = read_own_file(location, _LARGEST_RECORD_BYTES)
@@ -306,7 +306,7 @@ class Target:
         return self.read_committed() is not None
 
     def read_committed(self) -> Manifest | None:
-        """The manifest of the finished target of this very plan; None if that is not there."""
+        """The manifest of the finished target of this plan; None without one."""
         manifest = self._read_manifest()
         return manifest if manifest is not None and manifest.identity == self.identity else None
 
@@ -350,12 +350,12 @@ class Target:
         remove_tree(replaced)
 
     def restore_state(self) -> None:
-        """Writes the finished target's plan and identity again, which were changed or lost; its manifest follows suit.
+        """Rewrites the finished target's changed or lost plan and identity, and the manifest to match.
 
-        To be called while it is claimed.
+        Call it while the target is claimed.
 
         Raises:
-            StorageError: they could not be written.
+            StorageError: writing failed.
         """
         manifest = self.read_committed()
         if manifest is None:  # another run has begun to replace it
@@ -367,10 +367,10 @@ class Target:
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
 
     def commit(self, manifest: Manifest, plan: bytes) -> None:
-        """Makes the finished files the target; `manifest` is the commit marker, `plan` the plan's file, as it says.
+        """Publishes the finished files; `manifest` is the commit marker, `plan` the plan's file that goes with it.
 
         Raises:
-            StorageError: it could not be; all files are still in the workspace.
+            StorageError: publishing failed; all files are still in the workspace.
         """
         workspace = self.workspace
         with exclusive(self._leases):
@@ -414,10 +414,10 @@ class Target:
         return _manifest_to_keep(self.final, overwrite=self.overwrite)
 
     def _touched_text(self, other: Workspace) -> str:
-        """What to add about another plan's work, if it was made from this one's source, of which files were touched."""
+        """What to add to a message about another plan's work, if only touched source files tell the plans apart."""
         try:
             theirs = load_sources(other.plan_url, read_identity(other.state) or "").records
-        except (InputError, StorageError):  # whatever is there is in the way
+        except (InputError, StorageError):  # unreadable, the other work is still in the way
             return ""
         file = _touched_file(self.plan.inputs.catalog.records, theirs)
         if file is None:
@@ -474,12 +474,12 @@ def read_manifest(directory: Location) -> Manifest | None:
 
 
 def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
-    """Makes sure that a target can be written, as far as that can be known before there is a plan, from it alone.
+    """Checks before planning, from the target alone, that it can be written.
 
-    A conversion of the same source may be of the plan to come: whether it is, the plan tells.
+    A conversion of the same source may have the plan to come, so that is decided after planning.
 
     Raises:
-        TargetError: it is occupied, or its place cannot be used.
+        TargetError: the target is occupied, or its place cannot be used.
         StorageError: a transient failure.
     """
     with _refused_as_target():
@@ -495,10 +495,10 @@ def check_free(final: Location, source: Location, *, overwrite: bool, unified: b
 
 
 def check_place(final: Location) -> None:
-    """Makes sure that files could be written at a place, as far as that is seen without writing.
+    """Checks without writing that files can be written at a place.
 
     Raises:
-        TargetError: its storage cannot be used, or no directory could be made there.
+        TargetError: the storage cannot be used, or no directory can be created there.
         StorageError: a transient failure.
     """
     with _refused_as_target():
@@ -507,7 +507,7 @@ def check_place(final: Location) -> None:
 
 @contextmanager
 def _refused_as_target() -> Iterator[None]:
-    """What a target does not let one look at is a wrong input, unless trying again may help."""
+    """Turns storage errors of a target into TargetErrors, wrong inputs; transient ones pass unchanged."""
     try:
         yield
     except StorageError as error:
@@ -517,11 +517,11 @@ def _refused_as_target() -> Iterator[None]:
 
 
 def _names_at(final: Location) -> list[str]:
-    """The names at a target, but for where leases and records are on an object store.
+    """The names at a target, without an object store's directory of leases and records.
 
     Raises:
-        TargetError: no directory could be made there.
-        StorageError: it cannot be listed.
+        TargetError: no directory can be created there.
+        StorageError: the target cannot be listed.
     """
     if final.is_local:
         _check_directory(final)
@@ -534,13 +534,13 @@ def _names_at(final: Location) -> list[str]:
 def _refuse_occupied(
     final: Location, *, overwrite: bool, unified: bool = False, touched: Callable[[], str] = str
 ) -> None:
-    """Refuses a target that holds something, unless it is a checkpoint that may be overwritten.
+    """Refuses a target that is not empty, unless it is a checkpoint that may be overwritten.
 
-    `touched` gives what to add to the message.
+    `touched` gives an addition to the message.
     """
     foreign = foreign_names(final)
     if foreign:
-        # such as config.json, which loaders of unified checkpoints want beside them
+        # such as config.json, which loaders of unified checkpoints expect beside the files
         later = ", and back again when the checkpoint is there" if unified else ""
         raise TargetError(
             f"{final}: is not empty and holds what is not a checkpoint's ({', '.join(map(printable, foreign[:5]))}). "
@@ -557,7 +557,7 @@ def _manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
     except TargetError as error:
         if overwrite:
             return None
-        raise TargetError(f"{error}. Restore it, or pass --overwrite to convert anew") from error
+        raise TargetError(f"{error}. Restore it, or pass --overwrite to convert again") from error
 
 
 def record_digest(record: ShardRecord) -> str:
@@ -567,12 +567,12 @@ def record_digest(record: ShardRecord) -> str:
 
 
 def check_apart(source: Location, final: Location) -> None:
-    """Makes sure that source and target are apart, and that records can hold the target's name.
+    """Makes sure that source and target do not overlap, and that the target's name is UTF-8 text for the records.
 
     The source may be a pattern with `{rank}`.
 
     Raises:
-        TargetError: they are, or cannot.
+        TargetError: they overlap, or the name is not UTF-8.
     """
     try:
         final.path.encode()
@@ -595,16 +595,16 @@ def check_apart(source: Location, final: Location) -> None:
 
 
 def check_beside(final: Location) -> None:
-    """Makes sure that the local directories that a conversion uses beside its target are its own to clear, if there.
+    """Makes sure that existing local working directories beside a target hold only files that conversions write.
 
     Raises:
-        TargetError: one of them is a link, or holds what conversions do not write.
-        StorageError: they cannot be read.
+        TargetError: a directory is a link, or holds a foreign file.
+        StorageError: a directory cannot be read.
     """
     working = working_location(final)
     check_working(working, _STATE_LISTING)
     state = working.child(STATE_DIRECTORY)
-    # in this order: another run may give the directory its final name in between
+    # in this order: another run may publish the directory in between
     if not os.path.lexists(state.child(IDENTITY_NAME).path) and os.path.lexists(state.child(MANIFEST_NAME).path):
         raise TargetError(
             f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
@@ -630,7 +630,7 @@ def check_new_file(location: Location, source: Location, overwrite: bool) -> Non
 
 
 def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, CatalogRecord]) -> str | None:
-    """A source file, if files have other change times than before, and nothing else of any of them differs."""
+    """A source file whose change time differs; None if any file differs in more than that, or none at all."""
     touched = None
     if mine.keys() != theirs.keys():
         return None

@@ -46,9 +46,9 @@ def test_without_a_strategy(reshard: Callable[..., Any]) -> None:
     shown = reshard("doctor", source)
     assert shown.code == 2
     assert "needs       a strategy of 8 ranks, of 2 stages it seems" in shown.out
-    assert "answer      NONE: there is no strategy to tell by" in shown.out
+    assert "answer      NONE: there is no strategy to compare with" in shown.out
     assert shown.err == (
-        f"reshard: error: {source}: whether a strategy belongs to it cannot be told without one: name it with "
+        f"reshard: error: {source}: there is no strategy to compare the checkpoint with: name it with "
         "--source-strategy\n"
     )
     shown = reshard("doctor", source, "--json")

@@ -1,4 +1,4 @@
-"""What a target alone shows is told before anything of the source is read: the sources here are not even there."""
+"""Unusable targets are refused before any byte of the source is read: the sources here do not even exist."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -79,7 +79,7 @@ def test_a_target_that_was_converted_from_another_source(final: Location, way: W
 def test_a_target_with_a_damaged_manifest(final: Location, way: Way) -> None:
     write_bytes(final.child(".reshard", "manifest.json"), b"{")
     write_bytes(final.child("rank_0", "net.ckpt"), b"x")
-    with pytest.raises(TargetError, match=r"not a readable manifest: .* Restore it, or pass --overwrite to convert an"):
+    with pytest.raises(TargetError, match=r"not a readable manifest: .* Restore it, or pass --overwrite to convert ag"):
         way(into(final))
 
 
