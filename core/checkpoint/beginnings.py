@@ -1,4 +1,4 @@
-"""The beginnings of a parameter's content on several ranks, to compare samples before anything is converted."""
+"""Samples a parameter on several ranks: the first bytes of its contents, to compare before converting."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from core.storage.urls import parse_url
 
 
 def beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
-    """The first `length` bytes of a parameter on each rank; of remote files all are asked for at once.
+    """The first `length` bytes of a parameter on each rank; remote files are read concurrently.
 
     Raises:
         CatalogError: a file is not laid out as it was assumed to be.
@@ -21,8 +21,7 @@ def beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, leng
     """
     records = [catalog.records[rank] for rank in ranks]
     read = partial(_beginning, name=name, length=length)
-    # threads are worth more than they cost where each waits for a server; to open an encrypted file they may have to
-    # wait for one another
+    # threads pay off if each waits for a server; opening encrypted files may make them wait for one another
     one_by_one = parse_url(records[0].location).is_local or source_key() is not None
     return map(read, records) if one_by_one else at_once(read, records)
 

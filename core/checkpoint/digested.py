@@ -1,4 +1,4 @@
-"""JSON documents that end in a digest of themselves, so that no byte of them changes unnoticed.
+"""JSON documents that end in a digest of themselves, so that any changed byte is noticed.
 
     {…,
      "digest": "32 hexadecimal digits"
@@ -16,7 +16,7 @@ _ENDS_IN_DIGEST = re.compile(rb'"digest"\s*:\s*"[^"]*"\s*\}\s*\Z')
 
 
 def with_digest(data: bytes) -> bytes:
-    """A JSON object's bytes, with their digest as its last field."""
+    """A JSON object's bytes with their digest added as the last field."""
     body = data.rstrip().removesuffix(b"}").rstrip()
     return body + _HEAD + _digest(body) + _END
 
@@ -25,7 +25,7 @@ def without_digest(data: bytes) -> tuple[bytes, bool]:
     """A JSON object's bytes without their digest, and whether they have one.
 
     Raises:
-        ValueError: they are not what the digest is of.
+        ValueError: the digest does not match.
     """
     body, head, rest = data.rpartition(_HEAD)
     if not head and not _ENDS_IN_DIGEST.search(data):

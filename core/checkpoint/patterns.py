@@ -1,6 +1,6 @@
-"""Paths with `{rank}` in them: which names one part matches, and how a place lies to all that a pattern can match.
+"""Path patterns with `{rank}`: the names that one part matches, and the relation of a path to all matches.
 
-A path without `{rank}` is a pattern that matches itself alone.
+A path without `{rank}` is a pattern that matches only itself.
 """
 
 import re
@@ -10,7 +10,7 @@ from core.checkpoint.names import NUMBER, RANK_FIELD, spelled_for
 
 
 class Lies(Enum):
-    """How a place lies to what a pattern can match."""
+    """The relation of a path to the paths that a pattern can match."""
 
     ABOVE = auto()
     AT = auto()
@@ -18,16 +18,16 @@ class Lies(Enum):
 
 
 def matched_rank(part: str, name: str) -> int | None:
-    """The rank for which a part of a pattern that has `{rank}` in it gives a name; None if there is none."""
+    """The rank that makes a pattern's part with `{rank}` equal to a name; None if none does."""
     first, *rest = (re.escape(text) for text in part.split(RANK_FIELD))
     match = re.fullmatch(f"{first}(?P<rank>{NUMBER})" + "(?P=rank)".join(rest), name)
     return None if match is None else int(match["rank"])
 
 
 def lies(place: str, pattern: str) -> Lies | None:
-    """How a place lies to what a pattern can match, both of them paths; None if they are apart.
+    """The relation of the path `place` to the paths that `pattern` can match; None if they are apart.
 
-    A folder that one rank's number is in the name of belongs to what is matched, whatever of it the pattern names.
+    A folder with a rank's number in its name counts as matched, whichever of its files the pattern names.
     """
     names, parts = _parts(place), _parts(pattern)
     rank: int | None = None

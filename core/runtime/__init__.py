@@ -1,1 +1,1 @@
-"""What a process brings along, whatever it works on."""
+"""Operating-system concerns: opening local files, bounding memory, text encodings."""

@@ -1,7 +1,7 @@
-"""Local files, opened only if they are regular files.
+"""Opens local files, and only regular ones.
 
 Opening a pipe waits for a writer, a device may never end, and either can have any name. So every local file is opened
-without waiting, and what was opened is looked at before anything is read.
+non-blocking, and its type is checked before the first read.
 """
 
 import errno
@@ -17,16 +17,16 @@ _KINDS = {
 
 
 class NotRegularError(OSError):
-    """A path leads to something that is not a regular file."""
+    """A path leads to a pipe, a socket or a device."""
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; links are followed unless `flags` say otherwise.
 
     Raises:
-        IsADirectoryError: it is a directory.
-        NotRegularError: it is something else, such as a pipe.
-        OSError: it cannot be opened.
+        IsADirectoryError: the path is a directory.
+        NotRegularError: the path is a pipe, a socket or a device.
+        OSError: the file cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
@@ -50,13 +50,13 @@ def check_regular(path: str) -> None:
     """Makes sure that a path leads to a regular file.
 
     Raises:
-        OSError: it does not, as `open_regular`.
+        OSError: as for `open_regular`.
     """
     os.close(open_regular(path))
 
 
 def is_irregular(error: BaseException | None) -> bool:
-    """Whether an error says that a path leads to something else than a regular file, or in circles."""
+    """Whether an error means that a path is no regular file, or a loop of links."""
     irregular = isinstance(error, NotRegularError | IsADirectoryError)
     return irregular or (isinstance(error, OSError) and error.errno == errno.ELOOP)
 

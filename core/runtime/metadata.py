@@ -22,25 +22,25 @@ from core.wording import size_text
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 SMALLEST_LIMIT_BYTES = 512 << 20
-"""Metadata always gets as much, however little the buffers get: 200,000 parameters need not be refused."""
+"""Lower bound of the limit, however little memory the buffers get: enough for 200,000 parameters."""
 
 ENTRY_BYTES = 600
-"""One parameter of a file's index."""
+"""Memory for one parameter in a file's index."""
 PARAMETER_BYTES = 2048
-"""One parameter of a file's index, and of the plan that is made of it."""
+"""Memory for one parameter in a file's index and in the plan built from it."""
 
 _SMALL_PARTS = 32
-"""Up to so small a part of the limit may be taken by parses that run at once; 16 threads together take half of it."""
+"""Parses of up to 1/32 of the limit run at once; 16 threads then take at most half of it."""
 
 _LIST_BYTES, _OBJECT_BYTES, _MEMBER_BYTES, _VALUE_BYTES = 100, 100, 180, 70
-"""Python's: of a member its key, and the pair that a hook gets; of a value its place in a list as well."""
+"""For Python's json: a member includes its key and the pair passed to a hook, a value its slot in a list."""
 
 _RECORD_LIST_BYTES, _RECORD_OBJECT_BYTES, _RECORD_VALUE_BYTES = 320, 700, 150
 _UNKNOWN_MEMBER_BYTES = 1800
-"""pydantic's: each member that a model does not know becomes an error with its value."""
+"""For pydantic: each unknown member becomes an error that holds its value."""
 
 _MESSAGE_BYTES, _EMPTY_MESSAGE_BYTES = 16, 64
-"""protobuf's, for each byte: a message that is not empty has at least four. An empty one ends with a zero byte."""
+"""For protobuf, per byte: a message that is not empty has at least four; an empty one ends with a zero byte."""
 
 _limit: ContextVar[int] = ContextVar("reshard_metadata_limit", default=DEFAULT_LIMIT_BYTES)
 _large_parse = threading.RLock()
@@ -48,7 +48,7 @@ _large_parse = threading.RLock()
 
 @contextmanager
 def metadata_limited(limit_bytes: int) -> Iterator[None]:
-    """Inside the block metadata may take so much memory."""
+    """Sets the memory limit of metadata inside the block."""
     token = _limit.set(limit_bytes)
     try:
         yield
@@ -57,15 +57,15 @@ def metadata_limited(limit_bytes: int) -> Iterator[None]:
 
 
 def metadata_limit_bytes() -> int:
-    """Bytes that metadata may take here."""
+    """The memory limit of metadata in this context."""
     return max(_limit.get(), SMALLEST_LIMIT_BYTES)
 
 
 def check_metadata(needed_bytes: int, origin: object) -> None:
-    """Makes sure that metadata of `origin` may take so much memory.
+    """Makes sure that metadata of `origin` stays within the memory limit.
 
     Raises:
-        LimitError: it may not.
+        LimitError: it exceeds the limit.
     """
     limit_bytes = metadata_limit_bytes()
     if needed_bytes > limit_bytes:
@@ -77,7 +77,7 @@ def check_metadata(needed_bytes: int, origin: object) -> None:
 
 
 class Parse:
-    """One parse under way, and the memory that it has taken."""
+    """A parse in progress, and the memory reserved for it."""
 
     def __init__(self, origin: object) -> None:
         self._origin = origin
@@ -85,10 +85,10 @@ class Parse:
         self._is_large = False
 
     def take(self, needed_bytes: int) -> None:
-        """Takes memory before it is used; waits for other large parses to end if this one becomes large.
+        """Reserves memory before it is used; a parse that becomes large waits for other large parses to end.
 
         Raises:
-            LimitError: the parse would take more than the limit.
+            LimitError: the parse would exceed the limit.
         """
         self._taken_bytes += needed_bytes
         check_metadata(self._taken_bytes, self._origin)
@@ -97,7 +97,7 @@ class Parse:
             self._is_large = True
 
     def end(self) -> None:
-        """Lets the next large parse begin."""
+        """Releases the reservation; the next large parse may begin."""
         if self._is_large:
             self._is_large = False
             _large_parse.release()
@@ -105,12 +105,12 @@ class Parse:
 
 @contextmanager
 def parsing(origin: object) -> Iterator[Parse]:
-    """The block parses metadata of `origin`, a file's or document's name."""
+    """A block that parses metadata of `origin`, the name of a file or document."""
     parse = Parse(origin)
     try:
         yield parse
     except Exception as error:
-        release_frames(error)  # or the error would keep what was parsed, while others are
+        release_frames(error)  # else the error keeps this parse's memory while the next one reserves its own
         raise
     finally:
         parse.end()
@@ -119,12 +119,12 @@ def parsing(origin: object) -> Iterator[Parse]:
 def load_json(
     data: bytes, origin: object, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """What a JSON document in UTF-8 holds.
+    """Parses a JSON document in UTF-8, within the memory limit.
 
     Raises:
-        LimitError: it would take too much memory.
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
+        LimitError: parsing would exceed the limit.
+        ValueError: the document is not JSON.
+        RecursionError: the document is nested too deeply.
     """
     with parsing(origin) as parse:
         parse.take(json_bytes(data))
@@ -132,8 +132,8 @@ def load_json(
 
 
 def json_bytes(data: bytes) -> int:
-    """An upper bound for the memory that parsing a JSON document takes."""
-    text_width = 1 if data.isascii() else 4  # one wide character makes all of a text wide
+    """Upper bound of the memory for parsing a JSON document."""
+    text_width = 1 if data.isascii() else 4  # one wide character widens the whole str
     string_width = 4 if text_width > 1 or b"\\u" in data else 1
     return (
         len(data) * (text_width + string_width)
@@ -145,7 +145,7 @@ def json_bytes(data: bytes) -> int:
 
 
 def records_bytes(data: bytes, known: Collection[str]) -> int:
-    """An upper bound for the memory that a JSON document of pydantic models with `known` fields takes."""
+    """Upper bound of the memory for parsing a JSON document into pydantic models with `known` fields."""
     unknown = data.count(b":") - sum(data.count(f'"{name}":'.encode()) for name in known)
     return (
         len(data) * 2
@@ -157,5 +157,5 @@ def records_bytes(data: bytes, known: Collection[str]) -> int:
 
 
 def protobuf_bytes(data: bytes) -> int:
-    """An upper bound for the memory that parsing a protobuf message, and what is made of it, takes."""
+    """Upper bound of the memory for parsing a protobuf message and building our model from it."""
     return len(data) * _MESSAGE_BYTES + data.count(b"\0") * _EMPTY_MESSAGE_BYTES

@@ -1,4 +1,4 @@
-"""Recognizes errors of memory running out, and names them in one message."""
+"""Recognizes out-of-memory errors of any kind and raises them as one."""
 
 import errno
 import traceback
@@ -14,7 +14,7 @@ _MESSAGE = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out; a thread needs some for its stack."""
+    """Whether an error means that memory ran out, including memory for a new thread's stack."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def naming_shortage() -> Iterator[None]:
-    """Raises an OutOfMemoryError for any error inside the block means that memory ran out."""
+    """Raises an OutOfMemoryError in place of any out-of-memory error inside the block."""
     try:
         yield
     except Exception as error:
@@ -35,10 +35,10 @@ def naming_shortage() -> Iterator[None]:
 
 
 def release_frames(error: BaseException) -> None:
-    """Drops the local variables of the functions that an error ended; its traceback would keep them."""
+    """Clears the local variables that an error's traceback keeps alive."""
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
         if cause.__cause__ is None and cause.__suppress_context__:
-            cause.__context__ = None  # no traceback shows it, and closures of its frames are not cleared
+            cause.__context__ = None  # no traceback shows it; its frames' closures would stay alive
         cause = cause.__context__

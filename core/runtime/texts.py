@@ -1,6 +1,6 @@
-"""Texts for people, programs and databases, made of what files and their names hold."""
+"""Text from file names and contents, made safe for logs, JSON and databases."""
 
 
 def utf8_text(text: str) -> str:
-    """A text with escapes for what UTF-8 cannot hold: a file's name may be any bytes, and Python keeps them."""
+    """Escapes lone surrogates, which UTF-8 cannot encode: a file name may be any bytes, and Python keeps them so."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,1 +1,1 @@
-"""A source, before it is planned: what it says of itself."""
+"""Records that a source carries about itself, read before planning."""

@@ -1,7 +1,7 @@
-"""The strategy of a source that reshard made: its own records tell how it is cut, so nobody has to name it.
+"""The strategy of a source that reshard wrote, read from the source's own records: no option has to name it.
 
-`.reshard/plan.json.gz` has the target strategy that the source was converted by. It is believed if it is the plan that
-the manifest was written for, and if the manifest's files are those that are there, of the sizes that it says.
+`.reshard/plan.json.gz` holds the strategy that the source was converted to. It is used if the manifest was written for
+this plan, and if the manifest's files are present with the recorded sizes.
 """
 
 from collections.abc import Iterator
@@ -34,23 +34,23 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class OwnStrategy:
-    """How a source is cut, as its records say, and the manifest that has to fit its files."""
+    """The strategy in a source's records, and the manifest that its files have to match."""
 
     strategy: Strategy
     manifest: Manifest
 
     @property
     def note(self) -> str:
-        """That it is used, in a sentence."""
+        """A sentence for the plan's notes: this strategy is used."""
         return f"the source was converted by reshard: its strategy is its own, of {self.strategy.origin}"
 
 
 def read_own_strategy(source: str) -> OwnStrategy | None:
-    """The strategy that the records beside a source tell; None if there are none, or it is not cut.
+    """The strategy in the records beside a source; None without records, or if the source is not cut.
 
     Raises:
-        StrategyError: there are records, but they are damaged, or contradict each other.
-        InputError: they are encrypted and there is no key, or the other way round.
+        StrategyError: the records are damaged, or contradict each other.
+        InputError: the records are encrypted and no key is given, or a key is given for plain ones.
         StorageError: a transient failure.
     """
     location = parse_url(source)
@@ -62,13 +62,13 @@ def read_own_strategy(source: str) -> OwnStrategy | None:
         return None
     origin = str(location.child(STATE_DIRECTORY, MANIFEST_NAME))
     if bool(manifest.encryption) != (source_key() is not None):
-        unsealed_manifest(manifest, source_key(), origin)  # which says what to do with the key
+        unsealed_manifest(manifest, source_key(), origin)  # its error says what to do about the key
     with _refused_by_name(location):
         return _read(location, unsealed_manifest(manifest, source_key(), origin))
 
 
 def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
-    """What is not as the manifest says of the files that are used; None if all is. Lost ranks are passed over."""
+    """The first difference between the files in use and the manifest; None without one. Lost ranks are skipped."""
     directory = parse_url(catalog.url)
     summaries = {summary.rank: summary for summary in manifest.ranks}
     for rank, record in catalog.records.items():
@@ -84,10 +84,10 @@ def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
 
 
 def check_own_files(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """The catalog of a source whose own strategy is used, with a note of that.
+    """The catalog of a source read by its own strategy, with a note that says so.
 
     Raises:
-        StrategyError: its files are not those that its records are about.
+        StrategyError: the files do not match the source's records.
         StorageError: a transient failure.
     """
     own = read_own_strategy(catalog.url)
@@ -101,10 +101,10 @@ def check_own_files(catalog: CheckpointCatalog) -> CheckpointCatalog:
 
 
 def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -> CheckpointCatalog:
-    """The catalog of a source whose strategy was named; if its own records tell another one, that is refused, or noted.
+    """The catalog of a source with a `named` strategy; noted if the source's own records contradict a `trusted` one.
 
     Raises:
-        StrategyError: they do, and the named one is not `trusted`.
+        StrategyError: the records contradict it, and it is not `trusted`.
         StorageError: a transient failure.
     """
     try:
@@ -117,21 +117,21 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     differing = list(_differing(catalog, named, own.strategy))
     if not differing:
         return catalog
-    told = (
+    difference = (
         f"{named.origin}: cuts {listed(differing, _MOST_NAMED)} otherwise than the strategy that {catalog.url} was "
         f"converted by ({own.strategy.origin})"
     )
     if not trusted:
         raise StrategyError(
-            f"{told}. Leave out --source-strategy, and the source's own is used; or, if its files are of the named "
-            "one, pass --trust-strategy"
+            f"{difference}. Leave out --source-strategy, and the source's own is used; or, if its files are of the "
+            "named one, pass --trust-strategy"
         )
-    return replace(catalog, notes=(told, *catalog.notes))
+    return replace(catalog, notes=(difference, *catalog.notes))
 
 
 @contextmanager
 def _refused_by_name(location: Location) -> Iterator[None]:
-    """What is wrong with a source's records is told with what helps, unless trying again may."""
+    """Turns errors of reading a source's records into StrategyErrors with advice; transient ones pass unchanged."""
     try:
         yield
     except (InputError, StorageError) as error:
@@ -145,9 +145,9 @@ def _refused_by_name(location: Location) -> Iterator[None]:
 
 def _read(location: Location, manifest: Manifest) -> OwnStrategy | None:
     url = str(location.child(STATE_DIRECTORY, PLAN_NAME))
-    # what was the target's key is the source's now
+    # the plan was sealed with the target's key, which is this source's key now
     with keys_in_force(Keys(target=source_key())):
-        # parts that were joined have no common plan
+        # joined parts have no common plan
         strategy = unless_missing(
             lambda: load_target_strategy(url, manifest.identity, encrypted=bool(manifest.encryption))
         )
@@ -170,7 +170,7 @@ def _paths(location: Location) -> list[str]:
 
 
 def _differing(catalog: CheckpointCatalog, named: Strategy, own: Strategy) -> Iterator[str]:
-    """The parameters that two strategies of the same ranks cut differently; other ranks the catalog has refused."""
+    """Names of parameters that two strategies of the same ranks cut differently."""
     if named.ranks != own.ranks or len(named.stages) != len(own.stages):
         return
     same: dict[tuple[ParameterLayout, ParameterLayout, int], bool] = {}
@@ -192,7 +192,7 @@ def _cut_alike(layout: ParameterLayout, other: ParameterLayout, axis_count: int)
     try:
         one, two = layout.cut(axis_count), other.cut(axis_count)
     except LayoutError:
-        return True  # told by the plan, with the parameter's name
+        return True  # planning reports it, with the parameter's name
     return _grid(one) == _grid(two) and np.array_equal(one.cells, two.cells)
 
 

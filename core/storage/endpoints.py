@@ -89,7 +89,7 @@ def _parts_of(text: object, *, obs: bool = False) -> SplitResult | None:
         text = text if "://" in text else f"https://{text}"
     try:
         parts = urlsplit(text)
-        # the client repeats all of it in its errors
+        # the client repeats the whole URL in its errors
         bare = not parts.query and not parts.fragment and not carries_credentials(text)
         known = parts.scheme in _PORTS and parts.port != 0 and "@" not in parts.netloc and bare
         return parts if known and (is_valid_endpoint_url(text) or is_valid_ipv6_endpoint_url(text)) else None

@@ -1,9 +1,9 @@
-"""What tells whether a file is the one that was there before.
+"""File versions: strings that differ if a file was changed or replaced.
 
-Of a local file these are its size, its modification time, and its change time, which no program can set: it tells of a
-file that was rewritten in place and given its old modification time. It also changes with the mode, the owner and the
-number of links. Inode numbers are left out: not all network file systems keep them. Of an object it is the etag.
-Earlier versions of reshard recorded no change time.
+The version of a local file is its size, modification time and change time. No program can set the change time, so it
+reveals a file that was rewritten in place and given its old modification time. It also changes with the mode, the owner
+and the number of links. Inode numbers are left out: not all network file systems keep them. The version of an object is
+its size and etag. Earlier versions of reshard recorded no change time.
 """
 
 import os
@@ -16,7 +16,7 @@ TOUCHED = (
     "of the same size and modification time, but changed since: it was rewritten and given its old time, or its mode, "
     "owner or links were changed"
 )
-"""What messages say of a file of which only the change time differs."""
+"""Message text for a file of which only the change time differs."""
 
 
 def local_version(status: os.stat_result) -> str:
@@ -25,7 +25,7 @@ def local_version(status: os.stat_result) -> str:
 
 
 def remote_version(info: dict[str, Any]) -> str:
-    """The version of a file on a remote storage, from what that says of it."""
+    """The version of a remote file, from fsspec's `info`."""
     for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created"):
         if info.get(key):
             return f"{info['size']}-{str(info[key]).strip(chr(34))}"
@@ -33,17 +33,17 @@ def remote_version(info: dict[str, Any]) -> str:
 
 
 def is_same_version(known: str, found: str) -> bool:
-    """Whether a file is as it was, as far as what was recorded of it tells."""
+    """Whether two versions agree; a `known` one without a change time is compared without it."""
     return known == found or known == _without_change_time(found)
 
 
 def is_only_touched(known: str, found: str) -> bool:
-    """Whether a file has another change time than before, and nothing else differs."""
+    """Whether two versions differ in their change times alone."""
     return not is_same_version(known, found) and _without_change_time(known) == _without_change_time(found)
 
 
 def difference_text(known: str, found: str) -> str:
-    """How two versions of a file differ, for messages."""
+    """Message text: how two versions of a file differ."""
     versions = f"it was {known}, it is {found}"
     return f"{versions}: {TOUCHED}" if is_only_touched(known, found) else versions
 

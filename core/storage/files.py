@@ -299,14 +299,14 @@ def _is_marker(entry: Mapping[str, Any]) -> bool:
 
 
 def is_missing(error: StorageError) -> bool:
-    """Whether something failed because a file or directory is not there; where there is no bucket, more is wrong."""
+    """Whether an error means that a file or directory does not exist; a missing bucket does not count."""
     return not isinstance(error, UnusableStorageError) and isinstance(
         error.__cause__, FileNotFoundError | NotADirectoryError
     )
 
 
 def has_no_file(error: StorageError) -> bool:
-    """Whether something failed because there is nothing at a location, or a directory, pipe or the like."""
+    """Whether an error means that a location has no regular file: nothing, a directory, a pipe or the like."""
     return is_missing(error) or is_irregular(error.__cause__)
 
 
@@ -355,11 +355,11 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
 
 
 def read_own_file(location: Location, limit_bytes: int) -> bytes:
-    """The whole of a small file that a conversion wrote, such as a record or a manifest.
+    """The content of a small file that a conversion wrote, such as a record or a manifest.
 
     Raises:
-        TargetError: it is larger than `limit_bytes`, or something else than a file: it was not left as it was written.
-        StorageError: it is not there, or cannot be read.
+        TargetError: the file is larger than `limit_bytes`, or not a regular file: it was changed since.
+        StorageError: the file does not exist, or cannot be read.
     """
     try:
         return read_small_file(location, limit_bytes)
@@ -469,10 +469,10 @@ def takes_rewriting(location: Location) -> bool:
 
 
 def remove_file(location: Location) -> None:
-    """Removes a file, if it exists; a local link itself, and an empty directory that has a file's place.
+    """Removes a file, if it exists; or a local link itself, or an empty local directory in the file's place.
 
     Raises:
-        StorageError: it cannot be removed, or a link leads to the local directory that it is in.
+        StorageError: removing failed, or a link leads to the file's local directory.
     """
 
     def remove() -> None:
@@ -537,7 +537,7 @@ def is_temporary(name: str) -> bool:
 
 
 def is_of_file_system(name: str) -> bool:
-    """Whether a name is one that network file systems give to files which were removed while they were open."""
+    """Whether a network file system gives such a name to files removed while open."""
     return name.startswith((".nfs", ".fuse_hidden"))
 
 
@@ -553,10 +553,10 @@ def _made(path: str) -> str:
 
 
 def _check_unlinked(path: str) -> None:
-    """Makes sure that a file to be written or removed is where its path says: links are followed when a URL is parsed.
+    """Makes sure that no link leads to a file's directory before writing or removing it: parsing resolved all links.
 
     Raises:
-        OSError: a link leads to the directory that it is in.
+        OSError: a link leads to the directory.
     """
     directory = os.path.dirname(path)
     if (found := os.path.realpath(directory)) != directory:
@@ -564,7 +564,7 @@ def _check_unlinked(path: str) -> None:
 
 
 def _give_name(temporary: str, path: str) -> None:
-    """Puts a finished file in its place, even if an empty directory was put there."""
+    """Renames a finished file to its final path, replacing an empty directory if need be."""
     try:
         os.replace(temporary, path)
     except IsADirectoryError:

@@ -57,7 +57,7 @@ _PACKAGES = {
 _USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
 
 _IN_MEMORY = ("memory", "reference")
-"""Protocols of which fsspec keeps what is written in the process."""
+"""Protocols whose files fsspec keeps in the process."""
 
 _opened: "WeakSet[Any]" = WeakSet()
 _of_parent: list[Any] = []
@@ -106,10 +106,10 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
 
 
 def check_lasting(url: str) -> None:
-    """Makes sure that what is written at a URL outlives the process; to be called by those that end when it is written.
+    """Makes sure that files written at a URL outlive the process; for commands and runs, which end after writing.
 
     Raises:
-        InputError: it is kept in the process's own memory.
+        InputError: the files are kept in the process's memory.
     """
     protocol, separator, _ = url.partition("://")
     if separator and protocol in _IN_MEMORY:

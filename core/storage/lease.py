@@ -42,7 +42,7 @@ _MOST_MOVES = 100
 """So often a directory is not moved away by others in the moment between making it and opening a file in it."""
 _BETWEEN_LOOKS_SECONDS = 0.02
 GATE_NAME = ".gate"
-"""A file in a directory of leases, locked for steps that must not be interleaved."""
+"""Name of a file in a lease directory, locked for steps that must not interleave."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What conversions leave in directories that are theirs to clear: all else there is somebody's, and is refused by name.
+"""Which files a conversion may remove from its working directories; any other file there is refused by name.
 
-A target is put together in a directory beside it, whose name follows from the target's. Anything may have that name: a
-link to a checkpoint, or a checkpoint. So before anything is written or removed there, every entry must be a file that
-conversions write, or a directory of such files, and none a link.
+A target is built in a directory beside it, named after the target. A link to a checkpoint, or a checkpoint, may already
+have that name. So before the first write or removal there, every entry must be a file that conversions write, or a
+directory of such files, and none a link.
 """
 
 import os
@@ -23,18 +23,18 @@ _CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Listing:
-    """What a directory may hold.
+    """The names allowed in a directory.
 
     Attributes:
-        is_file: whether a file may have a name.
-        folders: patterns of the names of its directories, and what these may hold.
+        is_file: whether a file may have a given name.
+        folders: patterns of directory names, each with its listing.
     """
 
     is_file: Callable[[str], bool]
     folders: Mapping[re.Pattern[str], "Listing"] = field(default_factory=dict)
 
     def of_folder(self, name: str) -> "Listing | None":
-        """What a directory of that name may hold; None if there may be none."""
+        """The listing of the directory of this name; None if no such directory is allowed."""
         return next((listing for pattern, listing in self.folders.items() if pattern.fullmatch(name)), None)
 
 
@@ -42,21 +42,21 @@ _RANK_LISTING = Listing(lambda name: _CHECKPOINT_FILE.fullmatch(name) is not Non
 
 
 def check_working(directory: Location, state: Listing) -> None:
-    """Makes sure that a local directory, if it is there, holds what conversions write and nothing else.
+    """Makes sure that a local working directory, if it exists, holds only files that conversions write.
 
     Args:
-        directory: where a target is put together.
-        state: what its state directory may hold.
+        directory: the directory in which a target is built.
+        state: the listing of its state directory.
 
     Raises:
-        TargetError: it is a link or a file, or holds something else, which is named.
-        StorageError: it cannot be read.
+        TargetError: the directory is a link or a file, or holds a foreign entry, which the message names.
+        StorageError: the directory cannot be read.
     """
     folders = {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state}
     with mapped_errors(directory, "list it"):
         _check_directory(directory.path)
         _check_entries(directory.path, Listing(is_unified_name, folders))
-        # those that a killed worker has only begun may come after the directory was published
+        # a killed worker may leave an unfinished file here after the directory was published
         if not os.path.lexists(directory.child(STATE_DIRECTORY).path) and _holds_files(directory.path):
             raise TargetError(
                 f"{directory}: holds checkpoint files, but no {STATE_DIRECTORY} of a conversion that would have "
@@ -65,11 +65,11 @@ def check_working(directory: Location, state: Listing) -> None:
 
 
 def check_replaced(directory: Location) -> None:
-    """Makes sure that a local directory, if it is there, can be what a target was before it was replaced.
+    """Makes sure that a local directory, if it exists, can only be a replaced target that was not yet removed.
 
     Raises:
-        TargetError: it cannot.
-        StorageError: it cannot be read.
+        TargetError: the directory holds foreign files, or is a link.
+        StorageError: the directory cannot be read.
     """
     _check_directory(directory.path)
     foreign = [name for name in foreign_names(directory) if not is_temporary(name)]
@@ -81,11 +81,11 @@ def check_replaced(directory: Location) -> None:
 
 
 def check_unlinked(directory: Location, names: Listing) -> None:
-    """Makes sure that a finished local target has no links in the place of its directories: it is mended there.
+    """Makes sure that no directory of a finished local target is a link: repairs write through it.
 
     Raises:
-        TargetError: it has.
-        StorageError: it cannot be read.
+        TargetError: a directory is a link.
+        StorageError: the target cannot be read.
     """
     with mapped_errors(directory, "list it"):
         for entry in _entries(directory.path):
@@ -112,7 +112,7 @@ def _check_entries(path: str, listing: Listing) -> None:
         if inner is not None and entry.is_dir(follow_symlinks=False):
             _check_entries(entry.path, inner)
         elif not entry.is_file(follow_symlinks=False) or not _is_known(entry.name, listing):
-            if not os.path.lexists(entry.path):  # removed in this moment, by the run that had written it
+            if not os.path.lexists(entry.path):  # the run that wrote it has just removed it
                 continue
             raise TargetError(
                 f"{entry.path}: is nothing that a conversion writes. A target is put together in the directory that it "
@@ -121,7 +121,7 @@ def _check_entries(path: str, listing: Listing) -> None:
 
 
 def _holds_files(path: str) -> bool:
-    """Whether a directory, or one in it, holds whole checkpoint files."""
+    """Whether a directory or a subdirectory holds complete checkpoint files."""
     names = (name for _, _, names in os.walk(path) for name in names)
     return any(not is_temporary(name) and not is_of_file_system(name) for name in names)
 
@@ -131,7 +131,7 @@ def _is_known(name: str, listing: Listing) -> bool:
 
 
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:
-    # another run may remove it, or give it its final name, at any moment
+    # another run may remove or publish it at any moment
     with suppress(FileNotFoundError), os.scandir(path) as entries:
         yield from entries
 

@@ -27,7 +27,7 @@ from core.unified_names import is_unified_name
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
 RANK_FOLDER = re.compile(r"rank_[0-9]+")
-"""Names of directories in a checkpoint; the files of a unified one have no directories."""
+"""Directory names in a checkpoint; a unified one has no directories."""
 STATE_DIRECTORY = ".reshard"
 """Below a target: everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
@@ -42,7 +42,7 @@ def working_location(final: Location) -> Location:
 
 
 def replaced_location(final: Location) -> Location:
-    """Where what a local target was before is moved, until it is removed."""
+    """The place to which a replaced local target is moved until it is removed."""
     return _sibling(final, REPLACED_SUFFIX)
 
 
@@ -137,7 +137,7 @@ def publish(working: Location, final: Location) -> None:
     """Gives finished files their name; what had it before is removed afterwards.
 
     Raises:
-        TargetError: what had it before holds files that are not a checkpoint's, which would be removed with it.
+        TargetError: the directory to replace holds foreign files, which would be removed with it.
         StorageError: a rename failed; the finished files are still at `working`.
     """
     if working.path == final.path:

@@ -21,7 +21,7 @@ class Reason:
     Attributes:
         text: in words.
         transient: it may succeed when repeated.
-        unusable: no request to the storage can succeed as long as it is named so.
+        unusable: no request can succeed with this bucket and these credentials.
     """
 
     text: str

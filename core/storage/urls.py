@@ -45,7 +45,7 @@ class Location:
         return NameText(self.path if self.is_local else url_of(self.fs, self.path))
 
     def __format__(self, format_spec: str) -> str:
-        """The URL as messages have it: printable, on one line."""
+        """The URL for messages: printable, on one line."""
         return format(str(self), format_spec)
 
 

@@ -1,1 +1,1 @@
-"""Carrying bytes of checkpoints from file to file."""
+"""Copies the bytes of checkpoints from file to file."""

@@ -19,14 +19,14 @@ _BLOCK_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class ReducedFile:
-    """What was written: the size of the file, and the digest of what is around its contents."""
+    """A written file: its size, and the digest of the bytes around its contents."""
 
     size_bytes: int
     heads: str
 
 
 def copy_without(source: Location, target: Location, plan: ConversionPlan, left_out: frozenset[str]) -> ReducedFile:
-    """Copies a file that `plan` made, without the parameters `left_out`; others have to be in it.
+    """Copies a file that `plan` produced, without the parameters `left_out`; at least one other must remain.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -50,7 +50,7 @@ def copy_without(source: Location, target: Location, plan: ConversionPlan, left_
 
 
 def _blocks(file: SourceFile, index: FileIndex, file_plan: FilePlan) -> Iterator[tuple[str | None, memoryview]]:
-    """The new file's bytes, and whose contents they are."""
+    """The new file's bytes in blocks, each with the name of its parameter, or None for heads."""
     for segment in file_plan.segments:
         if isinstance(segment, bytes):
             yield None, memoryview(segment)

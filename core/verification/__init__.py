@@ -1,1 +1,1 @@
-"""Checks of a finished conversion against what was recorded of it."""
+"""Checks a finished conversion against its records."""

@@ -1,6 +1,6 @@
-"""Compares the copies that parts of a checkpoint have of parameters that their stages share, such as tied embeddings.
+"""Compares the copies of parameters that pipeline stages share, such as tied embeddings, between joined parts.
 
-The parts were cut alike, so that the same boxes of a tensor have the same digests, on whichever rank they are.
+All parts are cut alike, so equal boxes of a tensor have equal digests, on whichever rank they are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from core.slices import Shape
 
 
 class PartCopies:
-    """Digests of the parameters `shared`: each one's stages, that whose copy is taken first."""
+    """Digests of the parameters `shared`, a map to their stages; the first stage's copy is taken."""
 
     def __init__(self, shared: Mapping[str, Sequence[int]]) -> None:
         self._shared = shared
@@ -22,7 +22,7 @@ class PartCopies:
         }
 
     def add(self, stage: int, plan: ConversionPlan, record: ShardRecord) -> None:
-        """Takes in a rank of a stage's part; safe for use by many threads."""
+        """Adds the record of a rank of a stage's part; thread-safe."""
         starts = target_starts(plan, record.rank)
         for parameter in record.parameters:
             if parameter.name in self._shared:
@@ -30,7 +30,7 @@ class PartCopies:
                 self._shards[parameter.name, stage][box] = parameter.dtype, parameter.digest
 
     def differing(self) -> Iterator[Differing]:
-        """The parameters of which stages have other contents than the stage whose copy is taken."""
+        """The parameters whose copies differ from the one that is taken, with the stages that hold those."""
         for name, (taken, *others) in self._shared.items():
             different = [stage for stage in others if self._shards[name, stage] != self._shards[name, taken]]
             if different:

@@ -1,6 +1,6 @@
-"""Checks the files of a finished conversion's `.reshard` that are neither its manifest nor its ranks' records.
+"""Checks the files in a finished conversion's `.reshard` other than the manifest and the ranks' records.
 
-Those end in digests of themselves, which are checked where they are read.
+Manifest and records end in digests of themselves, which are checked on reading.
 """
 
 from collections.abc import Iterable
@@ -22,10 +22,10 @@ UNDIGESTED = (
 
 
 def state_problems(directory: Location, manifest: Manifest) -> list[str]:
-    """What is wrong with the identity, the plan and the files that do not belong there, in sentences.
+    """Sentences about a wrong identity, a wrong plan and foreign files.
 
     Raises:
-        StorageError: a transient failure to read them.
+        StorageError: a transient failure.
     """
     state = directory.child(STATE_DIRECTORY)
     problems = []
@@ -43,11 +43,11 @@ def state_problems(directory: Location, manifest: Manifest) -> list[str]:
 
 
 def check_no_other_state(directory: Location, ranks: Iterable[int]) -> None:
-    """Makes sure that beside a finished conversion there are only its own records.
+    """Makes sure that `.reshard` holds only records of this conversion.
 
     Raises:
-        TargetError: there are others.
-        StorageError: they cannot be listed.
+        TargetError: it holds other files.
+        StorageError: the files cannot be listed.
     """
     others = other_state_files(directory, ranks, has_plan=True)
     if others:
@@ -55,10 +55,10 @@ def check_no_other_state(directory: Location, ranks: Iterable[int]) -> None:
 
 
 def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bool) -> list[Location]:
-    """The files of `.reshard` that a finished conversion of `ranks` has not; leases and unfinished files do not count.
+    """Files in `.reshard` that do not belong to a finished conversion of `ranks`; leases and unfinished files excepted.
 
     Raises:
-        StorageError: they cannot be listed.
+        StorageError: the files cannot be listed.
     """
     state = directory.child(STATE_DIRECTORY)
     own = {state.child(name).path for name in (MANIFEST_NAME, IDENTITY_NAME, *([PLAN_NAME] if has_plan else []))}
