@@ -1,8 +1,8 @@
-"""MindSpore's settings of a process, with which scripts begin: they are accepted, and remembered, and have no effect.
+"""MindSpore's process-wide settings, which scripts set first: accepted and remembered, without effect.
 
-Nothing is executed on devices here, and paths and strategies are given to each function. Any setting is taken;
-MindSpore refuses those that it does not know. `get_context` and `get_auto_parallel_context` return what was set, or
-else MindSpore's default, or None.
+Nothing runs on devices here, and each function takes paths and strategies as arguments. Any setting is accepted;
+MindSpore refuses unknown ones. `get_context` and `get_auto_parallel_context` return the value that was set, else
+MindSpore's default, else None.
 """
 
 from typing import Any
@@ -32,12 +32,12 @@ def set_context(**kwargs: Any) -> None:
 
 
 def get_context(attr_key: str) -> Any:
-    """A setting that `set_context` or `set_device` was given, or its default."""
+    """The value of a setting from `set_context` or `set_device`, or its default."""
     return (_DEFAULTS | _context).get(attr_key)
 
 
 def set_device(device_target: str, device_id: int | None = None) -> None:
-    """Remembers which device a script asks for."""
+    """Remembers the device that a script selects."""
     set_context(device_target=device_target, device_id=device_id or 0)
 
 
@@ -47,7 +47,7 @@ def set_auto_parallel_context(**kwargs: Any) -> None:
 
 
 def get_auto_parallel_context(attr_key: str) -> Any:
-    """A setting that `set_auto_parallel_context` was given, or its default."""
+    """The value of a setting from `set_auto_parallel_context`, or its default."""
     return (_PARALLEL_DEFAULTS | _parallel_context).get(attr_key)
 
 

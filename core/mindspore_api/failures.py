@@ -12,7 +12,7 @@ from core.errors import ConversionError, InputError, ReshardError, StorageError
 
 
 class MissingDirectoryError(ValueError, NotADirectoryError):
-    """What is to be a directory is none: MindSpore raises the former, and documents the latter."""
+    """A path is not a directory: MindSpore raises a ValueError, and documents a NotADirectoryError."""
 
 
 @contextmanager

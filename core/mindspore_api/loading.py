@@ -3,12 +3,12 @@
 Where they differ from MindSpore on purpose:
 
 - Values are numpy arrays, texts and lists (see `values`), not Parameters.
-- `net` is a dict of arrays to be filled (see `networks`), or None; of several files it is filled with all together.
+- `net` is a dict of arrays to be filled (see `networks`), or None; several files fill it together.
 - `specify_prefix` and `filter_prefix` hold for .safetensors files too, where MindSpore passes over them in silence.
 - A file is checked before it is read: truncated and damaged ones, and strategies given for checkpoints, are refused,
   also where MindSpore's parser finds something to return.
 - Texts that this project put into a .safetensors file are read; MindSpore knows none there.
-- What `choice_func` raises is a ValueError for .ckpt files, as in MindSpore, but not what ends the program.
+- An exception of `choice_func` becomes a ValueError for .ckpt files, as in MindSpore; exits and interrupts do not.
 - `crc_check=True` for a file without a CRC, and a file that says that redundancy was removed, without
   `remove_redundancy=True`, are Python warnings, not lines in a log; so are arrays of `net` that are not in the file.
 - Files may be on any storage that fsspec knows.
@@ -77,7 +77,7 @@ def load_checkpoint(
 
     Args:
         ckpt_file_name: a file whose name ends in `format`; or a .safetensors file's bytes in memory.
-        net: arrays by name, which are filled with what is loaded; see `load_param_into_net`.
+        net: arrays by name, filled with the loaded values; see `load_param_into_net`.
         strict_load: whether only full names count, and arrays of `net` must have the dtypes of what is loaded.
         filter_prefix: what parameters that are left out begin with.
         dec_key: the key of an encrypted file.
@@ -198,7 +198,7 @@ def _opened(name: str | BytesIO, key: Key | None) -> Iterator[SourceFile]:
 
 
 def open_readable(location: Location, key: Key | None, *, takes_key: bool = True) -> SourceFile:
-    """Opens a checkpoint file; of an encrypted one all tags have been checked. `takes_key`: a key can be given.
+    """Opens a checkpoint file; in an encrypted one all tags are checked. `takes_key`: the caller can be given a key.
 
     Raises:
         CheckpointError: it is encrypted and there is no key, or not the right one; or it is not encrypted.
@@ -239,7 +239,7 @@ def _read_chosen(
     try:
         entries = [entry for name, entry in index.entries.items() if choose(name)]
     except Exception as error:
-        # MindSpore lets what the choice raises through for the other format only
+        # MindSpore passes the choice's own exceptions through for .safetensors only
         if index.format is CheckpointFormat.SAFETENSORS:
             raise
         raise ValueError(f"{file.location}: choice_func: {error}") from error

@@ -21,10 +21,10 @@ def from_zero(strategy: Strategy | None) -> Strategy | None:
 
 
 def check_rank(target: Strategy | None, rank: int, source: Strategy | None = None) -> None:
-    """Makes sure that the target has a rank; without a strategy any rank of a source stage may be given the whole.
+    """Makes sure that the target has a rank; without a target strategy, any rank of a source stage will do.
 
     Raises:
-        PlanError: it has not.
+        PlanError: the target has no such rank.
     """
     ranks = target.ranks if target else range(source.devices_per_stage if source else 1)
     if rank not in ranks:
@@ -71,7 +71,7 @@ def _numbered_from_zero(strategy: Strategy) -> Strategy:
 
 
 class _StageNeeds:
-    """What the ranks of a target stage, or those that are to have the whole, need of the source."""
+    """The source ranks that ranks of a target stage, or ranks that get the whole, are made from."""
 
     def __init__(self, source: Strategy, target: Strategy | None, stage: StageStrategy | None) -> None:
         self._source, self._target = source, target
@@ -91,7 +91,7 @@ class _StageNeeds:
 
     def of(self, rank: int) -> set[int]:
         """The source ranks that a target rank is made from."""
-        # a rank that gets the whole is stage rank 0, in the place of its number
+        # a rank that gets the whole is stage rank 0; its number is its place
         stage_rank = 0 if self._first_rank is None else rank - self._first_rank
         by_itself = self._target is None or self._target.devices_per_stage == 1
         place = rank if by_itself else stage_rank

@@ -1,11 +1,11 @@
-"""`load_param_into_net`, and what it fills where MindSpore has a network: a dict of arrays, in place.
+"""`load_param_into_net`, which fills a dict of arrays in place where MindSpore has a network.
 
 Where it differs from MindSpore on purpose:
 
 - Either all arrays are filled or, if one value does not fit, none; MindSpore fills those before it.
-- Texts are passed over where suffixes are compared; MindSpore raises an AttributeError.
-- That arrays are filled by suffix is a Python warning, not a line in a log; those that are not filled are returned.
-- `remove_redundancy=True` is always a TypeError, before anything is filled: there is no job that could hold the rest.
+- Texts are skipped when suffixes are compared; MindSpore raises an AttributeError.
+- Filling arrays by suffix is a Python warning, not a line in a log; the names of arrays left unfilled are returned.
+- `remove_redundancy=True` is always a TypeError, before any array is filled: no other rank could hold the rest.
 """
 
 import warnings
@@ -22,7 +22,7 @@ Network = MutableMapping[str, np.ndarray]
 """Arrays by the names of the parameters that belong into them."""
 
 _ACCUMULATED = "accu_grads"
-"""Prefix of what only a training job fills."""
+"""Prefix of gradient accumulators, which only a training job fills."""
 _FLOATS = frozenset({"Float16", "Float32", "Float64", "BFloat16"})
 _INTEGERS = frozenset({"Int8", "Int16", "Int32", "Int64", "Int4"})
 
@@ -48,11 +48,11 @@ def checked_network(network: object) -> Network:
 
 @dataclass(frozen=True)
 class Filling:
-    """What became of a network.
+    """The result of filling a network.
 
     Attributes:
         not_filled: names of its arrays that got no value; gradient accumulators are not counted.
-        unused: names of the values but for those that an array of the same name got.
+        unused: names of the values that no array of the same name got.
         by_suffix: array -> the value that it got, whose name ends in the array's.
     """
 
@@ -61,7 +61,7 @@ class Filling:
     by_suffix: Mapping[str, str]
 
     def warn_of_suffixes(self, stacklevel: int) -> None:
-        """Warns of what was filled by its suffix, if anything was; levels are counted from the caller."""
+        """Warns of arrays filled by suffix, if any; `stacklevel` counts from the caller."""
         if self.by_suffix:
             pairs = listed([f"{name!r} from {value!r}" for name, value in self.by_suffix.items()])
             warnings.warn(
@@ -82,7 +82,7 @@ def load_param_into_net(
         remove_redundancy: has to be False.
 
     Returns:
-        The names in `net` that got nothing, and those in `parameter_dict` that no array of that name got.
+        The names in `net` that were not filled, and those in `parameter_dict` that no array of that name got.
 
     Raises:
         TypeError: `net` or `parameter_dict` is no dict of arrays; redundancy was removed.
@@ -101,11 +101,10 @@ def load_param_into_net(
 
 
 def fill_network(network: Network, values: Mapping[str, Value], strict: bool) -> Filling:
-    """Fills the arrays of a network that are among `values`, all of them or, if one does not fit, none.
+    """Fills the arrays of a network from `values`: all arrays or, if a value does not fit, none.
 
-    Unless `strict`, arrays that are not among them get values whose names end in theirs, and floating-point numbers and
-    signed integers become those of other sizes where the array has another dtype. Axes of length 1 that a value has in
-    addition at its end are dropped.
+    Unless `strict`, arrays without a value of their name get one whose name ends in theirs, and floating-point numbers
+    and signed integers are cast to the array's size. Surplus trailing axes of length 1 of a value are dropped.
 
     Raises:
         TypeError: the network is no dict of arrays; `strict` is no bool.
@@ -138,7 +137,7 @@ def _check_parameters(parameters: object) -> None:
 
 
 def _by_suffix(missing: Collection[str], values: Collection[str]) -> dict[str, str]:
-    """Missing names -> values that have them with a prefix in front: one prefix for all, then another for the rest.
+    """Missing names -> values of that name with a prefix: one prefix for all, then another for the rest.
 
     MindSpore takes the first prefix that it meets, whether it ends in a dot or not. It does not take the first of the
     missing names for a prefix.
@@ -155,7 +154,7 @@ def _by_suffix(missing: Collection[str], values: Collection[str]) -> dict[str, s
 
 
 def _prefixes(names: Collection[str], values: Collection[str]) -> Iterator[str]:
-    """What the first value that ends in a name has in front of it, for each name that has one."""
+    """For each name, the prefix of the first value that ends in it, if any."""
     for name in names:
         ending = next((value for value in values if value.endswith(name)), None)
         if ending is not None:

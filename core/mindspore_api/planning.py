@@ -1,9 +1,9 @@
-"""Plans as MindSpore's functions make them: the strategy is followed, and what the target misses is left out.
+"""Plans by the rules of MindSpore's functions: the strategy is followed, and missing parameters are left out.
 
-Contents decide nothing, since MindSpore's functions do not look at them. Where they contradict the strategy (ranks hold
-the same instead of different slices, say), that is a warning. Shapes that a JSON strategy gives do count.
+Contents decide nothing, since MindSpore's functions do not look at them. Contents that contradict the strategy (equal
+slices on ranks that should hold different ones, say) are a warning. Shapes in a JSON strategy do count.
 
-What is refused or warned of is said in terms of the functions' arguments, which are not the command's options.
+Errors and warnings name the functions' arguments, not the command's options.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -30,14 +30,14 @@ from core.strategy.model import Strategy
 from core.subnetwork import part_of_target
 
 _TRAINING_STATE_PATTERNS = ("accu_grads*", "adam_m*", "adam_v*")
-"""Of what says nothing about stages: see `core.subnetwork`."""
+"""Parameters that say nothing about stages: see `core.subnetwork`."""
 _NOT_SAVED = "inputs"
-"""Prefix of entries of strategies that are no parameters."""
+"""Prefix of strategy entries that are not parameters."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and what its user has to be warned of."""
+    """A plan, and the warnings for its user."""
 
     plan: ConversionPlan
     warnings: tuple[str, ...]
@@ -46,10 +46,10 @@ class Planned:
 def catalog_ranks(
     found: CheckpointSurvey, source: Strategy | None, target: Strategy | None, *, workers: int = 8
 ) -> tuple[CheckpointCatalog, tuple[str, ...]]:
-    """What the source's ranks hold, and warnings; ranks that no target rank needs may be missing.
+    """The catalog of the source's ranks, and warnings; ranks that no target rank needs may be missing.
 
     Raises:
-        CatalogError: a rank that is needed is missing, there are others, or their files do not make one checkpoint.
+        CatalogError: a needed rank is missing, the strategy lacks a rank, or the files are not one checkpoint.
         CheckpointError: a file cannot be used.
         StorageError: a transient failure of the storage.
     """
@@ -85,13 +85,13 @@ def catalog_ranks(
 
 
 def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Collection[str] = ()) -> Planned:
-    """The plan of a conversion that leaves out what the target's strategy has and no source file holds.
+    """The plan of a conversion that leaves out parameters which no source file holds.
 
-    `only` is a rank whose file alone is to be made: what other target stages hold is left out, and slices that it does
-    not need may be on no rank. `unwanted` are parameters that are in no file because they were left out on purpose.
+    `only` is the one rank to write: parameters of other target stages are left out, and slices that this rank does not
+    need may be on no rank. `unwanted` are parameters left out on purpose, so that their absence is no warning.
 
     Raises:
-        CatalogError: ranks disagree about a parameter, or are of different steps; files that are missing may hold more.
+        CatalogError: ranks disagree about a parameter, or are of different steps; missing files may hold a parameter.
         PlanError: source and target do not fit together, or have nothing in common.
         CheckpointError: the target's format cannot hold a parameter.
         StorageError: a file cannot be read.
@@ -128,17 +128,17 @@ def _plan_with_gaps(inputs: PlanInputs, elsewhere: Collection[str]) -> Conversio
     )
     carried = tuple(each for each in match.carried if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
-    # the caller names the file, which does not say that it is a part
+    # the caller chooses the file's name, without a part number
     return ConversionPlan(inputs, replace(match, carried=carried, dropped=dropped, part=None))
 
 
 def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> list[str]:
-    """What a model needs, and no file holds: of the target's strategy, or of the source's if there is none."""
+    """Weights in the target's strategy, or the source's without one, that no file holds."""
     return _weights(_absent(catalog, source, target), catalog, source)
 
 
 def _names(names: Iterable[str]) -> str:
-    """Some names, sorted, for a message."""
+    """Message text: names, sorted."""
     return listed(sorted(names))
 
 
@@ -152,19 +152,19 @@ def _check_not_needed(
 
 
 def _absent(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> frozenset[str]:
-    """What the target's strategy has, or the source's if there is no target's, and no file holds."""
+    """Parameters of the target's strategy, or the source's without one, that no file holds."""
     wanted = target or source
     return (wanted.parameters if wanted else frozenset()).difference(names_in_order(catalog))
 
 
 def _weights(names: Collection[str], catalog: CheckpointCatalog, source: Strategy | None) -> list[str]:
-    """Those of the names that are no state of a training; sorted."""
+    """The names without training state, sorted."""
     known = {*names, *names_in_order(catalog), *(source.parameters if source else ())}
     return sorted(name for name in names if not is_training_state(name, known))
 
 
 def _check_none_on_missing_ranks(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
-    """Weights that the source's strategy knows are in a file, unless there is none that might be missing."""
+    """Makes sure that no weight of the source's strategy can be in a missing rank's file only."""
     if source is None or not catalog.lost:
         return
     held = held_by_stages(catalog, source, names_in_order(catalog), [])
@@ -187,7 +187,7 @@ def _check_not_scattered(catalog: CheckpointCatalog, source: Strategy | None) ->
 
 
 def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
-    """Makes sure that files that are parts of stages are not some of them only."""
+    """Makes sure that files of stages' parts are complete: no stage's part may be missing."""
     if not catalog.parts:
         return
     there = f"{catalog.url}: its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
@@ -204,7 +204,7 @@ def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Co
 def _allowed_missing(source: Strategy | None, target: Strategy | None, absent: Collection[str]) -> tuple[str, ...]:
     if source is None or part_of_target(source, target) is None:
         return ("*",)
-    # what other stages hold is not missing: a pattern of all would make this stage's part the whole target
+    # parameters of other stages are not missing: the pattern * would make this stage's part the whole target
     own = sorted(escape(name) for name in absent if name in source.parameters)
     return (*_TRAINING_STATE_PATTERNS, *own)
 
@@ -227,11 +227,11 @@ def _check_dtypes(plan: ConversionPlan) -> None:
 
 
 def _left_out(plan: ConversionPlan, absent: Collection[str]) -> Iterator[str]:
-    """What the target does not get, though one of the strategies has it."""
+    """Warnings: parameters of either strategy that the target lacks."""
     source, target = plan.inputs.source_strategy, plan.inputs.target_strategy
     whose, missing = "target", absent
     if target is None:
-        # that a checkpoint is without training's state is no surprise where nothing asks for it
+        # a checkpoint without training state needs no warning: no target strategy asks for it
         weights = _weights(absent, plan.inputs.catalog, source)
         whose, missing = "source", [name for name in weights if not name.startswith(_NOT_SAVED)]
     elif plan.part is not None and source is not None:

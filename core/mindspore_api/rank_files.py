@@ -1,4 +1,4 @@
-"""The rank folders of a checkpoint, and which file of each is the rank's, as MindSpore's functions choose it."""
+"""Rank folders of a checkpoint, and the choice of a file in each by the rules of MindSpore's functions."""
 
 import os
 import re
@@ -22,11 +22,11 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 
 def survey_ranks(directory: str) -> CheckpointSurvey:
-    """What is in a directory's rank folders, whose numbers may have zeros in front, or in a single file.
+    """Surveys a directory's rank folders, whose numbers may have leading zeros, or a single file.
 
     Raises:
-        CatalogError: there is nothing, or two folders are of one rank.
-        StorageError: it cannot be read.
+        CatalogError: the directory is empty, or two folders are of one rank.
+        StorageError: the directory cannot be read.
     """
     if not os.path.isdir(directory):
         return survey(os.path.abspath(directory))
@@ -52,19 +52,19 @@ def _survey_folders(root: Location, directory: str) -> CheckpointSurvey:
         str(root),
         CheckpointShape.RANK_FOLDERS,
         {rank: _files_in(root.child(folders[rank])) for rank in sorted(folders)},
-        names_files=True,  # MindSpore does not pass over those that were saved on an exception
+        names_files=True,  # MindSpore does not skip files saved on an exception
         unfinished=os.path.isdir(state) and not os.path.exists(os.path.join(state, MANIFEST_NAME)),
     )
 
 
 def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[CheckpointSurvey, str]:
-    """The survey with one file for each of `ranks`, and a sentence for the user if there was a choice.
+    """The survey with one file for each of `ranks`, and a warning if a rank has several.
 
-    It is the last file by name, as MindSpore documents it, of the prefixes and steps that all of them have; of
-    `.safetensors` files that of the highest numbers, as MindSpore chooses there.
+    Among prefixes and steps that all of them have, the last file by name is chosen, as MindSpore documents; of
+    `.safetensors` files the one of the highest numbers, as MindSpore does.
 
     Raises:
-        CatalogError: they have no step of a prefix in common.
+        CatalogError: the ranks have no step of a prefix in common.
     """
     files = {rank: found.files[rank] for rank in ranks if found.files.get(rank)}
     if all(len(each) == 1 for each in files.values()):
@@ -88,10 +88,10 @@ def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[Ch
 
 
 def check_not_encrypted(locations: Iterable[Location]) -> None:
-    """Makes sure, after files could not be read, that this is not because they are encrypted.
+    """Called when files could not be read: raises a clearer error if a file is encrypted.
 
     Raises:
-        CatalogError: one is.
+        CatalogError: a file is encrypted.
     """
     for location in locations:
         try:
@@ -110,7 +110,7 @@ def _files_in(folder: Location) -> tuple[FoundFile, ...]:
 
 
 def _by_kind(files: Mapping[int, Collection[FoundFile]]) -> dict[int, dict[tuple[str, Step | None], FoundFile]]:
-    """Rank -> prefix, with `{rank}` in the place of the rank, and step -> the file."""
+    """Rank -> (prefix with `{rank}` for the rank, step) -> the file."""
     spellings = group_prefixes({rank: {file.name.prefix for file in each} for rank, each in files.items()})
     spelled = {(rank, spelled_for(spelling, rank)): spelling for spelling, ranks in spellings.items() for rank in ranks}
     return {
@@ -119,7 +119,7 @@ def _by_kind(files: Mapping[int, Collection[FoundFile]]) -> dict[int, dict[tuple
 
 
 def _order(file: FoundFile) -> tuple[list[int], str]:
-    """What the last of a rank's files is the last by."""
+    """Sort key of a rank's files; the last one is taken."""
     if file.name.format is not CheckpointFormat.SAFETENSORS:
         return [], file.name.name
     numbers = _NUMBERS.findall(f"{file.location.parent.name}/{file.name.name}")

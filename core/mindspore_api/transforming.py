@@ -3,17 +3,17 @@
 Where they differ from MindSpore's on purpose:
 
 - Any number of devices becomes any other; MindSpore refuses where neither divides the other.
-- Of several files in a rank's folder the last by name is taken, as MindSpore documents it, with a warning, but of the
-  steps and prefixes that every rank has: MindSpore mixes steps where ranks have different ones.
+- Of several files in a rank's folder the last by name is taken, as MindSpore documents, with a warning; only steps and
+  prefixes that every rank has count. MindSpore mixes steps if ranks have different ones.
 - Ranks that no target rank needs may be missing, with a warning. Parameters that only the target's strategy has are
-  left out as in MindSpore, with a warning that names them. What the files of missing ranks may hold is an error.
+  left out as in MindSpore, with a warning that names them. Parameters that only a missing rank may hold are an error.
 - A pipeline stage's own strategy without the target's is a ValueError if there are other stages; MindSpore writes half
   a model, of the first stage, or says that none of the parameters is known.
-- Files of different steps, by the step that they hold, are a ValueError.
+- Files that hold different steps are a ValueError.
 - Parameters of the source's strategy that the target's lacks are left out, with a warning that names them; MindSpore
   writes one rank's slice under the whole parameter's name.
 - Parameters of the target's strategy that the source's lacks are cut as the target's says; MindSpore leaves them whole.
-- Contents that contradict the strategy, as of ranks that were saved whole, are a warning; the strategy is followed.
+- Contents that contradict the strategy, as after an integrated save, are a warning; the strategy is followed.
 - Several ranks without a source strategy are a ValueError; MindSpore takes rank 0 for the whole.
 - Pipelines in `.safetensors` keep all their parameters, unevenly cut ones their rows, bfloat16 NaNs their bits.
 - A pipeline stage converted by itself becomes parts from `.safetensors` too; MindSpore names them like the whole.
@@ -60,7 +60,7 @@ from core.target import check_apart
 
 _WORK_DIRECTORY = ".reshard-transform"
 _ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}
-"""Fields of a request, and the arguments that they come from."""
+"""Fields of a request -> the arguments that they come from."""
 
 
 def transform_checkpoints(
@@ -74,14 +74,14 @@ def transform_checkpoints(
 ) -> None:
     """Converts a checkpoint from one strategy to another, into `rank_N/{ckpt_prefix}N.{output_format}`.
 
-    Given the strategy of one pipeline stage of the source, whose parameters are a part of the target's, the files are
+    With one pipeline stage's strategy as the source's, whose parameters are a part of the target's, the files are
     `rank_N/{ckpt_prefix}N_part{stage}.ckpt`, which `load_segmented_checkpoints` reads.
 
     Raises:
         TypeError: a path, a strategy file's name or the prefix is no string.
         NotADirectoryError: the destination is a file; or the source is no directory, which is a ValueError as well.
-        ValueError: the source has no files, of both kinds, or lacks some; a strategy cannot be used, or is one stage's
-            own; source, target and options do not fit together.
+        ValueError: the source has no files, files of both kinds, or lacks some; a strategy cannot be used, or is one
+            stage's own; source, target and options do not fit together.
         OSError: the destination cannot be written.
     """
     found = _surveyed(src_checkpoints_dir)
@@ -204,7 +204,7 @@ def _argument_of(field: str) -> str:
 
 
 def _surveyed(directory: object) -> CheckpointSurvey:
-    """The rank folders of a directory, or a `.safetensors` file, and that there are files of one kind."""
+    """Surveys a directory's rank folders, or a `.safetensors` file; all files must be of one kind."""
     if not isinstance(directory, str):
         raise TypeError(f"'src_checkpoints_dir' has to be a string, not {directory!r}")
     if not os.path.isdir(directory) and not (os.path.isfile(directory) and directory.endswith(".safetensors")):
@@ -240,7 +240,7 @@ def _plan_of_all(
     check_apart(parse_url(request.source), final)
     catalog, noted = catalog_ranks(found, source, target, workers=request.worker_count)
     for record in catalog.records.values():
-        check_apart(parse_url(record.location), final)  # links may lead into the destination
+        check_apart(parse_url(record.location), final)  # a link may lead into the destination
     if source is not None and not source.merged:
         catalog = of_own_stage(source, catalog, found)
         _check_not_half_a_model(found, source, target, absent_weights(catalog, source, target))
@@ -267,7 +267,7 @@ def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan
 def _check_not_half_a_model(
     found: CheckpointSurvey, source: Strategy, target: Strategy | None, absent: Iterable[str]
 ) -> None:
-    """Makes sure that one stage's own strategy does not make a model without the other stages' parameters."""
+    """Makes sure that one stage's own strategy does not produce half a model, without other stages' parameters."""
     stage = source.stages[0].stage
     others = [rank for rank in found.ranks if rank not in source.ranks]
     if part_of_target(source, target) is not None or not (stage or others) or (target is not None and not absent):
@@ -280,7 +280,7 @@ def _check_not_half_a_model(
 
 
 def _stages_beside_warning(source: Strategy, target: Strategy | None) -> Iterable[str]:
-    """A warning if another stage's strategy lies beside one that may be the first stage's or a whole network's."""
+    """A warning if another stage's strategy lies beside `source`, which may be one stage's or the whole network's."""
     if target is None and next(stages_beside(source.origin), 0) != source.stages[0].stage:
         yield (
             f"{source.origin}: another pipeline stage's strategy lies beside it: if it is one stage's own, the result "
@@ -297,7 +297,7 @@ def _own_stage_warning(source: Strategy | None, target: Strategy | None) -> Iter
 
 
 def _plan_of_rank(rank: int, files: Mapping[int, str], source: Strategy | None, target: Strategy | None) -> Planned:
-    """The plan whose rank `rank`, or only one, is made from `files`, which need not be all of the source's."""
+    """The plan of `rank`, or the only rank, from `files`, which may be some of the source's only."""
     origin = "checkpoint_files_map"
     given = _files_of_ranks(files, source)
     lost = {

@@ -7,10 +7,10 @@ Where it differs from MindSpore's on purpose:
 - What is outside the strategy and not on rank 0 is in `hyper_param.safetensors` too.
 - A former `hyper_param.safetensors` is removed if there is nothing to put into a new one; MindSpore leaves it, and
   `load_distributed_checkpoint` gives its parameters to all ranks.
-- Ranks that are not needed may be missing, with a warning; others, and what the files of missing ones may hold, are an
-  error. Two parameters may not be given the same name.
-- Of several files of a rank, without `file_suffix`, that of the highest numbers is taken, as in MindSpore, with a
-  warning, but of the prefixes and steps that all ranks have.
+- Ranks that are not needed may be missing, with a warning. Other missing ranks, and parameters that only a missing rank
+  may hold, are an error. Two parameters may not be given the same name.
+- Of several files of a rank, without `file_suffix`, the one of the highest numbers is taken, as in MindSpore, with a
+  warning; only prefixes and steps that all ranks have count.
 - Contents that contradict the strategy, weights that no file holds, and a stage's own strategy are warnings.
 - Whether redundancy was removed is seen from the files, whatever `merge_with_redundancy` says.
 - Nothing is loaded whole, and no free memory is waited for. The files appear when all are written and checked,
