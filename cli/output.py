@@ -1,7 +1,7 @@
 """How things are printed: errors, tables, JSON. Nothing wraps or reads brackets as markup.
 
-Names in what is printed may be anybody's: no text but JSON, which has escapes of its own, reaches the terminal with
-control characters in it, nor with secrets in URLs.
+Names in the output are not trusted: control characters and secrets in URLs are replaced before text reaches the
+terminal. JSON uses its own escapes.
 """
 
 import json
@@ -21,22 +21,22 @@ MOST_ROWS_IN_PIPES = 16
 
 
 def print_line(text: str, *, err: bool = False) -> None:
-    """One line of ours, with names of others in it."""
+    """Prints one line that may contain foreign names."""
     click.echo(printable(scrubbed(text)), err=err)
 
 
 def print_lines(text: str, *, err: bool = False) -> None:
-    """Several of them; line breaks in names are shown as such before."""
+    """Prints several such lines; line breaks in names must be escaped before."""
     click.echo(printable_lines(scrubbed(text)), err=err)
 
 
 def print_error(message: str) -> None:
-    """Prints on stderr what is wrong."""
+    """Prints an error message on stderr."""
     print_lines(f"reshard: error: {message}", err=True)
 
 
 def print_json(document: "BaseModel | dict[str, Any]") -> None:
-    """A result as JSON on stdout, with JSON's own escapes for what a terminal would act on."""
+    """Prints a result as JSON on stdout, with control characters in JSON's own escapes."""
     if isinstance(document, dict):
         text = json.dumps(document, indent=2, ensure_ascii=False)
     else:

@@ -74,10 +74,10 @@ def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
 
 
 def check_output(url: str) -> None:
-    """Makes sure that what a command writes to a URL is still there when the command has ended.
+    """Makes sure that files a command writes at a URL outlive the command.
 
     Raises:
-        InputError: it would not be.
+        InputError: the files would be kept in its memory.
     """
     from core.storage.filesystems import check_lasting
 

@@ -1,4 +1,4 @@
-"""MindSpore's CheckpointConfig: what of it a conversion does, and what of it only training does, which is kept."""
+"""MindSpore's CheckpointConfig: settings that conversions obey, and settings of training, kept without effect."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -34,10 +34,10 @@ class CheckpointConfig(BaseModel):
     arrays; unknown arguments are refused.
 
     Attributes:
-        save_checkpoint_steps: of training only, as are all that follow here without more said: kept, without effect.
+        save_checkpoint_steps: of training only: kept, without effect, as all that are marked so below.
         save_checkpoint_seconds: None if there are steps, which then count alone.
         keep_checkpoint_max: how many checkpoints are kept, the newest. Not 0: `keep_checkpoint_per_n_minutes` does not
-            count, and is None. Where both are 0, as in MindSpore, 1.
+            count, and is None. If both are 0, one, as in MindSpore.
         keep_checkpoint_per_n_minutes: of checkpoints that were made within so many minutes one is kept.
         integrated_save: of training only.
         async_save: of training only; whether, or `process` or `thread`.
@@ -113,7 +113,7 @@ class CheckpointConfig(BaseModel):
 
     @property
     def append_dict(self) -> dict[str, InfoValue] | None:
-        """What every file gets; `epoch_num` and `step_num` are 0 if they are the source's. None if there is nothing."""
+        """Information added to every file; source values of `epoch_num` and `step_num` appear as 0. None if empty."""
         return dict.fromkeys(self._from_training, 0) | self.append_info or None
 
     @property
@@ -122,7 +122,7 @@ class CheckpointConfig(BaseModel):
         return self.incremental
 
     def get_checkpoint_policy(self) -> dict[str, Any]:
-        """When training saves, what, and how much of it is kept."""
+        """Training's settings: when to save, what, and how many checkpoints to keep."""
         return {
             "save_checkpoint_steps": self.save_checkpoint_steps,
             "save_checkpoint_seconds": self.save_checkpoint_seconds,
@@ -185,7 +185,7 @@ class CheckpointConfig(BaseModel):
             "keep_checkpoint_per_n_minutes": None if most else minutes,
         }
         for name, value in chosen.items():
-            object.__setattr__(self, name, value)  # the model is frozen, for others
+            object.__setattr__(self, name, value)  # the model is frozen for its users
         return self
 
     @model_validator(mode="after")

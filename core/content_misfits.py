@@ -88,7 +88,7 @@ class _Sample:
 
     @property
     def slices(self) -> tuple[int, int] | None:
-        """Two ranks that hold different slices; None if it is not cut, or all that they hold is the same."""
+        """Two ranks that hold different slices; None if the parameter is not cut, or all ranks hold the same."""
         if self.cut.is_whole:
             return None
         first, *others = self.contents
@@ -104,8 +104,8 @@ class ContentMisfits:
         found: where ranks do not hold what the strategy says, alike cases together.
         compared: stage -> how many parameters' samples tell something.
         contradicting: stage -> how many of them speak against the strategy.
-        whole: if nothing that the strategy cuts differs between ranks: the parameters that show it, and where.
-        sliced: parameters that the strategy cuts and that differ between ranks, and where.
+        whole: cut parameters that are the same on all ranks, and where; empty if any cut parameter differs.
+        sliced: cut parameters that differ between ranks, and where.
     """
 
     found: tuple[Misfit, ...]
@@ -126,8 +126,8 @@ def content_misfits(
     """Whether ranks that should hold the same do, and those that should not do not, by samples of some parameters.
 
     At `most` so many parameters of a stage are looked at, at least one of each kind while there are not more kinds; of
-    all stages, or of `most_stages`, the first and the last among these. If some `may_be_whole`, slices that are
-    the same contradict nothing.
+    all stages, or of `most_stages`, the first and the last among these. If tensors
+    `may_be_whole`, equal slices contradict nothing.
 
     Raises:
         CatalogError: a file is not laid out as it was assumed to be.
@@ -229,7 +229,7 @@ def _spread(items: Sequence[_Item], most: int) -> list[_Item]:
 
 
 def _explained(sample: _Sample) -> _Told:
-    """Which other layout would explain what ranks hold, if not that it is whole."""
+    """The misfit for a layout, other than a whole one, that would explain the ranks' contents."""
     layout = sample.layout
     bare = without_optimizer_shard(layout)
     if has_optimizer_shard(layout) and sample.explains(bare):

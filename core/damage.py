@@ -61,7 +61,7 @@ def damage_policy(
 ) -> DamagePolicy:
     """What is to happen to a source of a strategy where ranks have no usable file.
 
-    `allow_missing`, `integrated_save` and `changes` are for the advice.
+    `allow_missing`, `integrated_save` and `changes` only shape the advice.
     """
     if source is None:
         return DamagePolicy(recovers, faulty)  # one rank, in whose place no other can stand

@@ -60,7 +60,7 @@ class Diagnosis(Summary):
     Attributes:
         source: URL of the checkpoint.
         strategy: URL of the strategy; empty if none was given.
-        fits: whether a conversion of the one by the other would do what is meant; None: there is no strategy.
+        fits: whether converting the checkpoint by the strategy would give what is meant; None: there is no strategy.
         facts: (name, text) of both, for a table.
         findings: problems first.
         not_checked: what of `CHECKS` could not be looked at, because of what else was found.
@@ -339,7 +339,7 @@ def _file_misfits(catalog: CheckpointCatalog, strategy: Strategy) -> list[Misfit
 
 
 def _record_misfits(catalog: CheckpointCatalog, own: OwnStrategy) -> list[Misfit]:
-    """That files are not those that the checkpoint's own records are about."""
+    """A misfit if the files do not match the checkpoint's own records."""
     mismatch = file_mismatch(catalog, own.manifest)
     if mismatch is None:
         return []

@@ -5,8 +5,8 @@ redundant. But under a wrong one ranks hold the same where they should hold diff
 One parameter of which that is so may have a reason of its own, such as experts that were copied of one, or statistics
 that every rank gathers for itself: that is told. If it is so of most, in all stages or in one, a conversion is refused.
 
-The same samples may show that every rank holds whole tensors (`integrated_save`), or that ranks which are said to do so
-hold slices. Samples refuse a conversion then, with the option that decides; they never decide its result.
+The same samples may show that every rank holds whole tensors (`integrated_save`), or that ranks said to hold whole
+tensors hold slices. Then the conversion is refused with the option that decides; samples never decide its result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ _FEWEST_CONTRADICTING = 2
 def doubts(
     catalog: CheckpointCatalog, source: Strategy, *, integrated_save: IntegratedSave, trusted: bool
 ) -> tuple[tuple[str, ...], ContentMisfits]:
-    """Sentences for the user, none if what was looked at is as the strategy says; and what samples of contents show.
+    """Sentences for the user, none if everything agrees with the strategy; and the misfits that samples show.
 
     Names and shapes of all parameters are looked at, and the beginnings of some contents. If the strategy is `trusted`,
     all that is found is told.
@@ -65,10 +65,7 @@ def doubts(
 
 
 def asked_integrated_save(request: ConversionRequest) -> IntegratedSave:
-    """Whether source ranks hold whole tensors, as a request says; they never do where reshard wrote them itself.
-
-    Without a named strategy the source's own records give it.
-    """
+    """The request's `integrated_save`, or NO for a source read by its own records: reshard writes slices."""
     is_own = not request.source_strategy and request.integrated_save is IntegratedSave.AUTO
     return IntegratedSave.NO if is_own else request.integrated_save
 
@@ -84,8 +81,8 @@ def integrated_save_doubts(
 ) -> tuple[str, ...]:
     """Sentences for the user where samples contradict whether ranks are taken to hold whole tensors or slices.
 
-    `contents` are what samples show; None: they are read, if they matter. `trusted` is --trust-strategy; None where
-    there is no such option.
+    `contents` are the misfits that samples show; None: read them here, if they matter. `trusted` is --trust-strategy;
+    None where there is no such option.
 
     Raises:
         StrategyError: samples contradict it, and the strategy is not `trusted`.
@@ -103,13 +100,14 @@ def integrated_save_doubts(
             advice += ", or --trust-strategy to take one rank's values"
         raise StrategyError(f"{catalog.url}: {contradiction}{advice}")
     outcome = "One rank's values are taken" if match.integrated else "The strategy is followed"
-    return (f"{DOUBT}{contradiction}{outcome}",) if contradiction else ()
+    on_one_line = contradiction.replace("\n  ", " ").replace("\n", ". ")
+    return (f"{DOUBT}{on_one_line}{outcome}",) if contradiction else ()
 
 
 def _contradiction(
     source: Strategy, match: ParameterMatch, asked: IntegratedSave, contents: ContentMisfits
 ) -> tuple[str, str]:
-    """What samples show against taking the ranks to hold whole tensors, or slices, and advice; empty if nothing."""
+    """Samples that contradict taking ranks to hold whole tensors, or slices, and advice; empty if none does."""
     if match.integrated and contents.sliced:
         says = "--integrated-save yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
         found = f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(contents.sliced)}"

@@ -17,9 +17,9 @@ class DType:
 
     Attributes:
         name: as `.ckpt` files and records spell it.
-        itemsize: bytes of an element; 0 of a foreign one whose elements are no whole bytes, or of unknown width.
+        itemsize: bytes of an element; 0 for a foreign type of fractional or unknown element size.
         safetensors_tag: as `.safetensors` files spell it; None where that format cannot hold it as a tensor.
-        is_foreign: MindSpore has no such type in its files: a parameter of it can only be left out.
+        is_foreign: a type that MindSpore's files cannot hold: its parameters can only be left out.
     """
 
     name: str
@@ -61,7 +61,7 @@ _FOREIGN_BITS = {
     "F4": 4,
     "C64": 64,
 }
-"""Bits of an element of what other frameworks write into `.safetensors` files, by its tag; there may be others."""
+"""`.safetensors` tag of other frameworks' types -> bits of an element; files may have further tags."""
 _LONGEST_NAME = 100
 _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TENSOR)}
 _BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES if dtype.safetensors_tag}
@@ -77,43 +77,43 @@ def dtype_from_name(name: str) -> DType:
 
 
 def dtype_from_ckpt(name: str, elements: int, size_bytes: int) -> DType:
-    """The dtype of a `.ckpt` `tensor_type`, of which `elements` take `size_bytes`; it may be a foreign one.
+    """The dtype, perhaps foreign, of a `.ckpt` `tensor_type` of which `elements` take `size_bytes`.
 
     Raises:
-        CheckpointError: it cannot be a dtype's name, or they cannot take so many bytes.
+        CheckpointError: the name is malformed, or the elements cannot have this size.
     """
     return _BY_NAME.get(name) or foreign_dtype(name, elements, size_bytes)
 
 
 def dtype_from_safetensors(tag: str, elements: int, size_bytes: int) -> DType:
-    """The dtype of a `.safetensors` tag, of which `elements` take `size_bytes`; it may be a foreign one.
+    """The dtype, perhaps foreign, of a `.safetensors` tag of which `elements` take `size_bytes`.
 
     Raises:
-        CheckpointError: it cannot be a tag, or they cannot take so many bytes.
+        CheckpointError: the tag is malformed, or the elements cannot have this size.
     """
-    # in quotes what is another format's name: it need not be the same
+    # a tag spelled like a `.ckpt` name is quoted: it need not mean the same type
     return _BY_SAFETENSORS_TAG.get(tag) or foreign_dtype(repr(tag) if tag in _BY_NAME else tag, elements, size_bytes)
 
 
 def dtype_from_record(name: str, elements: int = 0, size_bytes: int = 0) -> DType:
-    """The dtype of this name in what is recorded of a checkpoint of either format; it may be a foreign one.
+    """The dtype, perhaps foreign, of a name in a checkpoint's records, whatever its format.
 
     Raises:
-        CheckpointError: it cannot be a dtype's name, or `elements` of it cannot take `size_bytes`.
+        CheckpointError: the name is malformed, or `elements` cannot take `size_bytes`.
     """
     return dtype_from_ckpt(name, elements, size_bytes)
 
 
 def foreign_dtype(name: str, elements: int, size_bytes: int) -> DType:
-    """A dtype that is not in the table: how wide an element is follows from what `elements` of it take in a file.
+    """A dtype outside the table; its element size follows from `elements` and `size_bytes` in a file.
 
     Raises:
-        CheckpointError: it cannot be a dtype's name, or they cannot take so many bytes.
+        CheckpointError: the name is malformed, or the elements cannot have this size.
     """
     if not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise CheckpointError(f"{name[:_LONGEST_NAME]!r} cannot be the name of a dtype: damaged")
     bits = _FOREIGN_BITS.get(name)
-    # of an unknown type any width of at least a bit
+    # an unknown type may have any width of at least one bit
     fits = (
         elements <= 8 * size_bytes and bool(elements) == bool(size_bytes)
         if bits is None
@@ -128,7 +128,7 @@ def foreign_dtype(name: str, elements: int, size_bytes: int) -> DType:
 
 @cache
 def _foreign(name: str, itemsize: int) -> DType:
-    # one object each: dtypes are compared by identity
+    # cached, since dtypes are compared by identity
     return DType(name, itemsize, name if name in _FOREIGN_BITS and itemsize else None, is_foreign=True)
 
 

@@ -52,7 +52,7 @@ _TRANSIENT_ERRNOS = frozenset(
 class ReshardError(Exception):
     """Base of all errors that carry a message meant for the user.
 
-    As a text it is safe to be printed and logged, whatever names or answers of others are in it.
+    `str()` of it is safe to print and log, whatever foreign names or server answers it contains.
     """
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class CastError(InputError):
 
 
 class LimitError(InputError):
-    """Metadata would take more memory than it may."""
+    """Parsing metadata would exceed the memory limit."""
 
 
 class TargetError(InputError):
@@ -139,7 +139,7 @@ def _presentable(message: str) -> str:
 
 
 class UnusableStorageError(StorageError, InputError):
-    """A storage cannot be used as it was named, whatever is asked of it: there is no such bucket, no credentials."""
+    """A storage is unusable as named, for any request: no such bucket, or no credentials."""
 
 
 def is_transient(error: BaseException) -> bool:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _THRESHOLDS = (50_000, 20, 100)
-"""New objects between two collections of the young ones, these between two of older ones, those between two of all."""
+"""Thresholds of `gc.set_threshold`: new objects per young collection, young per middle, middle per full ones."""
 
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
     """Lets the collector look for garbage after 50,000 new objects, not after 700, while the block runs.
 
-    Plans and records are millions of small objects which all live on. Each full collection looks at all of them: nine
+    Plans and records are millions of small objects which all survive. Each full collection visits all of them: nine
     took a third of the time of a conversion of 60,000 small parameters, and freed nothing.
     """
     before = gc.get_threshold()

@@ -187,9 +187,9 @@ def integrated_by_shapes(
 ) -> bool | None:
     """Whether every rank holds whole tensors (`integrated_save`) although the strategy cuts them; None if unknown.
 
-    Shapes decide where the whole shape is known: from a JSON strategy of either side, from uneven lengths, or from
-    another stage that cuts the same parameter differently. A checkpoint is saved one way or the other, so one
-    parameter decides for all; one that contradicts it cannot be converted and is refused there. `called` maps
+    Shapes decide if a whole shape is known: from a JSON strategy of either side, from uneven lengths, or from another
+    stage that cuts the same parameter differently. A checkpoint is saved one way or the other, so one parameter
+    decides for all; a parameter that contradicts it is refused later, in planning. `called` maps
     parameters that keep their shapes to their target names.
     """
     decided = {_whole_by_shapes(stages, known_shape(stages, target, called)) for stages in held.values()}
@@ -197,7 +197,7 @@ def integrated_by_shapes(
 
 
 def _whole_by_shapes(stages: Sequence[HeldParameter], known: Shape | None) -> bool | None:
-    """Whether ranks hold the whole of a parameter that the strategy cuts; None if shapes do not decide."""
+    """Whether ranks hold a cut parameter whole; None if shapes do not decide."""
     shape, dtype = stages[0].entry.shape, stages[0].entry.dtype
     if 0 in shape or dtype in (TEXT, MAP_TENSOR):  # the shards of an empty tensor are as large as the whole
         return None
@@ -218,7 +218,7 @@ def _whole_by_shapes(stages: Sequence[HeldParameter], known: Shape | None) -> bo
 
 
 def joined_shape(held: HeldParameter) -> Shape | None:
-    """The shape that the strategy makes of a stage's shards; None if they do not fit it."""
+    """The whole shape that the strategy makes of a stage's shards; None if the shards do not fit the strategy."""
     try:
         return held.layout.cut(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
     except LayoutError:

@@ -95,7 +95,7 @@ def run_latest(request: LatestConversionRequest, convert_step: Convert) -> Lates
         VerificationError: a written file is not what it was to be.
         ConversionError: it failed all the same, or was stopped.
     """
-    # a job may be waited for for long
+    # waiting for a job may take long
     with_retries(lambda: check_place(parse_url(request.target)), current_progress().note)
     found = _find(request)
     if found.newest is None and not (request.dry_run and found.awaited):

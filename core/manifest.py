@@ -7,8 +7,8 @@ TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written 
 Of an encrypted target the plan and the records are sealed with its key (`core.sealing`); the manifest names no
 parameter, its digests mean nothing without the key, and what is sealed in it tells whether the rest was changed.
 
-Each byte counts: the manifest and the records end in digests of themselves, the manifest has that of the plan. Earlier
-versions wrote none.
+Every byte is covered: the manifest and the records end in digests of themselves, and the manifest holds the plan's.
+Earlier versions wrote no digests.
 """
 
 import base64
@@ -197,7 +197,7 @@ class _Details(_Record):
 
 
 _REPEATED_FIELDS = (*ParameterRecord.model_fields, *RankSummary.model_fields)
-"""Those that a document may have many times."""
+"""Field names that a document may repeat many times."""
 
 
 def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
@@ -237,7 +237,7 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
 
 
 def with_plan(manifest: Manifest, plan: bytes, key: Key | None, origin: str) -> Manifest:
-    """The manifest of a target whose plan's file is `plan`; `key` is the target's, if it is encrypted.
+    """The manifest with the digest of the plan's file, `plan`; `key` is the target's, if it is encrypted.
 
     Raises: as `unsealed_manifest`.
     """
@@ -261,23 +261,23 @@ def dump_record(record: ShardRecord | Manifest) -> bytes:
 
 
 def record_content(record: ShardRecord) -> bytes:
-    """What a rank's record says, without the digest of its file."""
+    """A rank's record as JSON, without the digest of its file."""
     # left out where there are none, or records of earlier versions would have other digests
     return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
 
 
 def is_rank_file(path: str, rank: int) -> bool:
-    """Whether a path, below a target, is one that a conversion gives to a rank's file: records may come from others."""
+    """Whether a path below a target can be a rank's file: paths in records are not trusted."""
     match = _RANK_FILE.fullmatch(path)
     return match[1] == str(rank) if match else is_unified_name(path)
 
 
 def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) -> ShardRecord:
-    """A rank's record from its file; `needs_digest`: the manifest was written by a version whose records have digests.
+    """A rank's record from its file; `needs_digest`: it must end in a digest, as beside newer manifests.
 
     Raises:
-        TargetError: it is damaged, or of another version.
-        LimitError: it would take too much memory.
+        TargetError: the record is damaged, or of another version.
+        LimitError: parsing it would exceed the memory limit.
     """
     try:
         content, has_digest = without_digest(data)

@@ -1,7 +1,7 @@
 """What is kept under a name: requests, records and logs hold the name, and who uses the value looks it up.
 
 env:NAME    a variable of the environment
-file:PATH   a file: a regular one, for a pipe could be read only once
+file:PATH   a regular file; a pipe could be read only once
 block:NAME  what the caller's resolver knows
 """
 

@@ -288,10 +288,10 @@ def match_parameters(
 
 
 def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None:
-    """Makes sure that the target is to have no foreign dtypes.
+    """Makes sure that the target gets no parameter of a foreign dtype.
 
     Raises:
-        PlanError: it is; names the parameters, and a file that holds each.
+        PlanError: it would; names each parameter, and a file that holds it.
     """
     dtypes = {source.name: source.dtype for source in distinct_sources(match.moved)}
     dtypes |= {carried.source_name: carried.dtype for carried in match.carried}
@@ -305,7 +305,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None
 
 
 def holding_file(catalog: CheckpointCatalog, name: str) -> str:
-    """The file of the lowest rank that holds a source parameter."""
+    """The file of the lowest rank with a source parameter."""
     return next(record.location for record in catalog.records.values() if name in record.index.entries)
 
 

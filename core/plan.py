@@ -328,7 +328,7 @@ class ConversionPlan:
         return self.match.part
 
     def with_notes(self, *notes: str) -> "ConversionPlan":
-        """The same plan with more notes, before those that it has."""
+        """The plan with more notes, in front of its own."""
         if not notes:
             return self
         catalog = replace(self.inputs.catalog, notes=(*notes, *self.inputs.catalog.notes))

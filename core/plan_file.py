@@ -106,7 +106,7 @@ def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
 def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strategy | None:
     """The target strategy of the plan in a file; None if it has none. Any version may have written the plan.
 
-    `encrypted`: so is the target that it is of, and the plan is authentic if the target's key says so.
+    `encrypted`: the plan's target is encrypted, and the plan is authentic if the target's key unseals it.
 
     Raises:
         TargetError: the file holds no plan, or another one than that of `identity`, or its strategy is none.
@@ -205,7 +205,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:
-    """Plans of earlier versions have `saved_whole` alone: true where samples of contents decided."""
+    """Plans of earlier versions only have `saved_whole`: true if samples of contents decided."""
     known = data.get("integrated_save")
     return IntegratedSave(known) if known else IntegratedSave.YES if data["saved_whole"] else IntegratedSave.AUTO
 
@@ -243,7 +243,7 @@ def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
 
 
 def _checked_stage(stage: Any) -> int:
-    """A stage's number, which becomes part of files' names."""
+    """Checks a stage's number, which becomes part of file names."""
     if type(stage) is not int or stage < 0:
         raise ValueError(f"{stage!r} is no pipeline stage")
     return stage

@@ -42,7 +42,7 @@ def advancing(progress: Progress, stop: Event) -> Callable[[int], None]:
     """`progress.advance`, for work that cannot be interrupted from outside: once `stop` is set, it raises.
 
     The function raises:
-        StoppedError: all is to stop.
+        StoppedError: the work has to stop.
     """
 
     def advance(count_bytes: int) -> None:

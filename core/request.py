@@ -117,10 +117,10 @@ class UnmatchedPolicy(StrEnum):
 
 
 def checked_prefix(prefix: str) -> str:
-    """What the names of a target's files begin with.
+    """Checks the prefix of a target's file names.
 
     Raises:
-        ValueError: a path would come of it that is not a file's in its rank's directory.
+        ValueError: the prefix would lead out of the rank's directory, or name no file.
     """
     if "/" in prefix or "\\" in prefix or prefix.startswith(".") or ".." in prefix or "\0" in prefix:
         raise ValueError("must be a plain name: no '/', no '..', no dot in front")

@@ -12,7 +12,7 @@ from core.storage.named_options import storages_of
 
 @contextmanager
 def resources_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Inside the block the storages and the keys that a request names are known, and its memory limit holds.
+    """Makes a request's storages and keys known inside the block, and sets its memory limit.
 
     Raises:
         InputError: a name cannot be resolved, or what it stands for cannot be used.

@@ -348,7 +348,7 @@ def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
 
     Raises:
         TargetBusyError: somebody is at it.
-        TargetError: what is beside it is not a conversion's.
+        TargetError: a working directory beside it holds foreign files.
         StorageError: its leases cannot be read or written.
     """
     if directory.is_local:

@@ -15,7 +15,7 @@ _SECRET_NAME = (
 """Names of URL fields that hold secrets: x-obs-security-token, accessToken, sig."""
 
 _FIELD = re.compile(rf"((?:[?&;#]|%3f|%26){_SECRET_NAME}(?:=|%3d))[^&<>\"'\s]*", re.IGNORECASE)
-# digits before the first slash are a port; secrets may hold slashes, as those of S3 do; an IPv6 address holds colons
+# digits before the first slash are a port; secrets may contain slashes, as S3's do; IPv6 addresses contain colons
 _PASSWORD = re.compile(r"://(?!\[[\da-fA-F:.]+\](?::\d+)?(?:[/?#]|$))[^/@:]*(?::(?!\d+(?:[/?#]|$))|%3[aA])[^@]*@")
 # with other schemes a name before the @ is a user's (sftp), or a container's (abfs)
 _LONE_TOKEN = re.compile(r"((?<![a-z\d])(?:https?|s3[an]?|obs|oss|gc?s|(?:web)?davs?)://)[^/?#@]+@", re.IGNORECASE)
@@ -26,7 +26,7 @@ _SECRET_FIELD = re.compile(
     re.IGNORECASE,
 )
 _MOST_ENCODINGS = 3
-"""Nobody encodes a URL more often without meaning to hide something."""
+"""Rounds of percent-decoding: a URL encoded more often is meant to hide something."""
 
 ADVICE = (
     "a URL must not carry credentials (user:password@, a token or a signature): they would end in logs and records. "
@@ -39,7 +39,7 @@ KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the ke
 
 
 def carries_credentials(url: str) -> bool:
-    """Whether a URL, or one of a chain, has a password or a token in it, percent-encoded or not."""
+    """Whether a URL, or one in a chain, contains a password or a token, percent-encoded or not."""
     for _ in range(_MOST_ENCODINGS):
         if _shows_credentials(url):
             return True
@@ -68,7 +68,7 @@ def is_name(text: str) -> bool:
 
 
 def scrubbed(text: str) -> str:
-    """A text without the secrets that texts of others may repeat: signed URLs, passwords of proxies."""
+    """Hides secrets in a text: signatures and tokens of URLs, passwords of proxies."""
     if "://" in text:
         text = _WORD.sub(_without_users, text)
     return _SECRET_FIELD.sub(r"\1\2…", _FIELD.sub(r"\1…", text))
@@ -80,5 +80,5 @@ def _without_users(word: re.Match[str]) -> str:
         return url
     last = url.rfind("@") + 1
     hidden = _LONE_TOKEN.sub(r"\1…@", _PASSWORD.sub("://…@", url[:last])) + url[last:]
-    # what is encoded once more than these patterns know has no place that could be named
+    # a secret encoded more often than the patterns know cannot be located
     return hidden if _shows_credentials(url) else "…"

@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 _MOST_BYTES = 2**63 - 1
 TOO_LARGE = "too large (2^63 bytes or more, dimensions of 0 not counted)"
-"""What messages say of a shape that is not countable."""
+"""Message text for a shape that is not countable."""
 
 
 def is_countable(shape: Shape, itemsize: int = 1) -> bool:
@@ -41,7 +41,7 @@ class TensorSlice:
         """The box of a whole tensor of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
-    # not cached: Python 3.11's cached_property has one lock for all boxes, and waiting for it takes threads longer
+    # not cached: Python 3.11's cached_property has one lock for all boxes, and waiting for it costs threads more
     @property
     def shape(self) -> Shape:
         """Number of elements along each axis."""

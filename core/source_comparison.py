@@ -111,9 +111,9 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
 
 
 def _with_current_versions(plan: ConversionPlan) -> ConversionPlan:
-    """The plan, with source files as they are if nothing but their change time is another than it was.
+    """The plan with the source files' current versions, where only the change time differs.
 
-    Values are compared, so it does not matter what was done to the files. Earlier versions recorded no change time.
+    Values are compared, so touched files do no harm. Earlier versions recorded no change time.
     """
     catalog = plan.inputs.catalog
     records = {rank: _with_current_version(record) for rank, record in catalog.records.items()}
@@ -132,6 +132,6 @@ def _current_version(location: Location) -> str | None:
     try:
         return read_version(location)
     except StorageError as error:
-        if has_no_file(error):  # which is an error where it is read
+        if has_no_file(error):  # reading the file raises the error
             return None
         raise

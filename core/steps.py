@@ -217,7 +217,7 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
 
 
 def _other_files(files: Files, converted: Mapping[int, CatalogRecord]) -> list[str]:
-    """Files that are not what was converted, and why not; those that are gone meanwhile do not matter."""
+    """Files that differ from the converted ones, with the reason; files removed since then do not count."""
     known = {rank: location for rank, location in files.items() if rank in converted}
     versions = at_once(_version, known.values())
     return [

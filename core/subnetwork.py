@@ -35,7 +35,7 @@ def part_of_target(
         for name in telling
         if name not in excused and not any(fnmatchcase(name, pattern) for pattern in allow_missing)
     }
-    # what the target can do without tells nothing, whichever stage's it is
+    # parameters that the target may lack say nothing about the stage
     own = _telling(source.parameters if names is None else names) - (telling - wanted)
     return source.stages[0].stage if own < wanted else None
 

@@ -231,7 +231,7 @@ class _Heads:
 
 
 def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
-    """The digest of what is around the contents of a file that was written."""
+    """The digest of a written file's bytes around its contents."""
     heads = _Heads(file_plan)
     if crc:
         crc.put_into(heads)

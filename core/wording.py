@@ -1,7 +1,7 @@
-"""How sizes, durations, ranks, counts and names of others are said to people.
+"""Formats sizes, durations, ranks, counts and foreign names for people.
 
-Names of files and parameters are anybody's: what a terminal would act on, and what no encoding can hold, is shown as
-escapes wherever text leaves us. `printable` is for a name, `printable_lines` for a message of ours that may have names.
+Names of files and parameters are not trusted: control characters and lone surrogates are shown as escapes wherever text
+leaves the program. `printable` is for a name, `printable_lines` for a message of ours that may contain names.
 """
 
 import math
@@ -41,12 +41,12 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def printable(text: str) -> str:
-    """A text on one line, with escapes in place of control characters, line breaks and lone surrogates."""
+    """Format on one line, with escapes for control characters, line breaks and lone surrogates."""
     return text if text.isprintable() else "".join(map(_printable_character, text))
 
 
 def printable_lines(text: str) -> str:
-    """A text whose line breaks are meant, printable in all else."""
+    """Format a text of several lines; only its line breaks stay as they are."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -55,20 +55,20 @@ def _printable_character(character: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """A text for an HTML page or an SVG: printable, and never markup."""
+    """Escape a text for HTML or SVG; printable, never markup."""
     return escape(printable(text))
 
 
 class NameText(str):
     """The name of a file or a directory: exact wherever it is used, on one line in messages.
 
-    An f-string has it printable; compared, joined, stored or opened it is as it is.
+    Formatting, as in an f-string, makes it printable; every other use sees the exact name.
     """
 
     __slots__ = ()
 
     def __format__(self, format_spec: str) -> str:
-        """As `printable` shows it."""
+        """Format as `printable` does."""
         return format(printable(str(self)), format_spec)
 
 

@@ -110,7 +110,7 @@ def _place(name: str) -> int:
 def _shown(field: FieldInfo) -> FieldInfo:
     """Title and description where Prefect leaves them alone: elsewhere it puts the parameter's name, and nothing.
 
-    Of places also the pattern, which is stricter than the request's.
+    Places also get a pattern, which is stricter than the request's.
     """
     told: dict[str, Any] = {"title": field.title, "description": field.description}
     pattern = deployed_pattern(field)

@@ -1,7 +1,7 @@
-"""Places that a deployed run may be given: absolute ones.
+"""Absolute paths for deployed runs: relative ones are refused.
 
-Its process works in a directory of its own, which is removed when it ends: what a relative path names there is never
-what was meant, and a target there is gone a moment after it was verified.
+A run's process works in a directory of its own, which is removed when the run ends. A relative path would never find
+the intended file there, and a target would be removed right after it was verified.
 """
 
 import os
@@ -23,16 +23,16 @@ _PATTERNS = {
     _OF_REQUESTS: f"^{_ABSOLUTE}{_OF_REQUESTS.removeprefix('^')}",
     _OF_NAMES: r"^((env|block):\S.*|file:[/~].*)?$",
 }
-"""What a request's schema demands of a place, or of a name that may be a file's -> what a form's does."""
+"""A request's pattern of places, or of names that may be a file's -> the form's pattern."""
 
 
 def deployed_pattern(field: FieldInfo) -> str | None:
-    """The pattern of a field in a form's schema, if it holds a place: short rather than exact, as a request's are."""
+    """The pattern of a field in a form's schema, if the field holds a place; short rather than exact."""
     return _PATTERNS.get(_pattern_of(field))
 
 
 def relative_places(request: BaseModel) -> dict[str, str]:
-    """The fields of a request that name something by a relative path -> what is wrong with that, and what to do."""
+    """Fields of a request with a relative path -> the problem and the remedy."""
     fields = {name: _pattern_of(field) for name, field in type(request).model_fields.items()}
     places = {name: str(getattr(request, name)) for name, pattern in fields.items() if pattern in _PATTERNS}
     return {

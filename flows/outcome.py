@@ -37,12 +37,12 @@ def carried_out(title: str, work: Callable[[RunProgress], Result]) -> Result:
 
 
 def check_output(url: str) -> None:
-    """Makes sure that what a deployment's run writes to a URL is still there when the process of the run has ended.
+    """Makes sure that files a deployment's run writes at a URL outlive the run's process.
 
-    Programs that call a flow may look at what it left in their memory.
+    Programs that call a flow may read files from their own memory.
 
     Raises:
-        InputError: it would not be.
+        InputError: the files would be kept in the process's memory.
     """
     if deployment.id:
         check_lasting(url)
@@ -58,13 +58,13 @@ def failed(error: ReshardError) -> State[Any]:
 
 
 def _tidy_logs() -> None:
-    """Make Prefect's log lines of runs and tasks printable; drop those that repeat or contradict a state's message."""
+    """Makes Prefect's log lines of runs and tasks printable; drops those that repeat or contradict a state."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_tidied)
 
 
 def _tidied(record: logging.LogRecord) -> bool:
-    """Makes a line printable; False for one that is no news."""
+    """Logging filter: makes a record printable; False for a line without news."""
     if record.exc_info and isinstance(record.exc_info[1], ReshardError):
         return False  # the stack trace of an error with a message
     message = record.getMessage()
@@ -86,5 +86,5 @@ _ENDED_WITH_ITS_RUN = re.compile(
 
 
 def tail_of(url: str) -> str:
-    """The last two names of a URL, printable; a run has its name before a secret in its URLs is refused."""
+    """The last two names of a URL, printable and without secrets: a run is named before its URLs are checked."""
     return "/".join(printable(scrubbed(url)).rstrip("/").split("/")[-2:])

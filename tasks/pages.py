@@ -2,8 +2,8 @@
 
 The UI opens no links to files or buckets: where things are is shown as code, to be copied.
 
-Names and messages are anybody's: a text that comes to stand on a page is never read as markdown. What is markdown is
-marked as such, `_Markdown`. The UI reads texts in cells of table artifacts, and descriptions, as markdown as well.
+Names and messages are not trusted: every text on a page is escaped unless its type, `_Markdown`, says that it is
+markdown. The UI also renders cells of table artifacts, and descriptions, as markdown.
 """
 
 import re
@@ -36,9 +36,9 @@ LARGEST_TABLE_ROWS = 5000
 _LARGEST_MARKDOWN_ROWS = 100
 _LARGEST_LIST = 4
 _LARGEST_MESSAGE_CHARACTERS = 100_000
-# what is markup in the middle of a line; also the beginnings of what becomes a link by itself
+# markup in the middle of a line, and the beginnings of text that the UI turns into links
 _MARKUP = re.compile(r"[\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_])|(?<=[a-zA-Z]):(?=//)|(?<=www)\.", re.IGNORECASE)
-# before it, after the number of a list's item, a backslash makes a text of a line
+# markup at the beginning of a line: escaped by a backslash in front of it, or after a list item's number
 _MARKUP_AT_BEGIN = re.compile(r"\A(\d+(?=[.)](?:\s|\Z))|(?=[#+=>-]))")
 
 _VERIFIED = {
@@ -74,7 +74,7 @@ _RETRY = (
 
 
 class _Markdown(str):
-    """A text that is markdown."""
+    """Markdown, not to be escaped."""
 
     __slots__ = ()
 
@@ -374,18 +374,18 @@ def _rest(count: int) -> str:
 
 
 def _as_text(text: str) -> str:
-    """Markdown that shows a text as it is, on one line: no emphasis, no links, no images, no HTML."""
+    """Escape a text for the middle of a markdown line: no emphasis, links, images or HTML."""
     return _MARKUP.sub(r"\\\g<0>", printable(scrubbed(text)))
 
 
 def as_paragraph(text: str) -> str:
-    """The same where a line begins: no heading, no list."""
+    """Escape a text for the beginning of a markdown line: no heading or list either."""
     return _MARKUP_AT_BEGIN.sub(r"\1\\", _as_text(text))
 
 
 def _code(text: str) -> _Markdown:
-    """Markdown that shows a name as code, whatever backticks are in it."""
-    # a table would take the backslash for the escape of the bar
+    """Format a name as markdown code, whatever backticks it contains."""
+    # in a table the backslash would escape the bar
     text = printable(scrubbed(text)).replace("\\|", "\\x7c")
     fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     space = " " if "`" in text or not text.strip() else ""

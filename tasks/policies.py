@@ -41,7 +41,7 @@ RETRIED: dict[str, Any] = UNCACHED | {
 
 
 def ending_with_its_run(work: Callable[Arguments, Value]) -> Callable[Arguments, Value | State[Any]]:
-    """Makes a task that is stopped with its run Cancelled, not Failed."""
+    """Ends a task as Cancelled, not Failed, if it was stopped with its run."""
 
     @wraps(work)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | State[Any]:

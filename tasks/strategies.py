@@ -13,10 +13,10 @@ from tasks.policies import RETRIED
 def merge_strategy(url: str, side: str, checkpoint: str = "") -> Strategy | None:
     """The strategy of one side, "source" or "target", merged if the URL is a directory.
 
-    For an empty URL it is what a checkpoint that reshard made says of itself; None if it says nothing.
+    For an empty URL, the strategy in the records of `checkpoint`, if reshard wrote it; else None.
 
     Raises:
-        StrategyError: it cannot be used.
+        StrategyError: the strategy cannot be used.
         StorageError: the storage failed in a way that may go away.
     """
     return load_strategy(url, checkpoint)

@@ -58,7 +58,7 @@ def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
     with parsing(origin) as parse:
         for location, data in _read_all(files):
             if data not in first_with:
-                parse.take(2 * len(data))  # the layouts that are made of it are no larger
+                parse.take(2 * len(data))  # the layouts built from it take no more
                 first_with[data] = location
         strategies = [_parse(data, location) for data, location in first_with.items()]
     if len(strategies) == 1 and strategies[0].merged:

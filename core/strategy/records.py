@@ -77,10 +77,10 @@ def list_records(strategy: Strategy) -> StrategyRecords:
 
 
 def check_layouts(strategy: Strategy) -> None:
-    """Makes sure that a strategy that does not come from a strategy file could stand in one.
+    """Checks a strategy from another place than a strategy file as strictly as one from a file.
 
     Raises:
-        StrategyError: it could not: numbers are no integers or too large, or a layout is impossible.
+        StrategyError: a number is no integer or too large, or a layout is impossible.
     """
     for stage in strategy.stages:
         counts = stage.stage, stage.device_count
