@@ -55,7 +55,7 @@ def spawned() -> Callable[..., Result]:
 
 @pytest.fixture
 def bounded(reshard: Callable[..., Result], tmp_path: Path) -> Callable[..., Result]:
-    """`reshard`, but what waits for a pipe below `tmp_path` fails after some time."""
+    """`reshard`, failing after some time if it waits for a pipe below `tmp_path`."""
 
     def call(*arguments: object) -> Result:
         results: list[Result] = []
@@ -64,7 +64,7 @@ def bounded(reshard: Callable[..., Result], tmp_path: Path) -> Callable[..., Res
         thread.join(_MOST_SECONDS)
         if thread.is_alive():
             for path in tmp_path.rglob("*"):
-                if path.is_fifo():  # whoever waits for a writer goes on, or the tests would never end
+                if path.is_fifo():  # unblocks a reader that waits for a writer, else the tests would never end
                     os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
             pytest.fail(f"reshard {arguments[0]} did not end")
         [result] = results

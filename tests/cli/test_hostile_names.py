@@ -1,4 +1,4 @@
-"""Files whose names would move a terminal's cursor, forge lines, or hold no text: shown as text, converted as any."""
+"""File names that would move a terminal's cursor, forge lines, or are not text: shown escaped, converted as usual."""
 
 import json
 import os

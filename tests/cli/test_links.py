@@ -1,4 +1,4 @@
-"""Where a target is put together there may be anything: links to checkpoints, and what somebody keeps there, stay."""
+"""Links to checkpoints and foreign files in a target's working directories stay untouched."""
 
 import shutil
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def test_a_link_in_the_working_directory_that_leads_to_a_checkpoint(
 def test_a_link_in_a_finished_target_is_not_mended_through(
     reshard: Callable[..., Any], tmp_path: Path, source: Path, linked: str
 ) -> None:
-    """Another target of the same names, of which the link made the damaged one seem a part."""
+    """Once the link made the damaged file seem a part of another target with the same names."""
     convert(CASE.request(tmp_path / "out", source=str(source)))
     shutil.copytree(tmp_path / "out", tmp_path / "other")
     (tmp_path / "other/rank_0/checkpoint_0.ckpt").write_bytes(b"another model's")
@@ -85,8 +85,10 @@ def test_a_link_in_a_finished_target_is_not_mended_through(
     before = everything(tmp_path / "other")
     shown = reshard("convert", source, tmp_path / "out", *OPTIONS)
     assert shown.code == 2
-    told = f"is a link to {tmp_path}/other/{linked}" if linked == ".reshard" else "does not belong to this checkpoint"
-    assert f"{tmp_path}/out/{linked}: {told}" in shown.err
+    message = (
+        f"is a link to {tmp_path}/other/{linked}" if linked == ".reshard" else "does not belong to this checkpoint"
+    )
+    assert f"{tmp_path}/out/{linked}: {message}" in shown.err
     assert everything(tmp_path / "other") == before
 
 

@@ -1,4 +1,4 @@
-"""Pipes, sockets, directories and links in circles in the place of files, and names that are no text."""
+"""Pipes, sockets, directories and loops of links in place of files, and names that are not text."""
 
 import os
 import shutil
@@ -39,11 +39,11 @@ def converted(tmp_path: Path) -> Path:
 
 
 def replace(path: Path, kind: str) -> str:
-    """Puts something in a file's place; what messages say of it."""
+    """Replaces a file by something of this kind; returns the problem that messages name."""
     path.unlink(missing_ok=True)
-    make, told = KINDS[kind]
+    make, problem = KINDS[kind]
     make(path)
-    return told
+    return problem
 
 
 def convert_again(bounded: Callable[..., Any], out: Path) -> Any:
@@ -56,10 +56,10 @@ def test_a_targets_file_that_was_replaced_is_damaged_and_mended(
     bounded: Callable[..., Any], converted: Path, kind: str, file: str
 ) -> None:
     before = read_tree(converted)
-    told = replace(converted / file, kind)
+    problem = replace(converted / file, kind)
     shown = bounded("verify", converted)
     assert shown.code == 1
-    assert f"{converted}/{file}: cannot read it: {told}" in shown.out
+    assert f"{converted}/{file}: cannot read it: {problem}" in shown.out
     assert convert_again(bounded, converted).code == 0
     assert bounded("verify", converted).code == 0
     assert read_tree(converted) == before
@@ -67,10 +67,10 @@ def test_a_targets_file_that_was_replaced_is_damaged_and_mended(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_manifest_that_was_replaced(bounded: Callable[..., Any], converted: Path, kind: str) -> None:
-    told = replace(converted / ".reshard/manifest.json", kind)
+    problem = replace(converted / ".reshard/manifest.json", kind)
     for shown in (bounded("verify", converted), convert_again(bounded, converted)):
         assert shown.code == 2
-        assert f".reshard/manifest.json: cannot read it: {told}" in shown.err
+        assert f".reshard/manifest.json: cannot read it: {problem}" in shown.err
     assert bounded("convert", CASE.directory / "src", converted, *STRATEGIES, "--overwrite").code == 0
     assert bounded("verify", converted).code == 0
 
@@ -85,10 +85,10 @@ def test_a_unified_targets_file_that_was_replaced_is_mended(
     command = ("convert", CASE.directory / "src", out, *STRATEGIES[:2], *STRATEGIES[4:], *unified)
     assert bounded(*command).code == 0
     before = (out / file).read_bytes()
-    told = replace(out / file, kind)
+    problem = replace(out / file, kind)
     shown = bounded("verify", out)
     assert shown.code == 1
-    assert f"{out}/{file}: cannot read it: {told}" in shown.out
+    assert f"{out}/{file}: cannot read it: {problem}" in shown.out
     assert bounded(*command).code == 0
     assert bounded("verify", out).code == 0
     assert (out / file).read_bytes() == before
@@ -96,10 +96,10 @@ def test_a_unified_targets_file_that_was_replaced_is_mended(
 
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 def test_a_plan_that_was_replaced(bounded: Callable[..., Any], converted: Path, kind: str) -> None:
-    told = replace(converted / ".reshard/plan.json.gz", kind)
+    problem = replace(converted / ".reshard/plan.json.gz", kind)
     shown = bounded("verify", converted, "--level", "content")
     assert shown.code == 2
-    assert f"plan.json.gz: cannot read it: {told}" in shown.err
+    assert f"plan.json.gz: cannot read it: {problem}" in shown.err
 
 
 def test_a_directory_with_somebodys_files_in_the_place_of_a_ranks_file_stays(
@@ -116,11 +116,11 @@ def test_a_directory_with_somebodys_files_in_the_place_of_a_ranks_file_stays(
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"device"}))
 def test_a_key_file_that_is_none(bounded: Callable[..., Any], tmp_path: Path, kind: str) -> None:
-    told = replace(tmp_path / "key", kind)
+    problem = replace(tmp_path / "key", kind)
     key = f"file:{tmp_path}/key"
     shown = bounded("convert", CASE.directory / "src", tmp_path / "out", *STRATEGIES, "--encrypt-key", key)
     assert shown.code == 2
-    assert f"{key}: cannot be read: {told}" in shown.err
+    assert f"{key}: cannot be read: {problem}" in shown.err
 
 
 def test_a_key_without_end_is_not_read(tmp_path: Path) -> None:
@@ -236,10 +236,10 @@ def test_a_name_that_is_not_utf8_in_a_target(bounded: Callable[..., Any], conver
 
 def test_a_record_whose_number_is_a_superscript(bounded: Callable[..., Any], converted: Path) -> None:
     (converted / ".reshard/records/rank_².json").write_text("x")
-    told = f"{converted}/.reshard/records/rank_².json: does not belong to this checkpoint's records"
+    problem = f"{converted}/.reshard/records/rank_².json: does not belong to this checkpoint's records"
     again = convert_again(bounded, converted)
     assert again.code == 2
-    assert told in again.err
+    assert problem in again.err
     shown = bounded("verify", converted)
     assert shown.code == 1
-    assert told in shown.out + shown.err
+    assert problem in shown.out + shown.err

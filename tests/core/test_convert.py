@@ -601,7 +601,7 @@ def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> 
 
 
 def test_a_record_that_names_another_file_is_not_gone_on_from(target: Path) -> None:
-    """A file elsewhere that is as it should be made a rank count as done."""
+    """A correct file elsewhere made a rank count as done."""
     convert(FOUR_TO_THREE.request(target))
     record = target / ".reshard/records/rank_0.json"
     for file in ("rank_0/other.ckpt", f"../{target.name}/rank_0/checkpoint_0.ckpt"):

@@ -1,4 +1,4 @@
-"""A parameter of a dtype that MindSpore's files do not have: it can be left out, and stands in nobody's way."""
+"""Parameters of dtypes that MindSpore's files cannot hold: they can be left out, and do not affect the others."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ HALF = np.arange(8, dtype=np.float32)
 
 @dataclass(frozen=True)
 class Odd:
-    """A dtype as a file spells it, and what eight elements of it take; `item_bytes` if that is a whole number each."""
+    """A dtype as a file spells it, and the size of eight elements; `item_bytes` if each takes whole bytes."""
 
     format: str
     dtype: str
@@ -84,7 +84,7 @@ def file_bytes(odd: Odd) -> bytes:
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Callable[[Odd], dict[str, str]]:
-    """Writes two ranks that have a half each of `w` and of the odd parameter; the options that name them."""
+    """Writes two ranks, each with half of `w` and of the odd parameter; returns the options that name them."""
 
     def write(odd: Odd) -> dict[str, str]:
         for rank in range(2):
@@ -191,13 +191,13 @@ def test_fingerprints_and_diff_take_what_has_whole_elements(
     sides = {"a": given["source"], "strategy_a": given["source_strategy"]}
     both = build_comparison(**sides, b=given["source"], strategy_b=given["source_strategy"])
     if odd.item_bytes not in (1, 2, 4, 8):
-        told = (
+        message = (
             rf"parameter 'odd' \({given['source']}/rank_0/net.{odd.format}\) has dtype {odd.dtype}, which reshard "
             "cannot compare; leave it out: --exclude odd"
         )
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             fingerprint_checkpoint(request)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             compare_checkpoints(both)
     else:
         document = fingerprint_checkpoint(request)

@@ -1,4 +1,4 @@
-"""Work grows no faster than the number of parameters: what is counted is work, since times depend on the machine."""
+"""Work grows no faster than the number of parameters; calls are counted, since times depend on the machine."""
 
 import shutil
 import sys
@@ -23,7 +23,7 @@ from core.strategy.model import StageStrategy, Strategy
 
 FEW, MANY = 150, 300
 MOST_GROWTH = 2.3
-"""Twice as many parameters; what a run does whatever their number makes the ratio smaller."""
+"""Limit for twice as many parameters; constant work makes the ratio smaller."""
 
 
 def growth(work: Callable[[int], int]) -> float:
@@ -39,7 +39,7 @@ class _Calls:
 
 
 def calls_of(arguments: list[str]) -> int:
-    """How many functions a command calls, in all threads."""
+    """Number of function calls of a command, in all threads."""
     calls = _Calls()
     threading.setprofile(calls)
     sys.setprofile(calls)
@@ -70,7 +70,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for count in (FEW, MANY):
         write_source(directory / str(count), count)
         source, whole, strategy = (str(directory / str(count) / name) for name in ("source", "whole", "2.ckpt"))
-        # also imports what is imported when it is needed
+        # also runs lazy imports
         assert run(["convert", source, whole, "--source-strategy", strategy, "--engine", "direct"]) == 0
     yield directory
     shutil.rmtree(directory)

@@ -104,9 +104,9 @@ def test_a_checkpoint_said_to_be_saved_whole_is_cut_from_one_rank(job: Path) -> 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_shapes_that_strategies_tell_decide_for_slices(job: Path, side: str) -> None:
     ranks = 4 if side == "source" else 2
-    told = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=(8, 32, 16))
+    declared = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=(8, 32, 16))
     other = dataclasses.replace(ATTENTION, device_matrix=(ranks,), tensor_shape=(32, 32))
-    named = strategy(job / "told.json", told, other)
+    named = strategy(job / "declared.json", declared, other)
     assert run(job, **{f"{side}_strategy": named}).committed
     assert shapes_in(job / "out") == [(4, 32, 16)] * 2
 
@@ -114,21 +114,21 @@ def test_shapes_that_strategies_tell_decide_for_slices(job: Path, side: str) -> 
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_shapes_that_strategies_tell_decide_for_whole_tensors(job: Path, side: str) -> None:
     ranks = 4 if side == "source" else 2
-    told = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=(2, 32, 16))
+    declared = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=(2, 32, 16))
     other = dataclasses.replace(ATTENTION, device_matrix=(ranks,), tensor_shape=(32, 32))
-    named = strategy(job / "told.json", told, other)
+    named = strategy(job / "declared.json", declared, other)
     assert run(job, **{f"{side}_strategy": named}).committed
     assert shapes_in(job / "out") == [(1, 32, 16)] * 2
 
 
 def test_known_shapes_contradict_the_request(job: Path) -> None:
-    told = dataclasses.replace(EXPERTS, tensor_shape=(2, 32, 16))
-    whole = strategy(job / "whole.json", told, dataclasses.replace(ATTENTION, tensor_shape=(32, 32)))
+    declared = dataclasses.replace(EXPERTS, tensor_shape=(2, 32, 16))
+    whole = strategy(job / "whole.json", declared, dataclasses.replace(ATTENTION, tensor_shape=(32, 32)))
     shards = r"'experts': its shards of shape \[2, 32, 16\] make a whole of"
     with pytest.raises(PlanError, match=rf"{shards} \[8, 32, 16\], .* \[2, 32, 16\]: ranks hold whole tensors"):
         run(job, source_strategy=whole, integrated_save="no")
-    told = dataclasses.replace(EXPERTS, tensor_shape=(8, 32, 16))
-    slices = strategy(job / "slices.json", told, dataclasses.replace(ATTENTION, tensor_shape=(32, 32)))
+    declared = dataclasses.replace(EXPERTS, tensor_shape=(8, 32, 16))
+    slices = strategy(job / "slices.json", declared, dataclasses.replace(ATTENTION, tensor_shape=(32, 32)))
     with pytest.raises(PlanError, match=rf"{shards} \[2, 32, 16\], .* \[8, 32, 16\]: ranks hold slices"):
         run(job, source_strategy=slices, integrated_save="yes")
 

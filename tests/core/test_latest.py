@@ -141,7 +141,7 @@ def test_what_is_gone_of_a_converted_step_does_not_matter(source: Path, target: 
     assert taken(convert_latest(latest_request(source, target))) == ("nothing new", "1_9")
 
 
-def test_a_file_that_was_touched_since_its_step_was_converted_is_told(source: Path, target: Path) -> None:
+def test_a_file_that_was_touched_since_its_step_was_converted_is_refused(source: Path, target: Path) -> None:
     save_step(source, "1_9")
     convert_latest(latest_request(source, target))
     assert taken(convert_latest(latest_request(source, target))) == ("nothing new", "1_9")

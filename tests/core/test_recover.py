@@ -680,7 +680,7 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
 
 
 def test_that_ranks_were_saved_whole_is_part_of_the_advice(tmp_path: Path) -> None:
-    """No shape tells it: by the strategy alone a slice would be lost."""
+    """No shape shows it: by the strategy alone a slice would be lost."""
     for rank in (0, 2):
         path = tmp_path / f"src/rank_{rank}/net-1_1.ckpt"
         path.parent.mkdir(parents=True)

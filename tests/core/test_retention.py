@@ -299,7 +299,7 @@ def test_links_to_elsewhere_are_not_followed(linked: str, tmp_path: Path) -> Non
 
 
 def test_a_link_to_a_conversions_state_is_not_followed(tmp_path: Path) -> None:
-    """Of one whose files are gone there is nothing else by which it could be told."""
+    """Without its rank files, only its state identifies a conversion."""
     conversion(tmp_path / "out", "1_0", 0)
     conversion(tmp_path / "out", "1_1", 1)
     state = tmp_path / "out/1_0/.reshard"

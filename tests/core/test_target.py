@@ -319,7 +319,7 @@ def test_source_and_target_apart(source: str, final: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("final", "told"),
+    ("final", "message"),
     [
         ("/a/ckpt_3", r"the source /a/ckpt_\{rank\}/net\{rank\}-10_5.ckpt lies inside it"),
         ("/a", "lies inside it"),
@@ -330,8 +330,8 @@ def test_source_and_target_apart(source: str, final: str) -> None:
         ("/a/ckpt_3/net3-10_5.ckpt/out", "lies inside the source"),
     ],
 )
-def test_a_target_that_the_pattern_of_the_source_takes(final: str, told: str) -> None:
-    with pytest.raises(TargetError, match=told):
+def test_a_target_that_the_pattern_of_the_source_takes(final: str, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
         check_apart(parse_url("/a/ckpt_{rank}/net{rank}-10_5.ckpt"), parse_url(final))
 
 

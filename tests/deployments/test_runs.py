@@ -64,13 +64,13 @@ def _check_quiet(server: PrefectServer, run_id: UUID) -> None:
     """The log has a line for each rank and phase, and of Prefect's own hardly any."""
     wanted = {(rank, phase) for rank in range(4) for phase in ("written", "checked")}
 
-    def all_told() -> list[Log]:
+    def all_logged() -> list[Log]:
         logs = logs_of(server, run_id)
         found = [re.search(r"Completed\('rank (\d): (.*)'", log.message) for log in logs]
         there = {(int(each[1]), "checked" if "read back" in each[2] else "written") for each in found if each}
         return logs if there == wanted else []
 
-    logs = until(all_told, "not a line for each rank and phase", 20)
+    logs = until(all_logged, "not a line for each rank and phase", 20)
     assert not [log.message for log in logs if log.level > logging.INFO]
     assert len(logs) < 24, [log.message for log in logs]
 

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.slow
 
 LIMIT_BYTES = 4 << 30
 DEFAULT_BYTES = 2 << 30
-"""What metadata may take by default."""
+"""Default memory limit of metadata."""
 REFUSED_BYTES = 700 << 20
-"""Peak of a process that refuses a file by its tokens: the file, unpacked, and the program."""
+"""Peak memory of a process that refuses a file by its tokens: the unpacked file and the program."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def test_a_plan_of_600_kb_that_unpacks_to_97_mb_of_lists_is_refused_before_it_is
 
 
 def hostile_record(directory: Path) -> None:
-    """The manifest of a target, one member of which nobody knows, a million times."""
+    """A target's manifest with an unknown member, a million times."""
     members = ",".join(f'"{number:x}":0' for number in range(2_000_000))
     (directory / ".reshard").mkdir(parents=True)
     (directory / ".reshard" / "manifest.json").write_text(f"{{{members}}}")

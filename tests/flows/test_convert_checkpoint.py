@@ -85,7 +85,7 @@ def test_converts_what_it_made_by_the_strategy_that_it_was_made_by(target: Path,
     assert any("its strategy is its own" in note for note in report.notes)
 
 
-def test_an_occupied_target_is_told_before_anything_is_read(target: Path) -> None:
+def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> None:
     (target / "rank_0").mkdir(parents=True)
     run = converted(FOUR_TO_THREE.request(target, source="/nowhere", source_strategy="/nowhere"))
     assert run.state.message == f"{target}: is not empty. Name another target, or pass --overwrite to replace it"

@@ -1,4 +1,4 @@
-"""What Prefect logs of runs and tasks, as reshard leaves it."""
+"""Prefect's log lines of runs and tasks after reshard's filter."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Storages that cannot be used as they are named: told before anything is read, at once, and as a wrong input."""
+"""Storages that are unusable as named: refused at once as a wrong input, before anything is read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,7 @@ Way = Callable[[str, str], list[str]]
 
 
 def refused(capfd: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """The only line that tells what is wrong."""
+    """The error's only line."""
     capfd.readouterr()
     code = run(arguments)
     out, err = capfd.readouterr()
@@ -60,9 +60,9 @@ def test_a_target_without_credentials(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     forget_connections()
-    told = refused(capfd, way(str(tmp_path / "nowhere"), store.url("out")))
-    assert store.url("out") in told
-    assert ("OBS" if store.protocol == "obs" else "AWS") + "_ACCESS_KEY" in told
+    line = refused(capfd, way(str(tmp_path / "nowhere"), store.url("out")))
+    assert store.url("out") in line
+    assert ("OBS" if store.protocol == "obs" else "AWS") + "_ACCESS_KEY" in line
     assert store.proxy.exchanges() == []
 
 
@@ -71,13 +71,13 @@ def test_an_occupied_target(store: Store, capfd: pytest.CaptureFixture[str], way
     if way is WAYS["latest"]:
         pytest.skip("a directory of steps may hold others' directories")
     store.add(CASE / "src", "out")
-    told = refused(capfd, way(store.url("nowhere"), store.url("out")))
-    assert told.startswith(f"{store.url('out')}: is not empty. Name another")
+    line = refused(capfd, way(store.url("nowhere"), store.url("out")))
+    assert line.startswith(f"{store.url('out')}: is not empty. Name another")
     assert not [exchange for exchange in store.proxy.exchanges() if "/nowhere" in exchange.call.key]
 
 
 def test_a_bucket_that_is_taken_away_is_not_asked_for_again(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
     source = store.url("src").replace(BUCKET, "no-such-bucket")
-    told = refused(capfd, ["fingerprint", source])
+    line = refused(capfd, ["fingerprint", source])
     file = f"{source}/.reshard/manifest.json"  # which may tell the source's strategy
-    assert told == f"{file}: cannot read it: there is no bucket 'no-such-bucket': create it, or name another"
+    assert line == f"{file}: cannot read it: there is no bucket 'no-such-bucket': create it, or name another"

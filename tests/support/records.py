@@ -1,4 +1,4 @@
-"""Records beside a target that somebody changed consistently: with the digest that they then have to end in."""
+"""Changes records beside a target consistently: with the matching digest."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from core.checkpoint.digested import with_digest
 
 
 def as_record(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a record's or a manifest's file with these fields."""
+    """Bytes of a record or manifest with these fields."""
     return with_digest(json.dumps({name: value for name, value in fields.items() if name != "digest"}).encode())
 
 

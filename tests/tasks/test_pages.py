@@ -204,7 +204,7 @@ HOSTILE = "a\x1b[2J\n![x](http://evil)|<b>_x_ **y** `z` [l](http://evil) &lt; <h
 
 
 def is_shown(page: str) -> str:
-    """The text that a reader sees of a page, which has no links, no pictures, no HTML of others."""
+    """The text that a page shows; checks that it has no foreign links, images or HTML."""
     html = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(page)
     assert not re.findall(r"<(a|img|b|em|h1|del)\b(?! id)", html.replace("<h1>", "", 1)), html
     assert not re.findall(r"(?<!\\)http:(?!\\)//", re.sub(r"(`+).*?\1", "", page, flags=re.DOTALL)), page

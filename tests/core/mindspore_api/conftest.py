@@ -1,4 +1,4 @@
-"""No message that a function of the API raises or warns with may name an option of the command."""
+"""Checks that no error or warning of the API names an option of the command."""
 
 import functools
 import re

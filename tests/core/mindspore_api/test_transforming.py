@@ -211,7 +211,7 @@ def test_a_run_that_was_interrupted_leaves_nothing_in_the_way(rows: Path) -> Non
 
 
 def test_a_link_in_the_place_of_the_working_directory(rows: Path) -> None:
-    """What it led to was replaced."""
+    """Once the link's target was replaced."""
     (rows / "precious/rank_0").mkdir(parents=True)
     (rows / "precious/rank_0/net_0.ckpt").write_text("mine")
     (rows / "out").mkdir()

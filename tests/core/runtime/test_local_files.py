@@ -1,4 +1,4 @@
-"""Only regular files are opened, and nothing is waited for."""
+"""Only regular files are opened, without waiting."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""How much memory parsing takes is known before it is parsed, and bounded for all threads together."""
+"""The memory for parsing is estimated before parsing, and bounded for all threads together."""
 
 import json
 import threading

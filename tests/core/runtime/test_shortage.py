@@ -1,4 +1,4 @@
-"""Errors of memory that ran out are one message, whatever raised them."""
+"""Out-of-memory errors become one message, whatever raised them."""
 
 import errno
 

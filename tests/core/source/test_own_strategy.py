@@ -1,4 +1,4 @@
-"""Checkpoints that reshard converted are read without naming their strategy, if their records are to be believed."""
+"""Checkpoints that reshard converted are read without naming their strategy, if their records are consistent."""
 
 import gzip
 import json
@@ -170,7 +170,7 @@ def test_a_plain_plan_beside_encrypted_files_is_not_believed(tmp_path: Path, mon
         whole(made, tmp_path / "whole", decrypt_key="env:RESHARD_KEY")
 
 
-# ---- records that are not to be believed ----
+# ---- inconsistent records ----
 
 
 def replaced(made: Path) -> None:
@@ -186,15 +186,15 @@ def one_newer(made: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (replaced, "rank_1/checkpoint_1.ckpt has [0-9]+ bytes, manifest.json says [0-9]+"),
         (one_newer, "is not the file that manifest.json has for the rank, rank_0/checkpoint_0.ckpt"),
     ],
 )
-def test_files_that_were_replaced(made: Path, tmp_path: Path, harm: Callable[[Path], None], told: str) -> None:
+def test_files_that_were_replaced(made: Path, tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
     harm(made)
-    with pytest.raises(StrategyError, match=told) as caught:
+    with pytest.raises(StrategyError, match=message) as caught:
         whole(made, tmp_path / "whole")
     assert "was converted by reshard, but changed since" in str(caught.value)
     assert str(caught.value).endswith("Name their strategy with --source-strategy")
@@ -207,7 +207,7 @@ def test_files_that_were_replaced(made: Path, tmp_path: Path, harm: Callable[[Pa
 
 
 def test_a_part_of_the_ranks_that_was_copied(made: Path, tmp_path: Path) -> None:
-    """It would be taken for one rank that holds everything."""
+    """A single copied rank would pass for one rank that holds everything."""
     for rank in (1, 2):
         shutil.rmtree(made / f"rank_{rank}")
     with pytest.raises(ReshardError, match="has 1 rank, but the source strategy has 3 ranks; missing|missing: rank_1"):
@@ -247,7 +247,7 @@ def layout_of(strategy: dict[str, Any], place: int, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (garbage, "not a readable plan"),
         (of_another_plan, "it is not the plan that the manifest beside it was written for"),
@@ -271,9 +271,9 @@ def layout_of(strategy: dict[str, Any], place: int, value: object) -> None:
         ),
     ],
 )
-def test_records_that_cannot_be_used(made: Path, tmp_path: Path, harm: Callable[[Path], None], told: str) -> None:
+def test_records_that_cannot_be_used(made: Path, tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
     harm(made)
-    with pytest.raises(StrategyError, match=told) as caught:
+    with pytest.raises(StrategyError, match=message) as caught:
         whole(made, tmp_path / "whole")
     assert str(caught.value).startswith(f"{made}: its records tell its strategy, but cannot be used: ")
     assert "Name the strategy with --source-strategy, or, if it needs none, move .reshard away" in str(caught.value)
@@ -282,7 +282,7 @@ def test_records_that_cannot_be_used(made: Path, tmp_path: Path, harm: Callable[
     assert [note for note in report.notes if note.startswith("the source's own records were not looked at: ")]
 
 
-# ---- another one is named ----
+# ---- another strategy is named ----
 
 
 def test_a_named_strategy_that_contradicts_the_own_one(made: Path, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_nothing_is_written_or_removed_through_a_link(tmp_path: Path) -> None:
 
 
 def test_a_device_is_not_copied(tmp_path: Path) -> None:
-    """It has no end, and would fill the target."""
+    """A device has no end, and would fill the target."""
     (tmp_path / "a").symlink_to("/dev/zero")
     with pytest.raises(StorageError, match="b: cannot copy .*: a device, not a regular file"):
         copy_file(Location(parse_url("/").fs, str(tmp_path / "a")), parse_url(str(tmp_path / "b")))
@@ -302,7 +302,7 @@ def test_a_device_is_not_copied(tmp_path: Path) -> None:
 
 
 class UnclosableFile(io.FileIO):
-    """A file on a network that fails when it is closed, which is when some tell that writing failed."""
+    """A network file that fails on close, when some file systems report failed writes."""
 
     def close(self) -> None:
         is_open = not self.closed

@@ -1,4 +1,4 @@
-"""What may be cleared away is what conversions wrote: all else is refused, by name, and stays."""
+"""Only files that conversions wrote may be removed: any other is refused by name, and stays."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Each byte beside a finished conversion counts, not only its files': `verify` finds whatever was changed there."""
+"""`verify` finds any changed byte beside a finished conversion, not only in its files."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def encrypted(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def is_found(target: Path) -> bool:
-    """Whether a check, of the quickest kind, finds anything wrong."""
+    """Whether a check at the quickest level finds a problem."""
     try:
         return bool(verify_target(str(target), VerifyLevel.STRUCTURE).problems)
     except InputError:
@@ -77,7 +77,7 @@ def state_files(target: Path) -> list[Path]:
 
 
 def check_changes_are_found(target: Path, every: int) -> None:
-    """Flips a bit of every so-manieth byte of each file; of some it removes, doubles and moves the byte."""
+    """Flips a bit in one of `every` bytes of each file; also removes, doubles and moves some of them."""
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
     bits = np.random.default_rng(0)
     for path in state_files(target):
