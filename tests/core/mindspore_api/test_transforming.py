@@ -102,7 +102,7 @@ def test_ranks_that_were_saved_whole_are_taken_for_slices_with_a_warning(rows: P
     for rank in range(2):
         write_rank(rows / "src", rank, {"w": tensor(VALUES)})
     message = (
-        r"ranks hold the same where the strategy .*\n.*'w' is the same on rank_0, rank_1, [^-]*The strategy is followed"
+        r"ranks hold the same where the strategy .*: 'w' is the same on rank_0, rank_1, [^-]*The strategy is followed"
     )
     with pytest.warns(UserWarning, match=message) as caught:
         transform(rows, dst_strategy_file=None)
