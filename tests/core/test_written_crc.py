@@ -115,7 +115,7 @@ def test_with_and_without_are_different_plans(tmp_path: Path) -> None:
 
 class TestStoragesThatOnlyTakeFilesFrontToBack:
     def test_the_beginning_cannot_be_rewritten(self) -> None:
-        message = "memory://crc/out: the CRC of a .safetensors file stands at its beginning and is known at its end"
+        message = "memory://crc/out: the CRC of a .safetensors file is at its beginning and is known only at its end"
         with pytest.raises(TargetError, match=message):
             convert(CASE.request("memory://crc/out", format="safetensors", write_crc=True))
         assert not fsspec.filesystem("memory").exists("/crc")
