@@ -127,7 +127,7 @@ def _contradiction(
 
 
 def _lines(details: Sequence[str]) -> str:
-    return "".join(f"\n  {line}" for line in listed(details, "\n").splitlines()) + "\n"
+    return "\n  " + listed(details, "\n  ") + "\n"
 
 
 def _contents(

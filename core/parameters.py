@@ -293,15 +293,19 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None
     Raises:
         PlanError: it would; names each parameter, and a file that holds it.
     """
-    dtypes = {source.name: source.dtype for source in distinct_sources(match.moved)}
-    dtypes |= {carried.source_name: carried.dtype for carried in match.carried}
     problems = [
         f"parameter {name!r} has dtype {dtype}, which reshard cannot convert; leave it out: --exclude {name} "
         f"(it is in {holding_file(catalog, name)})"
-        for name, dtype in dtypes.items()
-        if dtype.is_foreign
+        for name, dtype in foreign_parameters(match).items()
     ]
     _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
+
+
+def foreign_parameters(match: ParameterMatch) -> dict[str, DType]:
+    """The source parameters that the target gets and whose dtypes cannot be converted, with these."""
+    dtypes = {source.name: source.dtype for source in distinct_sources(match.moved)}
+    dtypes |= {carried.source_name: carried.dtype for carried in match.carried}
+    return {name: dtype for name, dtype in dtypes.items() if dtype.is_foreign}
 
 
 def holding_file(catalog: CheckpointCatalog, name: str) -> str:

@@ -20,8 +20,7 @@ from core.effects import (
 from core.parameters import CarriedParameter
 from core.plan import ConversionPlan
 from core.request import VerifyLevel
-from core.runtime.texts import utf8_text
-from core.wording import counted
+from core.wording import counted, utf8_text
 
 
 class Summary(BaseModel):

@@ -27,7 +27,6 @@ from core.errors import InputError, StorageError, TargetBusyError, TargetError
 from core.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
 from core.progress import current_progress
 from core.request import VerifyLevel
-from core.runtime.texts import utf8_text
 from core.storage.claims import check_claim
 from core.storage.failures import mapped_errors
 from core.storage.files import (
@@ -57,6 +56,7 @@ from core.storage.urls import Location
 from core.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest, record_digest
 from core.unified_index import index_problem
 from core.verify import verify_rank
+from core.wording import utf8_text
 
 _LARGEST_MANIFEST_BYTES = 2**28
 

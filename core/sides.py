@@ -36,14 +36,13 @@ from core.recipes import excluded_names
 from core.request import ConversionRequest
 from core.resources import resources_of
 from core.retry import with_retries
-from core.runtime.texts import utf8_text
 from core.shared import WholeReader
 from core.slices import Shape, TensorSlice, contiguous_boxes
 from core.storage.urls import parse_url
 from core.tallies import Contents, Tallies
 from core.threads import in_threads
 from core.unified_source import strategy_of
-from core.wording import printable
+from core.wording import printable, utf8_text
 
 WORKER_BYTES = 32 * 2**20
 """What the buffers of one worker take at most: of a remote file, half of it is under way."""

@@ -38,7 +38,6 @@ from core.request import (
     mode_with_key,
     without_credentials,
 )
-from core.runtime.texts import utf8_text
 from core.slices import Shape
 from core.source_comparison import SourceComparison
 from core.storage.files import SourceFile, exists, has_no_file
@@ -50,6 +49,7 @@ from core.target import Workspace, read_manifest, record_digest
 from core.threads import in_threads
 from core.unified_index import index_problem, places_problem
 from core.verification.state import UNDIGESTED, state_problems
+from core.wording import utf8_text
 
 _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20

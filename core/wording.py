@@ -54,6 +54,11 @@ def _printable_character(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
+def utf8_text(text: str) -> str:
+    """Escape what UTF-8 cannot hold, for documents and databases, where `printable` would change more than that."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def html_text(text: str) -> str:
     """Escape a text for HTML or SVG; printable, never markup."""
     return escape(printable(text))

@@ -23,7 +23,7 @@ from core.errors import CatalogError, CheckpointError, InputError, PlanError
 from core.held import held_by_stages, names_in_order, unheld_names
 from core.mindspore_api.needed_ranks import needed_of_all
 from core.mindspore_api.rank_files import check_not_encrypted, with_last_files
-from core.parameters import distinct_sources, match_parameters
+from core.parameters import foreign_parameters, match_parameters
 from core.plan import ConversionPlan, PlanInputs, build_plan
 from core.presets import is_training_state
 from core.strategy.model import Strategy
@@ -217,9 +217,7 @@ def _check_something_moves(plan: ConversionPlan) -> None:
 
 
 def _check_dtypes(plan: ConversionPlan) -> None:
-    dtypes = {source.name: source.dtype for source in distinct_sources(plan.match.moved)}
-    dtypes |= {carried.name: carried.dtype for carried in plan.match.carried}
-    foreign = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype.is_foreign]
+    foreign = [f"{name} ({dtype})" for name, dtype in foreign_parameters(plan.match).items()]
     if foreign:
         raise CheckpointError(
             f"{plan.inputs.catalog.url}: has parameters of dtypes that MindSpore does not know: {_names(foreign)}"

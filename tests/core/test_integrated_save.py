@@ -102,23 +102,14 @@ def test_a_checkpoint_said_to_be_saved_whole_is_cut_from_one_rank(job: Path) -> 
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_shapes_that_strategies_tell_decide_for_slices(job: Path, side: str) -> None:
+@pytest.mark.parametrize(("whole", "shard"), [((8, 32, 16), (4, 32, 16)), ((2, 32, 16), (1, 32, 16))])
+def test_shapes_in_strategies_decide(job: Path, side: str, whole: tuple[int, ...], shard: tuple[int, ...]) -> None:
     ranks = 4 if side == "source" else 2
-    declared = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=(8, 32, 16))
+    declared = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=whole)
     other = dataclasses.replace(ATTENTION, device_matrix=(ranks,), tensor_shape=(32, 32))
     named = strategy(job / "declared.json", declared, other)
     assert run(job, **{f"{side}_strategy": named}).committed
-    assert shapes_in(job / "out") == [(4, 32, 16)] * 2
-
-
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_shapes_that_strategies_tell_decide_for_whole_tensors(job: Path, side: str) -> None:
-    ranks = 4 if side == "source" else 2
-    declared = dataclasses.replace(EXPERTS, device_matrix=(ranks,), tensor_shape=(2, 32, 16))
-    other = dataclasses.replace(ATTENTION, device_matrix=(ranks,), tensor_shape=(32, 32))
-    named = strategy(job / "declared.json", declared, other)
-    assert run(job, **{f"{side}_strategy": named}).committed
-    assert shapes_in(job / "out") == [(1, 32, 16)] * 2
+    assert shapes_in(job / "out") == [shard] * 2
 
 
 def test_known_shapes_contradict_the_request(job: Path) -> None:
