@@ -15,10 +15,10 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from core.dtypes import dtype_from_name
-from core.layout import ParameterLayout
-from core.slices import Shape, TensorSlice
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.layout import ParameterLayout
+from reshard.core.slices import Shape, TensorSlice
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 
 FLOAT = dtype_from_name("Float32")
 _POOL_LENGTH = 2**24 - 3

@@ -21,9 +21,9 @@ from prefect.events.worker import EventsWorker
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import write_checkpoint, write_strategies
 from benchmarks.models import cut_by, matrices
-from core.checkpoint.model import CheckpointFormat
-from core.request import ConversionRequest
-from flows.convert_checkpoint import convert_checkpoint
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.request import ConversionRequest
+from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.support.dask_processes import dask_processes
 
 KINDS = ("threads", "local", "cluster")

@@ -10,12 +10,12 @@ import sys
 import time
 
 from benchmarks.models import FLOAT
-from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.layout import ParameterLayout
-from core.plan import PlanInputs, build_plan
-from core.slices import Shape
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.layout import ParameterLayout
+from reshard.core.plan import PlanInputs, build_plan
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import StageStrategy, Strategy
 
 _SOURCE_RANKS = 4096
 _TARGET_RANKS = 3072

@@ -4,21 +4,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import CONVERTING, GroupedCommand, conversion_options
-from cli.output import (
+from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
+from reshard.cli.output import (
     print_facts,
     print_json,
     print_table,
     wants_table,
 )
-from cli.progress import shown_progress
-from cli.storages import check_output, resources_named_in
-from core.errors import InputError
-from core.request import ConversionRequest, VerifyLevel, build_request
-from core.wording import counted, ranks_text, seconds_text, size_text
+from reshard.cli.progress import shown_progress
+from reshard.cli.storages import check_output, resources_named_in
+from reshard.core.errors import InputError
+from reshard.core.request import ConversionRequest, VerifyLevel, build_request
+from reshard.core.wording import counted, ranks_text, seconds_text, size_text
 
 if TYPE_CHECKING:
-    from core.report import ConversionReport
+    from reshard.core.report import ConversionReport
 
 _MOST_NOTED = 20
 
@@ -68,12 +68,12 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         _check_direct(request)
     with shown_progress("converting") as progress:
         if engine == "direct":
-            from core.convert import convert
+            from reshard.core.convert import convert
 
             with resources_named_in(request):
                 report = convert(request, progress)
         else:
-            from flows.local import run_locally
+            from reshard.flows.local import run_locally
 
             report = run_locally(request, progress)
     if as_json:
@@ -95,10 +95,10 @@ def _check_direct(request: ConversionRequest) -> None:
 
 
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
-    from cli.plan import print_plan
-    from core.convert import describe_plan
-    from core.storage.urls import parse_url
-    from core.target import Target
+    from reshard.cli.plan import print_plan
+    from reshard.core.convert import describe_plan
+    from reshard.core.storage.urls import parse_url
+    from reshard.core.target import Target
 
     plan, summary = describe_plan(request)
     Target(parse_url(request.target), plan, request.overwrite).check_usable()
@@ -110,7 +110,7 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport") -> None:
     """Prints what a conversion did."""
-    from core.report import stand_ins_text, worlds_text
+    from reshard.core.report import stand_ins_text, worlds_text
 
     step = f", step {report.step}" if report.step else ""
     worlds = worlds_text(report)
@@ -160,7 +160,7 @@ def _verified_text(report: "ConversionReport") -> str:
 
 
 def _print_ranks(report: "ConversionReport") -> None:
-    from core.report import RANK
+    from reshard.core.report import RANK
 
     print_table(
         ("rank" if report.target_kind == RANK else "number", "file", "size", "how", "read", "source ranks", "seconds"),

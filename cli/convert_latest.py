@@ -4,17 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.convert import print_report
-from cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
-from cli.output import print_facts, print_json
-from cli.progress import shown_progress
-from cli.storages import check_output, resources_named_in
-from core.latest_request import LatestConversionRequest
-from core.request import build_options
-from core.wording import counted
+from reshard.cli.convert import print_report
+from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
+from reshard.cli.output import print_facts, print_json
+from reshard.cli.progress import shown_progress
+from reshard.cli.storages import check_output, resources_named_in
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.request import build_options
+from reshard.core.wording import counted
 
 if TYPE_CHECKING:
-    from core.latest import LatestReport
+    from reshard.core.latest import LatestReport
 
 
 @click.command("convert-latest", cls=GroupedCommand)
@@ -37,7 +37,7 @@ def command(source: str, target: str, as_json: bool, **options: Any) -> None:
       every ten minutes, keeping the five newest:
         */10 * * * *  reshard convert-latest ckpt converted --source-strategy strategy --keep-checkpoint-max 5
     """
-    from core.latest import convert_latest
+    from reshard.core.latest import convert_latest
 
     request = build_options(LatestConversionRequest, source=source, target=target, **options)
     check_output(request.target)

@@ -2,7 +2,7 @@
 
 import click
 
-from cli.output import print_line
+from reshard.cli.output import print_line
 
 
 @click.command("deploy")
@@ -23,8 +23,8 @@ def command() -> None:
     """
     from prefect import settings
 
-    from deployments.deploy import deploy
-    from deployments.described import configured_server, read_descriptions
+    from reshard.deployments.deploy import deploy
+    from reshard.deployments.described import configured_server, read_descriptions
 
     descriptions = read_descriptions()
     with configured_server() as client:

@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import conversion_options
-from cli.output import print_json, print_line
-from cli.progress import shown_progress
-from cli.storages import resolvers_for
-from core.request import NOWHERE, build_request
-from core.wording import counted, printable, size_text
+from reshard.cli.options import conversion_options
+from reshard.cli.output import print_json, print_line
+from reshard.cli.progress import shown_progress
+from reshard.cli.storages import resolvers_for
+from reshard.core.request import NOWHERE, build_request
+from reshard.core.wording import counted, printable, size_text
 
 if TYPE_CHECKING:
-    from core.model_fingerprint import ModelFingerprint
+    from reshard.core.model_fingerprint import ModelFingerprint
 
 _OPTIONS = (
     *("source_strategy", "integrated_save", "step", "source_prefix", "select", "include", "exclude"),
@@ -40,7 +40,7 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
       reshard fingerprint ckpt --source-strategy strategy --json > here.json
     """
     request = build_request(source=checkpoint, target=NOWHERE, check_crc=False, **options)
-    from core.compare import fingerprint_checkpoint
+    from reshard.core.compare import fingerprint_checkpoint
 
     with shown_progress("reading") as progress:
         document = fingerprint_checkpoint(request, progress, resolvers_for(request.source_storage, request.decrypt_key))

@@ -2,8 +2,8 @@
 
 import click
 
-from cli.output import print_json
-from cli.storages import key_named, key_options, storage_named, storage_option
+from reshard.cli.output import print_json
+from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 
 
 @click.command("inspect")
@@ -25,7 +25,7 @@ def command(what: str, decrypt_key: str, decrypt_mode: str, storage: str, as_jso
       reshard inspect checkpoint
       reshard inspect strategy/strategy_0.ckpt --json
     """
-    from cli.contents import describe, print_description
+    from reshard.cli.contents import describe, print_description
 
     with storage_named(storage, what), key_named(decrypt_key, decrypt_mode):
         description = describe(what)

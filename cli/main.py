@@ -13,30 +13,30 @@ from typing import cast
 
 import click
 
-from cli.output import print_error, print_line
-from core.errors import InputError, ReshardError, VerificationError
-from core.garbage import rare_collections
-from core.runtime.shortage import naming_shortage
-from core.secrets import scrubbed
-from core.wording import printable_lines
+from reshard.cli.output import print_error, print_line
+from reshard.core.errors import InputError, ReshardError, VerificationError
+from reshard.core.garbage import rare_collections
+from reshard.core.runtime.shortage import naming_shortage
+from reshard.core.secrets import scrubbed
+from reshard.core.wording import printable_lines
 
 NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141
 
 _COMMANDS = {
-    "convert": ("cli.convert", "Convert a checkpoint to another sharding strategy."),
-    "convert-latest": ("cli.convert_latest", "Convert the newest step that training has saved completely."),
-    "plan": ("cli.plan", "Show what a conversion would read and write."),
-    "recover": ("cli.recover", "Tell whether a damaged checkpoint can be recovered."),
-    "doctor": ("cli.doctor", "Tell whether a strategy belongs to a checkpoint."),
-    "verify": ("cli.verify", "Check a converted checkpoint."),
-    "diff": ("cli.diff", "Tell whether two checkpoints are the same model."),
-    "fingerprint": ("cli.fingerprint", "Fingerprint parameters, to compare them elsewhere."),
-    "join-parts": ("cli.join_parts", "Join stages converted one by one to one checkpoint."),
-    "merge-strategy": ("cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
-    "make-strategy": ("cli.make_strategy", "Make a strategy for other numbers of devices."),
-    "inspect": ("cli.inspect", "Show what is in a checkpoint or a strategy."),
-    "deploy": ("cli.deploy", "Make the deployments on a Prefect server, for workers."),
-    "serve": ("cli.serve", "Serve them from this process, without a worker."),
+    "convert": ("reshard.cli.convert", "Convert a checkpoint to another sharding strategy."),
+    "convert-latest": ("reshard.cli.convert_latest", "Convert the newest step that training has saved completely."),
+    "plan": ("reshard.cli.plan", "Show what a conversion would read and write."),
+    "recover": ("reshard.cli.recover", "Tell whether a damaged checkpoint can be recovered."),
+    "doctor": ("reshard.cli.doctor", "Tell whether a strategy belongs to a checkpoint."),
+    "verify": ("reshard.cli.verify", "Check a converted checkpoint."),
+    "diff": ("reshard.cli.diff", "Tell whether two checkpoints are the same model."),
+    "fingerprint": ("reshard.cli.fingerprint", "Fingerprint parameters, to compare them elsewhere."),
+    "join-parts": ("reshard.cli.join_parts", "Join stages converted one by one to one checkpoint."),
+    "merge-strategy": ("reshard.cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
+    "make-strategy": ("reshard.cli.make_strategy", "Make a strategy for other numbers of devices."),
+    "inspect": ("reshard.cli.inspect", "Show what is in a checkpoint or a strategy."),
+    "deploy": ("reshard.cli.deploy", "Make the deployments on a Prefect server, for workers."),
+    "serve": ("reshard.cli.serve", "Serve them from this process, without a worker."),
 }
 """Command -> the module whose `command` it is, and what it does in one line."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.request import ConversionRequest
+from reshard.core.request import ConversionRequest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.secrets import scrubbed
-from core.wording import printable, printable_lines
+from reshard.core.secrets import scrubbed
+from reshard.core.wording import printable, printable_lines
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

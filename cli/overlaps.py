@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from cli.output import print_facts, print_line, print_table
-from core.overlaps import ParameterOverlaps, TargetCell
-from core.wording import counted, ranks_text, size_text
+from reshard.cli.output import print_facts, print_line, print_table
+from reshard.core.overlaps import ParameterOverlaps, TargetCell
+from reshard.core.wording import counted, ranks_text, size_text
 
 
 def describe_overlaps(overlaps: ParameterOverlaps) -> dict[str, Any]:

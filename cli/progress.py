@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from cli.output import print_lines
-from core.progress import Progress
-from core.wording import seconds_text, size_text
+from reshard.cli.output import print_lines
+from reshard.core.progress import Progress
+from reshard.core.wording import seconds_text, size_text
 
 LINE_EVERY_SECONDS = 10.0
 
@@ -19,7 +19,7 @@ def shown_progress(verb: str) -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield LineProgress(verb)
         return
-    from cli.bar import Bar
+    from reshard.cli.bar import Bar
 
     with Bar(verb) as bar:
         yield bar

@@ -4,7 +4,7 @@ from itertools import chain
 
 import click
 
-from cli.output import print_line
+from reshard.cli.output import print_line
 
 
 @click.command("serve")
@@ -34,9 +34,9 @@ def command(limit: int) -> None:
     from prefect import settings
     from prefect.runner import Runner
 
-    from deployments.deploy import make_what_runs_need
-    from deployments.described import configured_server, read_descriptions
-    from deployments.serving import register, serve_here, served_deployments
+    from reshard.deployments.deploy import make_what_runs_need
+    from reshard.deployments.described import configured_server, read_descriptions
+    from reshard.deployments.serving import register, serve_here, served_deployments
 
     descriptions = read_descriptions()
     with configured_server() as client:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.errors import InputError
-from core.request import KEY_DESCRIPTION, EncryptionMode, key_name, mode_with_key
+from reshard.core.errors import InputError
+from reshard.core.request import KEY_DESCRIPTION, EncryptionMode, key_name, mode_with_key
 
 if TYPE_CHECKING:
-    from core.named_values import Resolver
-    from core.request import ConversionOptions
+    from reshard.core.named_values import Resolver
+    from reshard.core.request import ConversionOptions
 
 storage_option = click.option(
     "--storage",
@@ -39,7 +39,7 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def storage_named(name: str, *urls: str) -> Iterator[None]:
     """Opens these URLs, and what is below them, with the storage options of a name."""
-    from core.storage.named_options import named_storages
+    from reshard.core.storage.named_options import named_storages
 
     with named_storages([(url, name) for url in urls], resolvers_for(name)):
         yield
@@ -52,7 +52,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
     Raises:
         InputError: it is no name, or there is no such key.
     """
-    from core.keys import KeyNames, named_keys
+    from reshard.core.keys import KeyNames, named_keys
 
     chosen = EncryptionMode(mode)
     try:
@@ -66,7 +66,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
 @contextmanager
 def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
     """Opens what a request names with the storage options and the keys that it names."""
-    from core.resources import resources_of
+    from reshard.core.resources import resources_of
 
     names = (request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key)
     with resources_of(request, resolvers_for(*names)):
@@ -79,7 +79,7 @@ def check_output(url: str) -> None:
     Raises:
         InputError: the files would be kept in its memory.
     """
-    from core.storage.filesystems import check_lasting
+    from reshard.core.storage.filesystems import check_lasting
 
     check_lasting(url)
 
@@ -91,8 +91,8 @@ def resolvers_for(*names: str) -> "Mapping[str, Resolver]":
 
 def _options_of_block(name: str) -> object:
     # importing Prefect takes a second
-    from flows.embedded_server import using_a_server
-    from tasks.storages import options_of_block
+    from reshard.flows.embedded_server import using_a_server
+    from reshard.tasks.storages import options_of_block
 
     with using_a_server():
         return options_of_block(name)

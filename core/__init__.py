@@ -1,6 +1,1 @@
-"""The reshard library: converts distributed MindSpore checkpoints between sharding strategies.
-
-Knows nothing of Prefect or MindSpore. `core.convert` is the whole conversion; the other modules are its parts.
-"""
-
-__version__ = "0.1.0"
+"""The reshard library: knows nothing of Prefect, MindSpore or the terminal."""

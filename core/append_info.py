@@ -7,11 +7,11 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from core.checkpoint.model import MAX_TEXT_BYTES, TensorEntry, text_entry
-from core.checkpoint.records import CheckpointCatalog
-from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
-from core.info_texts import InfoValue
-from core.slices import Shape
+from reshard.core.checkpoint.model import MAX_TEXT_BYTES, TensorEntry, text_entry
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
+from reshard.core.info_texts import InfoValue
+from reshard.core.slices import Shape
 
 REDUNDANCY_MARK = "redundancy_removed"
 """Entry of a target's files where some would hold nothing at all without redundancy, which no reader accepts.

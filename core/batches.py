@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
-from core.budget import Budget
-from core.errors import ReshardError, StorageError, is_transient
-from core.plan import ConversionPlan
-from core.request import VerifyLevel
-from core.retry import Losses
-from core.session import check_rank, convert_rank
-from core.target import Workspace, read_records
+from reshard.core.budget import Budget
+from reshard.core.errors import ReshardError, StorageError, is_transient
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import VerifyLevel
+from reshard.core.retry import Losses
+from reshard.core.session import check_rank, convert_rank
+from reshard.core.target import Workspace, read_records
 
 Groups = Sequence[Sequence[int]]
 

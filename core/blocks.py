@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
-from core.dtypes import MAP_TENSOR
-from core.plan import ConversionPlan, ParameterPlan, RankPlan
-from core.slices import TensorSlice, contiguous_boxes
-from core.unified_names import UnifiedNaming
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
+from reshard.core.dtypes import MAP_TENSOR
+from reshard.core.plan import ConversionPlan, ParameterPlan, RankPlan
+from reshard.core.slices import TensorSlice, contiguous_boxes
+from reshard.core.unified_names import UnifiedNaming
 
 
 @dataclass(frozen=True)

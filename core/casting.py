@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from core.dtypes import DType
-from core.numpy_types import cast_bits, typed
-from core.slices import Shape
-from core.tiles import tiles
+from reshard.core.dtypes import DType
+from reshard.core.numpy_types import cast_bits, typed
+from reshard.core.slices import Shape
+from reshard.core.tiles import tiles
 
 _EXPONENT_BITS = {"Float16": 5, "BFloat16": 8, "Float32": 8, "Float64": 11}
 

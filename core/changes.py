@@ -13,10 +13,10 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 
-from core.wording import quoted
+from reshard.core.wording import quoted
 
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
-"""Dtypes that parameters can be cast to, as they are spelled here, and their names in `core.dtypes`."""
+"""Dtypes that parameters can be cast to, as they are spelled here, and their names in `reshard.core.dtypes`."""
 _REGULAR = "re:"
 
 

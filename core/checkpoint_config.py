@@ -14,8 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from core.info_texts import InfoValue, check_info, format_info
-from core.request import key_name
+from reshard.core.info_texts import InfoValue, check_info, format_info
+from reshard.core.request import key_name
 
 _FROM_TRAINING = ("epoch_num", "step_num")
 """What MindSpore takes from the training that saves; a conversion keeps what the source has."""

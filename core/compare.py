@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Literal
 
-from core.comparison_report import ComparisonReport, Kind, ParameterDifference, SideSummary, difference_words
-from core.comparison_request import ComparisonRequest
-from core.differences import Located, common_float, locate
-from core.dtypes import MAP_TENSOR, TEXT, DType
-from core.errors import InputError
-from core.model_fingerprint import ModelFingerprint, names_fingerprints
-from core.named_values import Resolver
-from core.numpy_types import is_float
-from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
-from core.request import ConversionRequest
-from core.sides import CheckpointSide, Side, Tensor, open_document, open_side
-from core.tallies import Contents
-from core.threads import in_threads
-from core.wording import counted, printable, size_text
+from reshard.core.comparison_report import ComparisonReport, Kind, ParameterDifference, SideSummary, difference_words
+from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.differences import Located, common_float, locate
+from reshard.core.dtypes import MAP_TENSOR, TEXT, DType
+from reshard.core.errors import InputError
+from reshard.core.model_fingerprint import ModelFingerprint, names_fingerprints
+from reshard.core.named_values import Resolver
+from reshard.core.numpy_types import is_float
+from reshard.core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from reshard.core.request import ConversionRequest
+from reshard.core.sides import CheckpointSide, Side, Tensor, open_document, open_side
+from reshard.core.tallies import Contents
+from reshard.core.threads import in_threads
+from reshard.core.wording import counted, printable, size_text
 
 _LONGEST_TEXT = 40
 _SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|integrated-save|decrypt-key|decrypt-mode)\b")

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from pydantic import ConfigDict
 
-from core.report import Summary
-from core.wording import counted
+from reshard.core.report import Summary
+from reshard.core.wording import counted
 
 
 class Kind(StrEnum):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from core.changes import Selection
-from core.request import (
+from reshard.core.changes import Selection
+from reshard.core.request import (
     NOWHERE,
     STEP_PATTERN,
     WITHOUT_CREDENTIALS,

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from core.holders import HeldPart, SourceCopies, SourceCopy, grid_of
-from core.layout import Cut
-from core.pieces import Piece, SortedPieces
-from core.slices import Shape, TensorSlice
+from reshard.core.holders import HeldPart, SourceCopies, SourceCopy, grid_of
+from reshard.core.layout import Cut
+from reshard.core.pieces import Piece, SortedPieces
+from reshard.core.slices import Shape, TensorSlice
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,18 @@ from functools import cached_property
 
 import numpy as np
 
-from core.checkpoint.contents import text_bytes
-from core.checkpoint.model import FileIndex, TensorEntry
-from core.checkpoint.selection import rank_names
-from core.fingerprint import box_fingerprint, combined, fingerprint_text
-from core.fingerprints import Cells, Share, shard_sums
-from core.holders import NOBODY, SourceCopies, common_units, lacks_cells
-from core.manifest import ShardRecord
-from core.parameters import MovedParameter, SourceTensor
-from core.pieces import Piece
-from core.plan import ConversionPlan, TargetStage
-from core.replicas import differing_copies_text
-from core.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.checkpoint.contents import text_bytes
+from reshard.core.checkpoint.model import FileIndex, TensorEntry
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.fingerprint import box_fingerprint, combined, fingerprint_text
+from reshard.core.fingerprints import Cells, Share, shard_sums
+from reshard.core.holders import NOBODY, SourceCopies, common_units, lacks_cells
+from reshard.core.manifest import ShardRecord
+from reshard.core.parameters import MovedParameter, SourceTensor
+from reshard.core.pieces import Piece
+from reshard.core.plan import ConversionPlan, TargetStage
+from reshard.core.replicas import differing_copies_text
+from reshard.core.slices import Shape, TensorSlice, contiguous_boxes
 
 _MOST_TOLD = 20
 _MOST_LOCATED = 4

@@ -13,16 +13,16 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
-from core.checkpoint.beginnings import beginnings, is_one_value
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import rank_names
-from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import LayoutError
-from core.held import HeldParameter, joined_shape
-from core.layout import ALL_REPEATED_AXES, Cut, ParameterLayout, whole_layout
-from core.misfits import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, listed
-from core.slices import Shape
-from core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
+from reshard.core.checkpoint.beginnings import beginnings, is_one_value
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.errors import LayoutError
+from reshard.core.held import HeldParameter, joined_shape
+from reshard.core.layout import ALL_REPEATED_AXES, Cut, ParameterLayout, whole_layout
+from reshard.core.misfits import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, listed
+from reshard.core.slices import Shape
+from reshard.core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 
 _SAMPLED_OF_KIND = 2
 _SAMPLED_CELLS = 8

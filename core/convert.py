@@ -15,31 +15,31 @@ from contextvars import copy_context
 
 import numpy as np
 
-from core.blocks import expected_entries, planned_file
-from core.changes import Changes
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.crc_writing import stands_at_beginning
-from core.checkpoint.formats import read_index
-from core.checkpoint.model import CheckpointFormat, TensorEntry
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import listed, rank_names
-from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
-from core.content import ContentCheck
-from core.damage import damage_policy, mixed_steps
-from core.declared import declared_changes
-from core.doubts import asked_integrated_save, doubts, integrated_save_doubts
-from core.errors import CatalogError, PlanError, ReshardError, TargetError
-from core.garbage import rare_collections
-from core.held import held_by_stages, integrated_by_shapes, names_in_order
-from core.keys import source_key
-from core.other_stages import check_part
-from core.parameters import check_convertible
-from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
-from core.replicas import check_replicas
-from core.report import ConversionReport, PlanSummary, summarize_plan
-from core.request import (
+from reshard.core.blocks import expected_entries, planned_file
+from reshard.core.changes import Changes
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.crc_writing import stands_at_beginning
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.selection import listed, rank_names
+from reshard.core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.content import ContentCheck
+from reshard.core.damage import damage_policy, mixed_steps
+from reshard.core.declared import declared_changes
+from reshard.core.doubts import asked_integrated_save, doubts, integrated_save_doubts
+from reshard.core.errors import CatalogError, PlanError, ReshardError, TargetError
+from reshard.core.garbage import rare_collections
+from reshard.core.held import held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.keys import source_key
+from reshard.core.other_stages import check_part
+from reshard.core.parameters import check_convertible
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from reshard.core.replicas import check_replicas
+from reshard.core.report import ConversionReport, PlanSummary, summarize_plan
+from reshard.core.request import (
     ConversionRequest,
     IntegratedSave,
     OutputFormat,
@@ -48,21 +48,21 @@ from core.request import (
     parse_ranks,
     parse_size,
 )
-from core.resources import resources_of
-from core.retry import Losses, counting_retries, stoppable, with_retries
-from core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
-from core.shared import with_shared_compared
-from core.source.own_strategy import check_named, check_own_files, read_own_strategy
-from core.storage.files import takes_rewriting
-from core.storage.joined import parts_of
-from core.storage.urls import Location, parse_url
-from core.strategy.files import read_strategy
-from core.strategy.model import Strategy
-from core.target import check_apart, check_free, read_manifest
-from core.threads import in_threads
-from core.unified import UnifiedLayout
-from core.unified_source import strategy_of
-from core.wording import printable
+from reshard.core.resources import resources_of
+from reshard.core.retry import Losses, counting_retries, stoppable, with_retries
+from reshard.core.session import Session, check_rank, convert_rank, lanes_of, open_session, planned_groups, rank_budget
+from reshard.core.shared import with_shared_compared
+from reshard.core.source.own_strategy import check_named, check_own_files, read_own_strategy
+from reshard.core.storage.files import takes_rewriting
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.model import Strategy
+from reshard.core.target import check_apart, check_free, read_manifest
+from reshard.core.threads import in_threads
+from reshard.core.unified import UnifiedLayout
+from reshard.core.unified_source import strategy_of
+from reshard.core.wording import printable
 
 _SMALL_CONTENT_BYTES = 2**20
 

@@ -13,19 +13,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from core.changes import NO_CHANGES, Changes
-from core.checkpoint.damage import DamagePolicy
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.checkpoint.selection import rank_names
-from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import InputError, LayoutError, StorageError
-from core.holders import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
-from core.layout import whole_layout
-from core.parameters import ParameterMatch, SourceTensor, distinct_sources, lost_text, match_parameters
-from core.request import IntegratedSave
-from core.slices import Shape
-from core.strategy.model import StageStrategy, Strategy
-from core.wording import counted
+from reshard.core.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.damage import DamagePolicy
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.errors import InputError, LayoutError, StorageError
+from reshard.core.holders import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
+from reshard.core.layout import whole_layout
+from reshard.core.parameters import ParameterMatch, SourceTensor, distinct_sources, lost_text, match_parameters
+from reshard.core.request import IntegratedSave
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.wording import counted
 
 _MOST_TOLD = 3
 TELLING_STEPS = ("global_step", "epoch_num", "step_num")

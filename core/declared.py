@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from core.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
-from core.errors import InputError
-from core.request import ConversionOptions
-from core.storage.files import read_small_file
-from core.storage.urls import parse_url
+from reshard.core.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
+from reshard.core.errors import InputError
+from reshard.core.request import ConversionOptions
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.urls import parse_url
 
 _LARGEST_DOCUMENT_BYTES = 2**20
 _MOST_NODES = 2**20

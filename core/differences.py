@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.dtypes import MAP_TENSOR, DType
-from core.numpy_types import NUMPY_TYPES, cast_bits, is_float, typed
-from core.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.dtypes import MAP_TENSOR, DType
+from reshard.core.numpy_types import NUMPY_TYPES, cast_bits, is_float, typed
+from reshard.core.slices import Shape, TensorSlice, contiguous_boxes
 
 _BLOCK_BYTES = 2**20
 """Of one of them, at a time; what is made of it takes several times as much."""

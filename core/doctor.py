@@ -7,17 +7,17 @@ of contents, and each finding says what it probably means and what to do.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.damage import NO_FILE, DamagePolicy
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.checkpoint.selection import rank_names
-from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
-from core.content_misfits import ContentMisfits, content_misfits
-from core.damage import mixed_steps, scattered, torn_ranks
-from core.errors import InputError
-from core.held import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
-from core.keys import source_key
-from core.misfits import (
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.damage import NO_FILE, DamagePolicy
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.content_misfits import ContentMisfits, content_misfits
+from reshard.core.damage import mixed_steps, scattered, torn_ranks
+from reshard.core.errors import InputError
+from reshard.core.held import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.keys import source_key
+from reshard.core.misfits import (
     Misfit,
     Severity,
     likeness_misfits,
@@ -27,13 +27,13 @@ from core.misfits import (
     shape_misfits,
     stage_misfits,
 )
-from core.parameters import lost_text, match_parameters
-from core.report import Summary
-from core.request import IntegratedSave
-from core.source.own_strategy import OwnStrategy, file_mismatch, read_own_strategy
-from core.strategy.files import read_strategy
-from core.strategy.model import Strategy
-from core.wording import counted, ranks_text
+from reshard.core.parameters import lost_text, match_parameters
+from reshard.core.report import Summary
+from reshard.core.request import IntegratedSave
+from reshard.core.source.own_strategy import OwnStrategy, file_mismatch, read_own_strategy
+from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.model import Strategy
+from reshard.core.wording import counted, ranks_text
 
 CHECKS = ("ranks", "files", "stages", "names", "shapes", "contents")
 """What is looked at, in this order."""
@@ -45,7 +45,7 @@ _STATE_BYTES = 8
 
 
 class Finding(Summary):
-    """One thing that was found; the fields are those of `core.misfits.Misfit`."""
+    """One thing that was found; the fields are those of `reshard.core.misfits.Misfit`."""
 
     check: str
     severity: Severity

@@ -11,16 +11,16 @@ tensors hold slices. Then the conversion is refused with the option that decides
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from core.checkpoint.records import CheckpointCatalog
-from core.content_misfits import ContentMisfits, content_misfits
-from core.errors import StrategyError
-from core.held import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
-from core.keys import source_key
-from core.misfits import Misfit, Severity, likeness_misfits, listed, stage_misfits
-from core.parameters import ParameterMatch
-from core.request import ConversionRequest, IntegratedSave
-from core.storage.urls import parse_url
-from core.strategy.model import Strategy
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.content_misfits import ContentMisfits, content_misfits
+from reshard.core.errors import StrategyError
+from reshard.core.held import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.keys import source_key
+from reshard.core.misfits import Misfit, Severity, likeness_misfits, listed, stage_misfits
+from reshard.core.parameters import ParameterMatch
+from reshard.core.request import ConversionRequest, IntegratedSave
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import Strategy
 
 DOUBT = "is this strategy the checkpoint's own? "
 """What each of the sentences begins with."""

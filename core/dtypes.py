@@ -8,7 +8,7 @@ Contents are never converted here, only moved, so a dtype is a name and an item 
 from dataclasses import dataclass
 from functools import cache
 
-from core.errors import CheckpointError
+from reshard.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)

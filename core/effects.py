@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from core.checkpoint.selection import listed
-from core.plan import ConversionPlan
+from reshard.core.checkpoint.selection import listed
+from reshard.core.plan import ConversionPlan
 
 CAST = "cast"
 _KINDS = ("renamed", "split", "joined", "transposed", CAST)

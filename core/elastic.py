@@ -24,8 +24,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from core.errors import InputError
-from core.runtime.local_files import open_regular
+from reshard.core.errors import InputError
+from reshard.core.runtime.local_files import open_regular
 
 FAULT_RANKS_VARIABLE = "RESHARD_FAULT_RANKS_FILE"
 MINDX_FAULT_RANKS_FILE = "/user/restore/fault/config/fault-npus"
@@ -75,7 +75,7 @@ class ExceptionHandler:
                 previous = signal.signal(number, self._handle)
             except ValueError as error:
                 raise RuntimeError(
-                    "SIGTERM and SIGINT can be registered by the main thread only: import core.elastic there, or call "
+                    "SIGTERM and SIGINT can be registered by the main thread only: import reshard.core.elastic there, or call "
                     "exception_checkpoint.register_signals() from it"
                 ) from error
             if previous != self._handle:

@@ -39,7 +39,7 @@ from string import ascii_letters
 
 import numpy as np
 
-from core.slices import Shape
+from reshard.core.slices import Shape
 
 MODULUS = 2**64
 ELEMENT_BYTES = (1, 2, 4, 8)

@@ -14,20 +14,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from core.checkpoint.contents import Stretch, read_stretches
-from core.checkpoint.model import TensorEntry
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord
-from core.dtypes import DType
-from core.errors import CatalogError
-from core.fingerprint import MODULUS, box_fingerprint, combined
-from core.keys import source_key
-from core.layout import Cut, ParameterLayout, cell_box
-from core.numpy_types import cast_bits
-from core.pieces import Piece
-from core.slices import Shape, TensorSlice
-from core.storage.file_versions import difference_text
-from core.storage.urls import parse_url
+from reshard.core.checkpoint.contents import Stretch, read_stretches
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.dtypes import DType
+from reshard.core.errors import CatalogError
+from reshard.core.fingerprint import MODULUS, box_fingerprint, combined
+from reshard.core.keys import source_key
+from reshard.core.layout import Cut, ParameterLayout, cell_box
+from reshard.core.numpy_types import cast_bits
+from reshard.core.pieces import Piece
+from reshard.core.slices import Shape, TensorSlice
+from reshard.core.storage.file_versions import difference_text
+from reshard.core.storage.urls import parse_url
 
 BLOCK_BYTES = 4 * 2**20
 """Read and summed at a time: enough for what each block costs besides not to count."""

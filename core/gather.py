@@ -13,17 +13,17 @@ from typing import Protocol
 
 import numpy as np
 
-from core.blocks import Part
-from core.casting import Overflow
-from core.checkpoint.heads import unlike_error
-from core.checkpoint.model import Extent
-from core.placing import place_values
-from core.plan import ConversionPlan, ParameterPlan, ReadItem
-from core.sources import LocalFiles, RemoteFiles, SourceFiles
-from core.spans import ReadLimits, SourceShard, Span, part_spans, source_shard
-from core.storage.coalescing import coalesced, stretch_of
-from core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
-from core.storage.requests import submitted
+from reshard.core.blocks import Part
+from reshard.core.casting import Overflow
+from reshard.core.checkpoint.heads import unlike_error
+from reshard.core.checkpoint.model import Extent
+from reshard.core.placing import place_values
+from reshard.core.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.sources import LocalFiles, RemoteFiles, SourceFiles
+from reshard.core.spans import ReadLimits, SourceShard, Span, part_spans, source_shard
+from reshard.core.storage.coalescing import coalesced, stretch_of
+from reshard.core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
+from reshard.core.storage.requests import submitted
 
 GAP_WORTH_READING_BYTES = 64 * 2**10
 """Reading and dropping this much costs less than another read call (about 15 µs at 5 GB/s)."""

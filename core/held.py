@@ -6,14 +6,14 @@ A stage holds a parameter if its strategy lays it out and a file of one of its r
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from core.checkpoint.model import TensorEntry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import MAP_TENSOR, TEXT, DType
-from core.errors import LayoutError
-from core.holders import SourceCopy
-from core.layout import ParameterLayout, whole_layout
-from core.slices import Shape
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.dtypes import MAP_TENSOR, TEXT, DType
+from reshard.core.errors import LayoutError
+from reshard.core.holders import SourceCopy
+from reshard.core.layout import ParameterLayout, whole_layout
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import StageStrategy, Strategy
 
 
 @dataclass(frozen=True)

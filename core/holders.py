@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from core.layout import Cut, ParameterLayout, cell_box
-from core.slices import Shape, TensorSlice
+from reshard.core.layout import Cut, ParameterLayout, cell_box
+from reshard.core.slices import Shape, TensorSlice
 
 NOBODY = -1
 """In the place of a rank, where no rank holds what is wanted."""

@@ -17,24 +17,24 @@ from itertools import pairwise
 
 import xxhash
 
-from core import __version__
-from core.changes import NO_CHANGES
-from core.checkpoint.selection import listed
-from core.errors import InputError, TargetError, VerificationError
-from core.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
-from core.plan import ConversionPlan
-from core.plan_file import rebuild_plan
-from core.progress import Progress, SilentProgress, advancing
-from core.report import Summary
-from core.request import SHARED_PARAMETERS, VerifyLevel
-from core.retry import stoppable, with_retries
-from core.session import give_up_abandoned_uploads
-from core.shared import differing_note, differing_text
-from core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
-from core.storage.filesystems import same_storage
-from core.storage.joined import joined_name
-from core.storage.lease import held_lease, new_holder
-from core.storage.publishing import (
+from reshard import __version__
+from reshard.core.changes import NO_CHANGES
+from reshard.core.checkpoint.selection import listed
+from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import rebuild_plan
+from reshard.core.progress import Progress, SilentProgress, advancing
+from reshard.core.report import Summary
+from reshard.core.request import SHARED_PARAMETERS, VerifyLevel
+from reshard.core.retry import stoppable, with_retries
+from reshard.core.session import give_up_abandoned_uploads
+from reshard.core.shared import differing_note, differing_text
+from reshard.core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
+from reshard.core.storage.filesystems import same_storage
+from reshard.core.storage.joined import joined_name
+from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
     check_room,
@@ -45,8 +45,8 @@ from core.storage.publishing import (
     temporary_files,
     working_location,
 )
-from core.storage.urls import Location, parse_url
-from core.target import (
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target import (
     IDENTITY_NAME,
     LEASES_DIRECTORY,
     Workspace,
@@ -57,11 +57,11 @@ from core.target import (
     read_manifest,
     record_digest,
 )
-from core.threads import in_threads
-from core.transfer.reduced_copy import copy_without
-from core.verification.part_copies import PartCopies
-from core.verification.state import other_state_files
-from core.verify import verify_rank
+from reshard.core.threads import in_threads
+from reshard.core.transfer.reduced_copy import copy_without
+from reshard.core.verification.part_copies import PartCopies
+from reshard.core.verification.state import other_state_files
+from reshard.core.verify import verify_rank
 
 FAIL = "fail"
 _WORKERS = 4

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from core.errors import InputError
-from core.named_values import Resolver, value_of
-from core.request import ConversionOptions, EncryptionMode
-from core.secrets import KEY_ADVICE
+from reshard.core.errors import InputError
+from reshard.core.named_values import Resolver, value_of
+from reshard.core.request import ConversionOptions, EncryptionMode
+from reshard.core.secrets import KEY_ADVICE
 
 _KEY_BYTES = {
     EncryptionMode.AES_GCM: (16, 24, 32),

@@ -13,10 +13,10 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from core.blocks import Block
-from core.budget import Shares
-from core.gather import Gatherer, RankBlock
-from core.plan import ParameterPlan
+from reshard.core.blocks import Block
+from reshard.core.budget import Shares
+from reshard.core.gather import Gatherer, RankBlock
+from reshard.core.plan import ParameterPlan
 
 
 class BlockUser(Protocol):

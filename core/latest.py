@@ -10,24 +10,24 @@ import random
 from collections.abc import Callable
 from enum import StrEnum
 
-from core import convert
-from core.checkpoint.names import Step
-from core.checkpoint.selection import rank_names
-from core.errors import CatalogError, ConversionError, TargetBusyError
-from core.latest_request import LatestConversionRequest
-from core.progress import Progress, SilentProgress, current_progress, reporting_to
-from core.report import ConversionReport, Summary
-from core.request import ConversionRequest
-from core.resources import resources_of
-from core.retention import KeepRules, Retention, apply_retention
-from core.retry import paused, stoppable, with_retries
-from core.steps import FoundSteps, StepWatch, is_converted
-from core.storage.lease import RENEWAL_SECONDS
-from core.storage.onlooking import seen_holders
-from core.storage.publishing import STATE_DIRECTORY, working_location
-from core.storage.urls import parse_url
-from core.target import LEASES_DIRECTORY, check_place
-from core.wording import printable
+from reshard.core import convert
+from reshard.core.checkpoint.names import Step
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.progress import Progress, SilentProgress, current_progress, reporting_to
+from reshard.core.report import ConversionReport, Summary
+from reshard.core.request import ConversionRequest
+from reshard.core.resources import resources_of
+from reshard.core.retention import KeepRules, Retention, apply_retention
+from reshard.core.retry import paused, stoppable, with_retries
+from reshard.core.steps import FoundSteps, StepWatch, is_converted
+from reshard.core.storage.lease import RENEWAL_SECONDS
+from reshard.core.storage.onlooking import seen_holders
+from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
+from reshard.core.storage.urls import parse_url
+from reshard.core.target import LEASES_DIRECTORY, check_place
+from reshard.core.wording import printable
 
 Convert = Callable[[ConversionRequest], ConversionReport]
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from core.request import WITHOUT_CREDENTIALS, ConversionOptions, ConversionRequest
+from reshard.core.request import WITHOUT_CREDENTIALS, ConversionOptions, ConversionRequest
 
 
 class LatestConversionRequest(ConversionOptions):

@@ -18,8 +18,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from core.errors import LayoutError
-from core.slices import Shape, TensorSlice
+from reshard.core.errors import LayoutError
+from reshard.core.slices import Shape, TensorSlice
 
 ALL_REPEATED_AXES = -1
 """`optimizer_shard_size` of a layout whose optimizer shard uses every repeated device axis."""

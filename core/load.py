@@ -21,26 +21,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.blocks import Part, expected_entries, turned_parameters
-from core.checkpoint.model import OutputEntry
-from core.checkpoint.selection import listed
-from core.convert import make_plan
-from core.dtypes import MAP_TENSOR
-from core.errors import InputError
-from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
-from core.map_parameters import parse_map_parameter
-from core.named_values import Resolver
-from core.overflows import OverflowTally, overflow_notes
-from core.plan import ConversionPlan
-from core.progress import current_progress
-from core.report import plan_notes
-from core.request import NOWHERE, ConversionRequest, build_request, option_of
-from core.resources import resources_of
-from core.retry import with_retries
-from core.slices import TensorSlice, contiguous_boxes
-from core.sources import LocalFiles, RemoteFiles, are_remote
-from core.values import Value, numpy_dtype
-from core.wording import printable
+from reshard.core.blocks import Part, expected_entries, turned_parameters
+from reshard.core.checkpoint.model import OutputEntry
+from reshard.core.checkpoint.selection import listed
+from reshard.core.convert import make_plan
+from reshard.core.dtypes import MAP_TENSOR
+from reshard.core.errors import InputError
+from reshard.core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from reshard.core.map_parameters import parse_map_parameter
+from reshard.core.named_values import Resolver
+from reshard.core.overflows import OverflowTally, overflow_notes
+from reshard.core.plan import ConversionPlan
+from reshard.core.progress import current_progress
+from reshard.core.report import plan_notes
+from reshard.core.request import NOWHERE, ConversionRequest, build_request, option_of
+from reshard.core.resources import resources_of
+from reshard.core.retry import with_retries
+from reshard.core.slices import TensorSlice, contiguous_boxes
+from reshard.core.sources import LocalFiles, RemoteFiles, are_remote
+from reshard.core.values import Value, numpy_dtype
+from reshard.core.wording import printable
 
 _NamedValue = tuple[str, Value]
 _ABOUT_WRITING = (
@@ -94,7 +94,7 @@ def load_rank(
             `file`.
         options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
-    What an array holds is told by `core.values`: bfloat16 is `ml_dtypes.bfloat16`, a text is a `str`. Arrays are the
+    What an array holds is told by `reshard.core.values`: bfloat16 is `ml_dtypes.bfloat16`, a text is a `str`. Arrays are the
     caller's to keep: beside the one that was handed out last there is no more memory than `memory_limit`. The source is
     planned when this is called, and read as the arrays are asked for; after the last one it is looked at again.
 

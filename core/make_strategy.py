@@ -2,22 +2,22 @@
 
 from collections import Counter
 
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.survey import CheckpointShape, survey
-from core.doubts import integrated_save_doubts
-from core.errors import CatalogError, InputError, StrategyError
-from core.layout import whole_layout
-from core.parameters import match_parameters
-from core.report import Summary
-from core.request import IntegratedSave
-from core.storage.files import kind_of
-from core.storage.urls import parse_url
-from core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
-from core.strategy.files import read_strategy, stages_beside, write_strategy
-from core.strategy.model import StageStrategy, Strategy
-from core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
-from core.target import check_new_file
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.survey import CheckpointShape, survey
+from reshard.core.doubts import integrated_save_doubts
+from reshard.core.errors import CatalogError, InputError, StrategyError
+from reshard.core.layout import whole_layout
+from reshard.core.parameters import match_parameters
+from reshard.core.report import Summary
+from reshard.core.request import IntegratedSave
+from reshard.core.storage.files import kind_of
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
+from reshard.core.strategy.files import read_strategy, stages_beside, write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
+from reshard.core.target import check_new_file
 
 
 class MadeStage(Summary):

@@ -4,7 +4,7 @@ TARGET/.reshard/manifest.json          the commit marker: a target without it is
 TARGET/.reshard/plan.json.gz           what the conversion was planned from; its identity decides about resuming
 TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
 
-Of an encrypted target the plan and the records are sealed with its key (`core.sealing`); the manifest names no
+Of an encrypted target the plan and the records are sealed with its key (`reshard.core.sealing`); the manifest names no
 parameter, its digests mean nothing without the key, and what is sealed in it tells whether the rest was changed.
 
 Every byte is covered: the manifest and the records end in digests of themselves, and the manifest holds the plan's.
@@ -18,16 +18,16 @@ from typing import Annotated, Any, Literal, TypeVar
 import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from core.changes import NO_CHANGES, Changes
-from core.checkpoint.digested import with_digest, without_digest
-from core.errors import InputError, TargetError
-from core.fingerprint import TEXT_PATTERN
-from core.keys import Key
-from core.request import TargetLayout, VerifyLevel
-from core.runtime.metadata import parsing, records_bytes
-from core.sealing import is_sealed, seal, unseal
-from core.unified_names import is_index_name, is_unified_name
-from core.wording import printable
+from reshard.core.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.digested import with_digest, without_digest
+from reshard.core.errors import InputError, TargetError
+from reshard.core.fingerprint import TEXT_PATTERN
+from reshard.core.keys import Key
+from reshard.core.request import TargetLayout, VerifyLevel
+from reshard.core.runtime.metadata import parsing, records_bytes
+from reshard.core.sealing import is_sealed, seal, unseal
+from reshard.core.unified_names import is_index_name, is_unified_name
+from reshard.core.wording import printable
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"

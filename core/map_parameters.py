@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from core.checkpoint.memory_file import MemoryFile
-from core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
-from core.errors import CheckpointError
-from core.values import bytes_of
+from reshard.core.checkpoint.memory_file import MemoryFile
+from reshard.core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
+from reshard.core.errors import CheckpointError
+from reshard.core.values import bytes_of
 
 _TENSOR = bytes_key(1)
 _DIM, _PACKED_DIMS, _TYPE, _CONTENT = varint_key(1), bytes_key(1), bytes_key(2), bytes_key(3)

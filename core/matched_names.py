@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from core.recipes import Recipe, Recipes
+from reshard.core.recipes import Recipe, Recipes
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from core.report import Summary
-from core.request import WITHOUT_CREDENTIALS, StorageName, without_credentials
-from core.storage.urls import parse_url
-from core.strategy.files import read_strategy, write_strategy
-from core.target import check_new_file
+from reshard.core.report import Summary
+from reshard.core.request import WITHOUT_CREDENTIALS, StorageName, without_credentials
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.target import check_new_file
 
 
 class MergeRequest(BaseModel):

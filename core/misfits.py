@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from core.checkpoint.records import CheckpointCatalog
-from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import LayoutError
-from core.held import HeldParameter, described, joined_shape
-from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.renaming import guess_renaming
-from core.slices import Shape
-from core.strategy.model import Strategy
-from core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
-from core.strategy.staging import owner_of
-from core.wording import counted
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.errors import LayoutError
+from reshard.core.held import HeldParameter, described, joined_shape
+from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.renaming import guess_renaming
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
+from reshard.core.strategy.staging import owner_of
+from reshard.core.wording import counted
 
 _MOST_NAMED = 6
 _MANY_LAYERS = 3

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from core.changes import Several
-from core.dtypes import dtype_from_record
-from core.errors import CheckpointError, InputError, StorageError
-from core.fingerprint import TEXT_PATTERN
-from core.runtime.metadata import parsing, records_bytes
-from core.storage.files import read_small_file
-from core.storage.urls import parse_url
-from core.unified_names import is_index_name
+from reshard.core.changes import Several
+from reshard.core.dtypes import dtype_from_record
+from reshard.core.errors import CheckpointError, InputError, StorageError
+from reshard.core.fingerprint import TEXT_PATTERN
+from reshard.core.runtime.metadata import parsing, records_bytes
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.urls import parse_url
+from reshard.core.unified_names import is_index_name
 
 _LARGEST_BYTES = 256 << 20
 

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from core.errors import InputError
-from core.runtime.local_files import open_regular
-from core.secrets import is_name
+from reshard.core.errors import InputError
+from reshard.core.runtime.local_files import open_regular
+from reshard.core.secrets import is_name
 
 _LARGEST_FILE_BYTES = 2**20
 

@@ -6,7 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from core.dtypes import DType
+from reshard.core.dtypes import DType
 
 NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
     "Int8": np.dtype("<i1"),

@@ -4,13 +4,13 @@ The first stage's own strategy looks like that of a checkpoint without stages. W
 is missing, and a part of that target would be taken for all of it: that there are other stages has to be seen.
 """
 
-from core.checkpoint.selection import listed
-from core.checkpoint.survey import survey
-from core.errors import PlanError
-from core.plan import ConversionPlan
-from core.request import ConversionRequest
-from core.strategy.files import stages_beside
-from core.wording import printable
+from reshard.core.checkpoint.selection import listed
+from reshard.core.checkpoint.survey import survey
+from reshard.core.errors import PlanError
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import ConversionRequest
+from reshard.core.strategy.files import stages_beside
+from reshard.core.wording import printable
 
 
 def check_part(request: ConversionRequest, plan: ConversionPlan) -> None:

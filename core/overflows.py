@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from core.casting import Overflow
-from core.changes import OverflowPolicy
-from core.errors import CastError
-from core.plan import ConversionPlan, ParameterPlan
-from core.slices import TensorSlice
-from core.wording import counted
+from reshard.core.casting import Overflow
+from reshard.core.changes import OverflowPolicy
+from reshard.core.errors import CastError
+from reshard.core.plan import ConversionPlan, ParameterPlan
+from reshard.core.slices import TensorSlice
+from reshard.core.wording import counted
 
 _MOST_TOLD = 6
 

@@ -7,9 +7,9 @@ part has the color of the source rank that it is read from, in the source as in 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from core.overlaps import ParameterOverlaps, SourceCell, TargetCell
-from core.slices import Shape, TensorSlice
-from core.wording import html_text, ranks_text, size_text
+from reshard.core.overlaps import ParameterOverlaps, SourceCell, TargetCell
+from reshard.core.slices import Shape, TensorSlice
+from reshard.core.wording import html_text, ranks_text, size_text
 
 _LONGEST_PIXELS = 400
 _SHORTEST_PIXELS, _BAR_PIXELS = 160, 64

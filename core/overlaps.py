@@ -7,10 +7,10 @@ parameters or of the target's.
 
 from dataclasses import dataclass, replace
 
-from core.dtypes import DType
-from core.parameters import MovedParameter, SourceTensor
-from core.plan import ConversionPlan, ParameterPlan, ReadItem
-from core.slices import TensorSlice
+from reshard.core.dtypes import DType
+from reshard.core.parameters import MovedParameter, SourceTensor
+from reshard.core.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.slices import TensorSlice
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,16 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
-from core.effects import ExcludedParameter, ParameterEffect
-from core.errors import InputError
-from core.overlap_picture import draw_overlaps
-from core.overlaps import ParameterOverlaps
-from core.picture import draw_feeds, feeds_of, feeds_title
-from core.plan import ConversionPlan
-from core.report import FILE, RANK, PlanSummary, stand_ins_text, worlds_text
-from core.storage.files import kind_of, open_source, read_bytes, write_bytes
-from core.storage.urls import parse_url
-from core.wording import counted, html_text, ranks_text, size_text
+from reshard.core.effects import ExcludedParameter, ParameterEffect
+from reshard.core.errors import InputError
+from reshard.core.overlap_picture import draw_overlaps
+from reshard.core.overlaps import ParameterOverlaps
+from reshard.core.picture import draw_feeds, feeds_of, feeds_title
+from reshard.core.plan import ConversionPlan
+from reshard.core.report import FILE, RANK, PlanSummary, stand_ins_text, worlds_text
+from reshard.core.storage.files import kind_of, open_source, read_bytes, write_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.wording import counted, html_text, ranks_text, size_text
 
 _GENERATOR = '<meta name="generator" content="reshard plan">'
 """Stands near the beginning of every page: what has it may be replaced by another."""

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from core.append_info import REDUNDANCY_MARK, AppendedParameter, appended_parameters
-from core.changes import FLOAT_NAMES, NO_CHANGES, Changes
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import listed, rank_names
-from core.dtypes import INT4, MAP_TENSOR, TEXT, DType, dtype_from_name
-from core.errors import CatalogError, LayoutError, PlanError
-from core.held import (
+from reshard.core.append_info import REDUNDANCY_MARK, AppendedParameter, appended_parameters
+from reshard.core.changes import FLOAT_NAMES, NO_CHANGES, Changes
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.selection import listed, rank_names
+from reshard.core.dtypes import INT4, MAP_TENSOR, TEXT, DType, dtype_from_name
+from reshard.core.errors import CatalogError, LayoutError, PlanError
+from reshard.core.held import (
     HeldParameter,
     check_opaque,
     check_same_whole,
@@ -44,16 +44,16 @@ from core.held import (
     unheld_names,
     with_first,
 )
-from core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
-from core.info_texts import InfoValue
-from core.layout import ParameterLayout, whole_layout
-from core.matched_names import MatchedNames
-from core.pieces import Piece, Pieces, are_whole, whole_piece
-from core.recipes import Composer, Recipe, build_recipes
-from core.request import IntegratedSave
-from core.slices import TOO_LARGE, Shape, TensorSlice, is_countable
-from core.strategy.model import Strategy
-from core.subnetwork import part_of_target
+from reshard.core.holders import LostBox, SourceCopy, lacks_cells, lost_boxes
+from reshard.core.info_texts import InfoValue
+from reshard.core.layout import ParameterLayout, whole_layout
+from reshard.core.matched_names import MatchedNames
+from reshard.core.pieces import Piece, Pieces, are_whole, whole_piece
+from reshard.core.recipes import Composer, Recipe, build_recipes
+from reshard.core.request import IntegratedSave
+from reshard.core.slices import TOO_LARGE, Shape, TensorSlice, is_countable
+from reshard.core.strategy.model import Strategy
+from reshard.core.subnetwork import part_of_target
 
 _MOST_PROBLEMS_TOLD = 20
 _MOST_PARTS_TOLD = 3

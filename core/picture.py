@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.plan import ConversionPlan
-from core.report import RANK, source_kind, target_kind
-from core.wording import ranks_text, size_text
+from reshard.core.plan import ConversionPlan
+from reshard.core.report import RANK, source_kind, target_kind
+from reshard.core.wording import ranks_text, size_text
 
 MOST_BINS = 64
 _LARGEST_GRID_PIXELS = 448

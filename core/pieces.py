@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from core.slices import Shape, TensorSlice
+from reshard.core.slices import Shape, TensorSlice
 
 
 @dataclass(frozen=True)

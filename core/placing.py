@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from core.blocks import Part
-from core.casting import Overflow, cast_into, find_overflow
-from core.dtypes import DType
-from core.plan import ParameterPlan
-from core.slices import Shape
-from core.spans import Span
-from core.tiles import copy_turned
+from reshard.core.blocks import Part
+from reshard.core.casting import Overflow, cast_into, find_overflow
+from reshard.core.dtypes import DType
+from reshard.core.plan import ParameterPlan
+from reshard.core.slices import Shape
+from reshard.core.spans import Span
+from reshard.core.tiles import copy_turned
 
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 

@@ -7,10 +7,10 @@ its elements per unit. That keeps a plan small: thousands of ranks and parameter
 reads of one rank are derived from them when the rank is worked on.
 
 Both cuts are grids, so along each axis the source's cells that overlap a target cell are neighbors which share it
-without gap or overlap; their products fill the target cell exactly once. `core.holders` sees to the former, and to
+without gap or overlap; their products fill the target cell exactly once. `reshard.core.holders` sees to the former, and to
 every part having a holder, which is all that is needed.
 
-Parameters that are split off others, joined or turned have classes of their own, in elements: `core.composed`.
+Parameters that are split off others, joined or turned have classes of their own, in elements: `reshard.core.composed`.
 
 Nothing here reads or writes; the catalog tells what is where.
 """
@@ -22,17 +22,17 @@ from functools import cached_property
 
 import numpy as np
 
-from core.append_info import AppendedParameter, redundancy_mark
-from core.changes import NO_CHANGES, Changes
-from core.checkpoint.model import CheckpointFormat, TensorEntry
-from core.checkpoint.records import CheckpointCatalog
-from core.composed import ComposedPair, PlacedPart
-from core.dtypes import DType
-from core.errors import PlanError
-from core.holders import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units, grid_of
-from core.info_texts import InfoValue
-from core.layout import Cut, ParameterLayout
-from core.parameters import (
+from reshard.core.append_info import AppendedParameter, redundancy_mark
+from reshard.core.changes import NO_CHANGES, Changes
+from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.composed import ComposedPair, PlacedPart
+from reshard.core.dtypes import DType
+from reshard.core.errors import PlanError
+from reshard.core.holders import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units, grid_of
+from reshard.core.info_texts import InfoValue
+from reshard.core.layout import Cut, ParameterLayout
+from reshard.core.parameters import (
     CarriedParameter,
     MovedParameter,
     ParameterMatch,
@@ -40,11 +40,11 @@ from core.parameters import (
     check_nothing_lost,
     match_parameters,
 )
-from core.redundancy import SharedSlices, choose_keepers
-from core.request import IntegratedSave
-from core.slices import Shape, TensorSlice
-from core.strategy.model import Strategy
-from core.unified import UnifiedLayout, unified_match
+from reshard.core.redundancy import SharedSlices, choose_keepers
+from reshard.core.request import IntegratedSave
+from reshard.core.slices import Shape, TensorSlice
+from reshard.core.strategy.model import Strategy
+from reshard.core.unified import UnifiedLayout, unified_match
 
 
 @dataclass(frozen=True)

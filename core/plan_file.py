@@ -15,23 +15,23 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from core import __version__
-from core.changes import Changes
-from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.records import CheckpointCatalog
-from core.errors import InputError, LimitError, TargetError
-from core.keys import needed_target_key, target_key
-from core.layout import ParameterLayout
-from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.request import IntegratedSave, checked_prefix
-from core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
-from core.sealing import is_sealed, keyed_digest, seal, unseal
-from core.storage.files import read_own_file
-from core.storage.urls import parse_url
-from core.strategy.model import StageStrategy, Strategy
-from core.strategy.records import check_layouts
-from core.unified import UnifiedLayout
+from reshard import __version__
+from reshard.core.changes import Changes
+from reshard.core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.errors import InputError, LimitError, TargetError
+from reshard.core.keys import needed_target_key, target_key
+from reshard.core.layout import ParameterLayout
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.request import IntegratedSave, checked_prefix
+from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
+from reshard.core.sealing import is_sealed, keyed_digest, seal, unseal
+from reshard.core.storage.files import read_own_file
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.records import check_layouts
+from reshard.core.unified import UnifiedLayout
 
 SCHEMA_VERSION = 2
 _PLAN = "plan"

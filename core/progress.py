@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from threading import Event
 from typing import Protocol
 
-from core.errors import StoppedError
+from reshard.core.errors import StoppedError
 
 
 class Progress(Protocol):

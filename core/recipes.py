@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from core.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
-from core.errors import LayoutError
-from core.pieces import Pieces, fill_once, joined, split, transposed, whole_piece
-from core.presets import is_training_state
-from core.slices import Shape
-from core.wording import quoted
+from reshard.core.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
+from reshard.core.errors import LayoutError
+from reshard.core.pieces import Pieces, fill_once, joined, split, transposed, whole_piece
+from reshard.core.presets import is_training_state
+from reshard.core.slices import Shape
+from reshard.core.wording import quoted
 
 
 @dataclass(frozen=True)

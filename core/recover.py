@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.damage import DamagePolicy
-from core.checkpoint.names import Step, parse_step, spelled_for
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import rank_names
-from core.checkpoint.survey import CheckpointSurvey, survey
-from core.convert import catalog_source, load_strategy
-from core.damage import mixed_steps, substitutions, unsaved
-from core.doubts import asked_integrated_save, integrated_save_doubts
-from core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
-from core.holders import LostBox
-from core.parameters import match_parameters
-from core.report import StandIn, Summary, unsaved_text
-from core.request import ConversionRequest, parse_ranks
-from core.strategy.groups import Groups, read_groups
-from core.strategy.model import Strategy
-from core.wording import counted
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.damage import DamagePolicy
+from reshard.core.checkpoint.names import Step, parse_step, spelled_for
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.checkpoint.survey import CheckpointSurvey, survey
+from reshard.core.convert import catalog_source, load_strategy
+from reshard.core.damage import mixed_steps, substitutions, unsaved
+from reshard.core.doubts import asked_integrated_save, integrated_save_doubts
+from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
+from reshard.core.holders import LostBox
+from reshard.core.parameters import match_parameters
+from reshard.core.report import StandIn, Summary, unsaved_text
+from reshard.core.request import ConversionRequest, parse_ranks
+from reshard.core.strategy.groups import Groups, read_groups
+from reshard.core.strategy.model import Strategy
+from reshard.core.wording import counted
 
 _MOST_NEWER_STEPS = 5
 

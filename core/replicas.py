@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from core.checkpoint.digests import content_digests
-from core.checkpoint.formats import read_index
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.checkpoint.selection import rank_names
-from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import CatalogError, LayoutError
-from core.keys import source_key
-from core.layout import Cut, whole_layout
-from core.storage.urls import parse_url
-from core.strategy.model import Strategy
-from core.threads import in_threads
-from core.wording import counted
+from reshard.core.checkpoint.digests import content_digests
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.errors import CatalogError, LayoutError
+from reshard.core.keys import source_key
+from reshard.core.layout import Cut, whole_layout
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import Strategy
+from reshard.core.threads import in_threads
+from reshard.core.wording import counted
 
 _BLOCK_BYTES = 4 * 2**20
 _REMOTE_FILES_AT_ONCE = 4

@@ -5,11 +5,11 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
-from core.append_info import AppendedParameter
-from core.budget import Budget
-from core.checkpoint.selection import rank_names
-from core.damage import carried_content, not_carried_everywhere, scattered, substitutions, unsaved
-from core.effects import (
+from reshard.core.append_info import AppendedParameter
+from reshard.core.budget import Budget
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.damage import carried_content, not_carried_everywhere, scattered, substitutions, unsaved
+from reshard.core.effects import (
     ExcludedParameter,
     ParameterEffect,
     effects_of,
@@ -17,10 +17,10 @@ from core.effects import (
     excluded_of,
     excluded_text,
 )
-from core.parameters import CarriedParameter
-from core.plan import ConversionPlan
-from core.request import VerifyLevel
-from core.wording import counted, utf8_text
+from reshard.core.parameters import CarriedParameter
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import VerifyLevel
+from reshard.core.wording import counted, utf8_text
 
 
 class Summary(BaseModel):

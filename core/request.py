@@ -10,11 +10,11 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 
-from core.changes import OverflowPolicy, Selection, parse_cast, parse_rename
-from core.errors import InputError
-from core.info_texts import InfoValue, parse_info
-from core.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
-from core.unified_names import UnifiedNaming
+from reshard.core.changes import OverflowPolicy, Selection, parse_cast, parse_rename
+from reshard.core.errors import InputError
+from reshard.core.info_texts import InfoValue, parse_info
+from reshard.core.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
+from reshard.core.unified_names import UnifiedNaming
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

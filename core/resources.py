@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from core.keys import key_names, named_keys
-from core.named_values import Resolver
-from core.request import ConversionOptions
-from core.runtime.metadata import metadata_limited
-from core.storage.named_options import storages_of
+from reshard.core.keys import key_names, named_keys
+from reshard.core.named_values import Resolver
+from reshard.core.request import ConversionOptions
+from reshard.core.runtime.metadata import metadata_limited
+from reshard.core.storage.named_options import storages_of
 
 
 @contextmanager

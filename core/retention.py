@@ -22,14 +22,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from core.checkpoint.names import Step, parse_step
-from core.errors import InputError, StorageError, TargetBusyError, TargetError
-from core.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
-from core.progress import current_progress
-from core.request import VerifyLevel
-from core.storage.claims import check_claim
-from core.storage.failures import mapped_errors
-from core.storage.files import (
+from reshard.core.checkpoint.names import Step, parse_step
+from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
+from reshard.core.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
+from reshard.core.progress import current_progress
+from reshard.core.request import VerifyLevel
+from reshard.core.storage.claims import check_claim
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import (
     exists,
     find_files,
     is_missing,
@@ -39,8 +39,8 @@ from core.storage.files import (
     unless_missing,
     write_bytes,
 )
-from core.storage.lease import exclusive, held_lease, living_holders, new_holder, remove_place
-from core.storage.publishing import (
+from reshard.core.storage.lease import exclusive, held_lease, living_holders, new_holder, remove_place
+from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
     REMOVING_NAME,
@@ -50,13 +50,13 @@ from core.storage.publishing import (
     remove_tree,
     working_location,
 )
-from core.storage.requests import at_once
-from core.storage.stamps import Stamp, read_stamp, read_stamps
-from core.storage.urls import Location
-from core.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest, record_digest
-from core.unified_index import index_problem
-from core.verify import verify_rank
-from core.wording import utf8_text
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.stamps import Stamp, read_stamp, read_stamps
+from reshard.core.storage.urls import Location
+from reshard.core.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest, record_digest
+from reshard.core.unified_index import index_problem
+from reshard.core.verify import verify_rank
+from reshard.core.wording import utf8_text
 
 _LARGEST_MANIFEST_BYTES = 2**28
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
-from core.errors import ConversionError, ReshardError, is_transient
+from reshard.core.errors import ConversionError, ReshardError, is_transient
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from core.errors import InputError
-from core.keys import Key
+from reshard.core.errors import InputError
+from reshard.core.keys import Key
 
 _MARK = b"reshard-sealed-1\n"
 _NONCE_BYTES = 12

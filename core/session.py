@@ -16,14 +16,22 @@ from functools import cached_property
 import numpy as np
 import xxhash
 
-from core import __version__
-from core.blocks import expected_entries
-from core.budget import CIPHER_BLOCK_BYTES, MOST_LANES, Budget, Crew, open_files_limit, share_out, upload_part_bytes
-from core.checkpoint.crc_writing import stands_at_beginning
-from core.checkpoint.encryption import encrypted_bytes
-from core.checkpoint.selection import rank_names
-from core.content import ContentCheck, content_problems_text, target_starts
-from core.errors import (
+from reshard import __version__
+from reshard.core.blocks import expected_entries
+from reshard.core.budget import (
+    CIPHER_BLOCK_BYTES,
+    MOST_LANES,
+    Budget,
+    Crew,
+    open_files_limit,
+    share_out,
+    upload_part_bytes,
+)
+from reshard.core.checkpoint.crc_writing import stands_at_beginning
+from reshard.core.checkpoint.encryption import encrypted_bytes
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.content import ContentCheck, content_problems_text, target_starts
+from reshard.core.errors import (
     CastError,
     ConversionError,
     InputError,
@@ -32,13 +40,13 @@ from core.errors import (
     TargetError,
     VerificationError,
 )
-from core.keys import needed_target_key
-from core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
-from core.overflows import overflow_notes, total_overflows
-from core.plan import ConversionPlan
-from core.plan_file import dump_plan
-from core.progress import SilentProgress, advancing, current_progress
-from core.report import (
+from reshard.core.keys import needed_target_key
+from reshard.core.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
+from reshard.core.overflows import overflow_notes, total_overflows
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import dump_plan
+from reshard.core.progress import SilentProgress, advancing, current_progress
+from reshard.core.report import (
     RANK,
     ConversionReport,
     Outcome,
@@ -48,21 +56,21 @@ from core.report import (
     stand_ins_of,
     target_kind,
 )
-from core.request import ConversionRequest, TargetLayout, VerifyLevel
-from core.retry import retries_counted, with_retries
-from core.sharing import group_ranks
-from core.sources import are_remote
-from core.storage.claims import check_claim
-from core.storage.files import copy_file
-from core.storage.publishing import check_room
-from core.storage.uploads import abort_uploads, takes_parts
-from core.storage.urls import Location, parse_url
-from core.target import Target, Workspace, read_identity, read_records, record_digest
-from core.threads import in_threads
-from core.transform import transform_ranks
-from core.unified_index import index_of, index_problem
-from core.verification.state import check_no_other_state, state_problems
-from core.verify import RankVerification, verify_rank
+from reshard.core.request import ConversionRequest, TargetLayout, VerifyLevel
+from reshard.core.retry import retries_counted, with_retries
+from reshard.core.sharing import group_ranks
+from reshard.core.sources import are_remote
+from reshard.core.storage.claims import check_claim
+from reshard.core.storage.files import copy_file
+from reshard.core.storage.publishing import check_room
+from reshard.core.storage.uploads import abort_uploads, takes_parts
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target import Target, Workspace, read_identity, read_records, record_digest
+from reshard.core.threads import in_threads
+from reshard.core.transform import transform_ranks
+from reshard.core.unified_index import index_of, index_problem
+from reshard.core.verification.state import check_no_other_state, state_problems
+from reshard.core.verify import RankVerification, verify_rank
 
 _HEADER_BYTES = 4096
 """Room asked for beyond the shards, for each rank's headers."""

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.blocks import Part
-from core.checkpoint.selection import listed
-from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import PlanError
-from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
-from core.holders import SourceCopy, lacks_cells
-from core.layout import whole_layout
-from core.parameters import MovedParameter, as_it_is, distinct_sources
-from core.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
-from core.progress import current_progress
-from core.slices import TensorSlice, contiguous_boxes
-from core.sources import LocalFiles, RemoteFiles, are_remote
+from reshard.core.blocks import Part
+from reshard.core.checkpoint.selection import listed
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.errors import PlanError
+from reshard.core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from reshard.core.holders import SourceCopy, lacks_cells
+from reshard.core.layout import whole_layout
+from reshard.core.parameters import MovedParameter, as_it_is, distinct_sources
+from reshard.core.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
+from reshard.core.progress import current_progress
+from reshard.core.slices import TensorSlice, contiguous_boxes
+from reshard.core.sources import LocalFiles, RemoteFiles, are_remote
 
 _BLOCK_BYTES = 4 * 2**20
 _MOST_OPEN_FILES = 32

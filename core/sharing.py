@@ -7,11 +7,11 @@ worth reading once, too. Ranks that get rows of their own share nothing.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from core.gather import GAP_WORTH_READING_BYTES
-from core.plan import ConversionPlan, LayoutClass, ParameterPlan, TargetStage
-from core.slices import Shape
-from core.spans import gap_cost_bytes
-from core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
+from reshard.core.gather import GAP_WORTH_READING_BYTES
+from reshard.core.plan import ConversionPlan, LayoutClass, ParameterPlan, TargetStage
+from reshard.core.slices import Shape
+from reshard.core.spans import gap_cost_bytes
+from reshard.core.storage.requests import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 
 _GAPS_WORTH_SHARING = 0.25
 """Part of a rank's bytes that reading through gaps must cost on top, for its ranks to be grouped.

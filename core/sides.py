@@ -16,33 +16,38 @@ from typing import Protocol
 
 import numpy as np
 
-from core.changes import Selection
-from core.checkpoint.contents import share_of
-from core.checkpoint.records import CatalogRecord
-from core.convert import catalog_source, load_strategy
-from core.declared import declared_changes
-from core.doubts import asked_integrated_save, integrated_save_doubts
-from core.dtypes import DType, dtype_from_record
-from core.errors import InputError, PlanError
-from core.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
-from core.fingerprints import BLOCK_BYTES, shard_sums
-from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all, read_model_fingerprint
-from core.named_values import Resolver
-from core.numpy_types import cast_bits
-from core.parameters import holding_file
-from core.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
-from core.progress import advancing, current_progress
-from core.recipes import excluded_names
-from core.request import ConversionRequest
-from core.resources import resources_of
-from core.retry import with_retries
-from core.shared import WholeReader
-from core.slices import Shape, TensorSlice, contiguous_boxes
-from core.storage.urls import parse_url
-from core.tallies import Contents, Tallies
-from core.threads import in_threads
-from core.unified_source import strategy_of
-from core.wording import printable, utf8_text
+from reshard.core.changes import Selection
+from reshard.core.checkpoint.contents import share_of
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.convert import catalog_source, load_strategy
+from reshard.core.declared import declared_changes
+from reshard.core.doubts import asked_integrated_save, integrated_save_doubts
+from reshard.core.dtypes import DType, dtype_from_record
+from reshard.core.errors import InputError, PlanError
+from reshard.core.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
+from reshard.core.fingerprints import BLOCK_BYTES, shard_sums
+from reshard.core.model_fingerprint import (
+    ModelFingerprint,
+    ParameterFingerprint,
+    fingerprint_of_all,
+    read_model_fingerprint,
+)
+from reshard.core.named_values import Resolver
+from reshard.core.numpy_types import cast_bits
+from reshard.core.parameters import holding_file
+from reshard.core.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
+from reshard.core.progress import advancing, current_progress
+from reshard.core.recipes import excluded_names
+from reshard.core.request import ConversionRequest
+from reshard.core.resources import resources_of
+from reshard.core.retry import with_retries
+from reshard.core.shared import WholeReader
+from reshard.core.slices import Shape, TensorSlice, contiguous_boxes
+from reshard.core.storage.urls import parse_url
+from reshard.core.tallies import Contents, Tallies
+from reshard.core.threads import in_threads
+from reshard.core.unified_source import strategy_of
+from reshard.core.wording import printable, utf8_text
 
 WORKER_BYTES = 32 * 2**20
 """What the buffers of one worker take at most: of a remote file, half of it is under way."""

@@ -4,22 +4,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from core import __version__
-from core.checkpoint.formats import read_index
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord
-from core.content import ContentCheck, target_starts
-from core.errors import CatalogError, CheckpointError, InputError, StorageError
-from core.keys import source_key
-from core.manifest import Manifest, ShardRecord
-from core.plan import ConversionPlan
-from core.plan_file import load_plan, rebuild_plan
-from core.slices import Shape
-from core.storage.file_versions import is_only_touched, is_same_version
-from core.storage.files import has_no_file, is_missing, read_version
-from core.storage.urls import Location, parse_url
-from core.target import Workspace
-from core.threads import in_threads
+from reshard import __version__
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.content import ContentCheck, target_starts
+from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.keys import source_key
+from reshard.core.manifest import Manifest, ShardRecord
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import load_plan, rebuild_plan
+from reshard.core.slices import Shape
+from reshard.core.storage.file_versions import is_only_touched, is_same_version
+from reshard.core.storage.files import has_no_file, is_missing, read_version
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target import Workspace
+from reshard.core.threads import in_threads
 
 
 class SourceComparison:

@@ -5,17 +5,17 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Protocol
 
-from core.checkpoint.encryption import decrypted
-from core.checkpoint.heads import piece_heads
-from core.checkpoint.model import TensorEntry
-from core.checkpoint.records import CatalogRecord
-from core.errors import CatalogError
-from core.keys import source_key
-from core.plan import ConversionPlan
-from core.storage.file_versions import difference_text
-from core.storage.files import SourceFile, open_source
-from core.storage.requests import at_once
-from core.storage.urls import Location, parse_url
+from reshard.core.checkpoint.encryption import decrypted
+from reshard.core.checkpoint.heads import piece_heads
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.errors import CatalogError
+from reshard.core.keys import source_key
+from reshard.core.plan import ConversionPlan
+from reshard.core.storage.file_versions import difference_text
+from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.urls import Location, parse_url
 
 
 class SourceFiles(Protocol):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from core.blocks import Part
-from core.dtypes import DType
-from core.errors import ConversionError
-from core.plan import ConversionPlan, ParameterPlan, ReadItem
-from core.slices import Shape, TensorSlice, byte_span, contiguous_axis, row_major_strides
+from reshard.core.blocks import Part
+from reshard.core.dtypes import DType
+from reshard.core.errors import ConversionError
+from reshard.core.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.slices import Shape, TensorSlice, byte_span, contiguous_axis, row_major_strides
 
 
 def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: int) -> int:

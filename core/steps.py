@@ -10,29 +10,29 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from core.checkpoint.cipher_blocks import KeyMistakeError
-from core.checkpoint.formats import read_index
-from core.checkpoint.indexing import read_indexes, workers_on
-from core.checkpoint.names import Step, spelled_for
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord
-from core.checkpoint.selection import listed, rank_names, select_files
-from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
-from core.errors import CatalogError, ConversionError, InputError, TargetError
-from core.keys import source_key
-from core.latest_request import LatestConversionRequest
-from core.manifest import PLAN_NAME
-from core.plan_file import load_sources
-from core.progress import current_progress
-from core.retry import paused
-from core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
-from core.storage.files import SourceFile, read_version, unless_missing
-from core.storage.publishing import STATE_DIRECTORY
-from core.storage.requests import at_once
-from core.storage.stamps import Stamp, read_stamps
-from core.storage.urls import Location, parse_url
-from core.target import read_manifest
-from core.wording import printable, seconds_text
+from reshard.core.checkpoint.cipher_blocks import KeyMistakeError
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.indexing import read_indexes, workers_on
+from reshard.core.checkpoint.names import Step, spelled_for
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.checkpoint.selection import listed, rank_names, select_files
+from reshard.core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.errors import CatalogError, ConversionError, InputError, TargetError
+from reshard.core.keys import source_key
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.manifest import PLAN_NAME
+from reshard.core.plan_file import load_sources
+from reshard.core.progress import current_progress
+from reshard.core.retry import paused
+from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
+from reshard.core.storage.files import SourceFile, read_version, unless_missing
+from reshard.core.storage.publishing import STATE_DIRECTORY
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.stamps import Stamp, read_stamps
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target import read_manifest
+from reshard.core.wording import printable, seconds_text
 
 LOOK_AGAIN_SECONDS = 5.0
 _MOST_TOLD = 10

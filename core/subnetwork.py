@@ -8,7 +8,7 @@ perhaps on other machines. What comes of it is a part: files named `…_part{sta
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from core.strategy.model import Strategy
+from reshard.core.strategy.model import Strategy
 
 _ASIDE = ("accu_grads", "adam_m", "adam_v")
 """Names of training state, which either side may have or not, begin so: it says nothing about stages."""

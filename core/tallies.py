@@ -4,15 +4,15 @@ import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from core.checkpoint.records import CatalogRecord
-from core.damage import TELLING_STEPS
-from core.dtypes import DType
-from core.fingerprint import combined
-from core.fingerprints import Cells, Share
-from core.holders import SourceCopy
-from core.parameters import MovedParameter
-from core.plan import ConversionPlan
-from core.replicas import differing_copies_text
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.damage import TELLING_STEPS
+from reshard.core.dtypes import DType
+from reshard.core.fingerprint import combined
+from reshard.core.fingerprints import Cells, Share
+from reshard.core.holders import SourceCopy
+from reshard.core.parameters import MovedParameter
+from reshard.core.plan import ConversionPlan
+from reshard.core.replicas import differing_copies_text
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from functools import cached_property
 
 import xxhash
 
-from core.checkpoint.patterns import Lies, lies
-from core.checkpoint.records import CatalogRecord
-from core.errors import (
+from reshard.core.checkpoint.patterns import Lies, lies
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.errors import (
     CheckpointError,
     InputError,
     StorageError,
@@ -29,8 +29,8 @@ from core.errors import (
     VerificationError,
     is_transient,
 )
-from core.keys import target_key
-from core.manifest import (
+from reshard.core.keys import target_key
+from reshard.core.manifest import (
     PLAN_NAME,
     RECORDS_DIRECTORY,
     Manifest,
@@ -41,13 +41,13 @@ from core.manifest import (
     record_content,
     with_plan,
 )
-from core.plan import ConversionPlan
-from core.plan_file import dump_plan, load_sources, plan_identity
-from core.progress import current_progress
-from core.request import VerifyLevel
-from core.sealing import keyed_digest, seal, unseal
-from core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
-from core.storage.files import (
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import dump_plan, load_sources, plan_identity
+from reshard.core.progress import current_progress
+from reshard.core.request import VerifyLevel
+from reshard.core.sealing import keyed_digest, seal, unseal
+from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
+from reshard.core.storage.files import (
     find_files,
     kind_of,
     read_own_file,
@@ -57,10 +57,18 @@ from core.storage.files import (
     unless_missing,
     write_bytes,
 )
-from core.storage.filesystems import same_storage
-from core.storage.lease import GATE_NAME, LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
-from core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
-from core.storage.publishing import (
+from reshard.core.storage.filesystems import same_storage
+from reshard.core.storage.lease import (
+    GATE_NAME,
+    LeaseHolder,
+    exclusive,
+    held_lease,
+    living_holders,
+    new_holder,
+    remove_place,
+)
+from reshard.core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
+from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
     REMOVING_NAME,
@@ -76,10 +84,10 @@ from core.storage.publishing import (
     temporary_files,
     working_location,
 )
-from core.storage.requests import at_once
-from core.storage.urls import Location, parse_url
-from core.unified_index import index_of, index_problem, places_problem
-from core.wording import printable
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.unified_index import index_of, index_problem, places_problem
+from reshard.core.wording import printable
 
 IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"

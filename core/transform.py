@@ -13,20 +13,20 @@ from itertools import zip_longest
 
 import xxhash
 
-from core.blocks import Block, expected_entries, file_blocks, planned_file, turned_parameters
-from core.budget import Budget, Shares, UploadBuffers
-from core.checkpoint.crc_writing import RunningCrc, Stretch, running_crc
-from core.checkpoint.encryption import encrypted_bytes
-from core.checkpoint.model import FilePlan
-from core.checkpoint.opening import write_checkpoint
-from core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
-from core.keys import needed_target_key
-from core.lanes import Lanes
-from core.manifest import OverflowRecord, ParameterRecord, ShardRecord
-from core.overflows import OverflowTally
-from core.plan import ConversionPlan
-from core.sources import LocalFiles, RemoteFiles, are_remote
-from core.storage.urls import Location
+from reshard.core.blocks import Block, expected_entries, file_blocks, planned_file, turned_parameters
+from reshard.core.budget import Budget, Shares, UploadBuffers
+from reshard.core.checkpoint.crc_writing import RunningCrc, Stretch, running_crc
+from reshard.core.checkpoint.encryption import encrypted_bytes
+from reshard.core.checkpoint.model import FilePlan
+from reshard.core.checkpoint.opening import write_checkpoint
+from reshard.core.gather import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from reshard.core.keys import needed_target_key
+from reshard.core.lanes import Lanes
+from reshard.core.manifest import OverflowRecord, ParameterRecord, ShardRecord
+from reshard.core.overflows import OverflowTally
+from reshard.core.plan import ConversionPlan
+from reshard.core.sources import LocalFiles, RemoteFiles, are_remote
+from reshard.core.storage.urls import Location
 
 Advance = Callable[[int], None]
 """Told of every block written, how many bytes of shards were in it; may raise to stop the work."""

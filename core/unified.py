@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import rank_names
-from core.dtypes import MAP_TENSOR, TEXT
-from core.errors import PlanError
-from core.held import names_in_order
-from core.holders import SourceCopy
-from core.layout import whole_layout
-from core.parameters import CarriedParameter, MovedParameter, ParameterMatch, SourceTensor
-from core.pieces import whole_piece
-from core.unified_names import UnifiedNaming, file_names
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.selection import rank_names
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.errors import PlanError
+from reshard.core.held import names_in_order
+from reshard.core.holders import SourceCopy
+from reshard.core.layout import whole_layout
+from reshard.core.parameters import CarriedParameter, MovedParameter, ParameterMatch, SourceTensor
+from reshard.core.pieces import whole_piece
+from reshard.core.unified_names import UnifiedNaming, file_names
 
 _MOST_PROBLEMS_TOLD = 20
 

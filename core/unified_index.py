@@ -7,17 +7,17 @@ from itertools import chain
 
 import xxhash
 
-from core.append_info import AppendedParameter
-from core.checkpoint.weight_maps import LARGEST_INDEX_BYTES, dump_weight_map, read_weight_map
-from core.dtypes import TEXT
-from core.errors import CatalogError, CheckpointError, StorageError, is_transient
-from core.manifest import IndexSummary, ShardRecord
-from core.parameters import MovedParameter
-from core.plan import ConversionPlan
-from core.storage.files import read_small_file
-from core.storage.urls import Location
-from core.unified_names import OTHERS_NAME, index_name
-from core.wording import printable
+from reshard.core.append_info import AppendedParameter
+from reshard.core.checkpoint.weight_maps import LARGEST_INDEX_BYTES, dump_weight_map, read_weight_map
+from reshard.core.dtypes import TEXT
+from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
+from reshard.core.manifest import IndexSummary, ShardRecord
+from reshard.core.parameters import MovedParameter
+from reshard.core.plan import ConversionPlan
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.urls import Location
+from reshard.core.unified_names import OTHERS_NAME, index_name
+from reshard.core.wording import printable
 
 
 @dataclass(frozen=True)

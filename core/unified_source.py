@@ -1,8 +1,8 @@
 """A unified checkpoint as a source has a strategy, too: each of its files is a stage of one device."""
 
-from core.checkpoint.records import CheckpointCatalog
-from core.layout import whole_layout
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.layout import whole_layout
+from reshard.core.strategy.model import StageStrategy, Strategy
 
 
 def strategy_of(catalog: CheckpointCatalog) -> Strategy | None:

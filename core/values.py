@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from core import dtypes
-from core.dtypes import DType, dtype_from_name
-from core.errors import CheckpointError
-from core.numpy_types import NUMPY_TYPES
+from reshard.core import dtypes
+from reshard.core.dtypes import DType, dtype_from_name
+from reshard.core.errors import CheckpointError
+from reshard.core.numpy_types import NUMPY_TYPES
 
 Value = np.ndarray | str | list[np.ndarray]
 """An array, a text, or a map parameter's keys, values and status."""

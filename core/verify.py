@@ -15,20 +15,20 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from core.checkpoint.digests import file_digests
-from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.formats import read_index, stored_crc
-from core.checkpoint.model import FileIndex, OutputEntry
-from core.checkpoint.opening import open_checkpoint
-from core.content import TargetParts
-from core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
-from core.fingerprint import fingerprint_text
-from core.keys import KeyNames, named_keys, target_key
-from core.manifest import Manifest, RankSummary, ShardRecord, unsealed_manifest
-from core.named_values import Resolver
-from core.progress import Progress, SilentProgress, advancing
-from core.report import FILE, RANK, VerificationReport
-from core.request import (
+from reshard.core.checkpoint.digests import file_digests
+from reshard.core.checkpoint.encryption import DecryptedSource
+from reshard.core.checkpoint.formats import read_index, stored_crc
+from reshard.core.checkpoint.model import FileIndex, OutputEntry
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.content import TargetParts
+from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
+from reshard.core.fingerprint import fingerprint_text
+from reshard.core.keys import KeyNames, named_keys, target_key
+from reshard.core.manifest import Manifest, RankSummary, ShardRecord, unsealed_manifest
+from reshard.core.named_values import Resolver
+from reshard.core.progress import Progress, SilentProgress, advancing
+from reshard.core.report import FILE, RANK, VerificationReport
+from reshard.core.request import (
     WITHOUT_CREDENTIALS,
     EncryptionMode,
     KeyName,
@@ -38,18 +38,18 @@ from core.request import (
     mode_with_key,
     without_credentials,
 )
-from core.slices import Shape
-from core.source_comparison import SourceComparison
-from core.storage.files import SourceFile, exists, has_no_file
-from core.storage.joined import JoinedFile
-from core.storage.named_options import named_storages
-from core.storage.publishing import other_files
-from core.storage.urls import Location, parse_url
-from core.target import Workspace, read_manifest, record_digest
-from core.threads import in_threads
-from core.unified_index import index_problem, places_problem
-from core.verification.state import UNDIGESTED, state_problems
-from core.wording import utf8_text
+from reshard.core.slices import Shape
+from reshard.core.source_comparison import SourceComparison
+from reshard.core.storage.files import SourceFile, exists, has_no_file
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.named_options import named_storages
+from reshard.core.storage.publishing import other_files
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target import Workspace, read_manifest, record_digest
+from reshard.core.threads import in_threads
+from reshard.core.unified_index import index_problem, places_problem
+from reshard.core.verification.state import UNDIGESTED, state_problems
+from reshard.core.wording import utf8_text
 
 _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core.dtypes import DType, dtype_from_name
-from core.layout import ParameterLayout
-from core.slices import Shape
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.dtypes import DType, dtype_from_name
+from reshard.core.layout import ParameterLayout
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 
 LAYERS = 4
 _HIDDEN = 128

@@ -31,8 +31,8 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
-from core import __version__
-from deployments.described import Described, WorkPool
+from reshard import __version__
+from reshard.deployments.described import Described, WorkPool
 
 RANKS_LIMIT = "reshard-ranks"
 """The global concurrency limit that a run's parameter `concurrency_limit` may name."""

@@ -15,7 +15,7 @@ from prefect.exceptions import PrefectException
 from prefect.schedules import Schedule
 from pydantic import BaseModel, ConfigDict
 
-from core.errors import ConversionError, InputError
+from reshard.core.errors import ConversionError, InputError
 
 PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 

@@ -17,19 +17,19 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from core.comparison_request import ComparisonRequest
-from core.errors import InputError
-from core.latest_request import LatestConversionRequest
-from core.merge import MergeRequest
-from core.request import ConversionRequest, describe_validation
-from core.verify import VerificationRequest
-from deployments.places import deployed_pattern, relative_places
-from flows import compare_checkpoints as comparison
-from flows import convert_checkpoint as conversion
-from flows import convert_latest_checkpoint as latest
-from flows import merge_strategy as merging
-from flows import verify_checkpoint as verification
-from flows.outcome import failed
+from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.errors import InputError
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.merge import MergeRequest
+from reshard.core.request import ConversionRequest, describe_validation
+from reshard.core.verify import VerificationRequest
+from reshard.deployments.places import deployed_pattern, relative_places
+from reshard.flows import compare_checkpoints as comparison
+from reshard.flows import convert_checkpoint as conversion
+from reshard.flows import convert_latest_checkpoint as latest
+from reshard.flows import merge_strategy as merging
+from reshard.flows import verify_checkpoint as verification
+from reshard.flows.outcome import failed
 
 Request = TypeVar("Request", bound=BaseModel)
 

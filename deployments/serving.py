@@ -15,10 +15,10 @@ from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.flows import load_flow_from_entrypoint
 from prefect.runner import Runner
 
-from core import __version__
-from core.errors import InputError
-from deployments.deploy import make_triggers
-from deployments.described import Described
+from reshard import __version__
+from reshard.core.errors import InputError
+from reshard.deployments.deploy import make_triggers
+from reshard.deployments.described import Described
 
 
 def served_deployments(client: SyncPrefectClient, descriptions: Sequence[Described]) -> list[RunnerDeployment]:

@@ -16,9 +16,9 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import FloatRect, Locator, expect
 
-from cli.main import run
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.cli.main import run
+from reshard.core.storage.urls import parse_url
 from tests.support.browser import CHROMIUM, NO_CHROMIUM, PrefectPages, served_to_a_browser
 
 PICTURES = Path(__file__).with_name("screenshots")

@@ -3,13 +3,13 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from core.comparison_report import ComparisonReport
-from core.comparison_request import ComparisonRequest
-from core.errors import DifferenceError
-from flows.outcome import carried_out, tail_of
-from tasks.artifacts import publish_comparison
-from tasks.comparison import compare_checkpoints as compare_sides
-from tasks.progress import RunProgress
+from reshard.core.comparison_report import ComparisonReport
+from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.errors import DifferenceError
+from reshard.flows.outcome import carried_out, tail_of
+from reshard.tasks.artifacts import publish_comparison
+from reshard.tasks.comparison import compare_checkpoints as compare_sides
+from reshard.tasks.progress import RunProgress
 
 _MOST_TOLD = 20
 

@@ -5,25 +5,25 @@ import time
 from prefect import flow
 from prefect.runtime import flow_run
 
-from core.convert import check_target
-from core.report import ConversionReport, summarize_plan
-from core.request import ConversionRequest
-from core.resources import resources_of
-from core.retry import with_retries
-from core.session import open_session, raise_failures
-from flows.outcome import carried_out, check_output, tail_of
-from flows.ranks import read_sources, run_ranks
-from flows.runners import CrewRunner, crew_of
-from flows.slots import Slots, slots_of
-from tasks.artifacts import publish_plan, publish_report
-from tasks.catalog import catalog_source
-from tasks.conversion import commit_target
-from tasks.events import tell_completed, telling_failure
-from tasks.planning import plan_conversion
-from tasks.policies import untouched
-from tasks.progress import RunProgress
-from tasks.storages import RESOLVERS
-from tasks.strategies import merge_strategy
+from reshard.core.convert import check_target
+from reshard.core.report import ConversionReport, summarize_plan
+from reshard.core.request import ConversionRequest
+from reshard.core.resources import resources_of
+from reshard.core.retry import with_retries
+from reshard.core.session import open_session, raise_failures
+from reshard.flows.outcome import carried_out, check_output, tail_of
+from reshard.flows.ranks import read_sources, run_ranks
+from reshard.flows.runners import CrewRunner, crew_of
+from reshard.flows.slots import Slots, slots_of
+from reshard.tasks.artifacts import publish_plan, publish_report
+from reshard.tasks.catalog import catalog_source
+from reshard.tasks.conversion import commit_target
+from reshard.tasks.events import tell_completed, telling_failure
+from reshard.tasks.planning import plan_conversion
+from reshard.tasks.policies import untouched
+from reshard.tasks.progress import RunProgress
+from reshard.tasks.storages import RESOLVERS
+from reshard.tasks.strategies import merge_strategy
 
 
 def title_of(request: ConversionRequest) -> str:

@@ -4,16 +4,16 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from core.latest import LatestReport, run_latest
-from core.latest_request import LatestConversionRequest
-from core.progress import Progress, current_progress, reporting_to
-from core.report import ConversionReport
-from core.request import ConversionRequest
-from core.resources import resources_of
-from flows.convert_checkpoint import convert_checkpoint
-from flows.outcome import carried_out, check_output, tail_of
-from tasks.artifacts import publish_latest
-from tasks.storages import RESOLVERS
+from reshard.core.latest import LatestReport, run_latest
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.progress import Progress, current_progress, reporting_to
+from reshard.core.report import ConversionReport
+from reshard.core.request import ConversionRequest
+from reshard.core.resources import resources_of
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.outcome import carried_out, check_output, tail_of
+from reshard.tasks.artifacts import publish_latest
+from reshard.tasks.storages import RESOLVERS
 
 
 def title_of(request: LatestConversionRequest) -> str:

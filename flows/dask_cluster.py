@@ -18,10 +18,10 @@ from prefect import Task, settings
 from prefect.context import FlowRunContext
 from prefect_dask.task_runners import DaskTaskRunner
 
-from core.budget import Crew
-from core.errors import ConversionError, InputError
-from flows.embedded_server import is_embedded
-from flows.runners import Future, Outcome, RunnerLostError
+from reshard.core.budget import Crew
+from reshard.core.errors import ConversionError, InputError
+from reshard.flows.embedded_server import is_embedded
+from reshard.flows.runners import Future, Outcome, RunnerLostError
 
 CONNECT_SECONDS = 10.0
 NO_WORKERS_SECONDS = 30.0

@@ -19,7 +19,7 @@ import httpx
 from prefect import settings
 from prefect.events.worker import EventsWorker
 
-from core.errors import ConversionError
+from reshard.core.errors import ConversionError
 
 EMBEDDED_SETTINGS: dict[Any, Any] = {
     settings.PREFECT_SERVER_ANALYTICS_ENABLED: False,

@@ -23,15 +23,15 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.client.schemas.sorting import TaskRunSort
 from prefect.events.worker import EventsWorker
 
-from core.errors import ConversionError
-from core.progress import Progress, SilentProgress, reporting_to
-from core.request import ConversionRequest
-from flows.embedded_server import embedded_server_error, is_embedded, start_server
+from reshard.core.errors import ConversionError
+from reshard.core.progress import Progress, SilentProgress, reporting_to
+from reshard.core.request import ConversionRequest
+from reshard.flows.embedded_server import embedded_server_error, is_embedded, start_server
 
 if TYPE_CHECKING:
     from prefect import Flow
 
-    from core.report import ConversionReport
+    from reshard.core.report import ConversionReport
 
     ConversionFlow = Flow[[ConversionRequest], ConversionReport]
 
@@ -69,7 +69,7 @@ def run_locally(request: ConversionRequest, progress: Progress | None = None) ->
 
 def _flow() -> "ConversionFlow":
     """The flow, imported when it is asked for: that takes a second, in which a server can start."""
-    from flows.convert_checkpoint import convert_checkpoint
+    from reshard.flows.convert_checkpoint import convert_checkpoint
 
     return convert_checkpoint
 

@@ -3,14 +3,14 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from core.merge import MergeReport, MergeRequest
-from core.storage.named_options import named_storages
-from core.wording import printable
-from flows.outcome import carried_out, check_output, tail_of
-from tasks.artifacts import publish_merge
-from tasks.progress import RunProgress
-from tasks.storages import RESOLVERS
-from tasks.strategies import merge_files
+from reshard.core.merge import MergeReport, MergeRequest
+from reshard.core.storage.named_options import named_storages
+from reshard.core.wording import printable
+from reshard.flows.outcome import carried_out, check_output, tail_of
+from reshard.tasks.artifacts import publish_merge
+from reshard.tasks.progress import RunProgress
+from reshard.tasks.storages import RESOLVERS
+from reshard.tasks.strategies import merge_files
 
 
 def title_of(request: MergeRequest) -> str:

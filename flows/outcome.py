@@ -9,16 +9,16 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment
 from prefect.states import Failed
 
-from core.errors import ReshardError
-from core.garbage import rare_collections
-from core.progress import current_progress, reporting_to
-from core.retry import counting_retries, stoppable
-from core.runtime.shortage import naming_shortage
-from core.secrets import scrubbed
-from core.storage.filesystems import check_lasting
-from core.wording import printable, printable_lines
-from tasks.artifacts import publish_failure
-from tasks.progress import RunProgress
+from reshard.core.errors import ReshardError
+from reshard.core.garbage import rare_collections
+from reshard.core.progress import current_progress, reporting_to
+from reshard.core.retry import counting_retries, stoppable
+from reshard.core.runtime.shortage import naming_shortage
+from reshard.core.secrets import scrubbed
+from reshard.core.storage.filesystems import check_lasting
+from reshard.core.wording import printable, printable_lines
+from reshard.tasks.artifacts import publish_failure
+from reshard.tasks.progress import RunProgress
 
 Result = TypeVar("Result")
 

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from prefect import Task
 
-from core.batches import RanksFailedError, batch_groups
-from core.content import ContentCheck
-from core.errors import ConversionError, ReshardError
-from core.retry import count_retry
-from core.session import Session
-from flows.runners import CrewRunner, Future, Outcome, Runner, RunnerLostError, threads
-from flows.slots import Answer, Slot, Slots, not_had
-from tasks.assignment import Assignment, Deeds
-from tasks.content import fingerprint_source
-from tasks.conversion import transform_rank, transform_ranks
-from tasks.progress import RunProgress
-from tasks.verification import verify_rank
+from reshard.core.batches import RanksFailedError, batch_groups
+from reshard.core.content import ContentCheck
+from reshard.core.errors import ConversionError, ReshardError
+from reshard.core.retry import count_retry
+from reshard.core.session import Session
+from reshard.flows.runners import CrewRunner, Future, Outcome, Runner, RunnerLostError, threads
+from reshard.flows.slots import Answer, Slot, Slots, not_had
+from reshard.tasks.assignment import Assignment, Deeds
+from reshard.tasks.content import fingerprint_source
+from reshard.tasks.conversion import transform_rank, transform_ranks
+from reshard.tasks.progress import RunProgress
+from reshard.tasks.verification import verify_rank
 
 Failures = dict[int, ReshardError]
 

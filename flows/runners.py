@@ -14,9 +14,9 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from core.budget import Crew
-from core.errors import ConversionError, InputError
-from core.request import ConversionRequest
+from reshard.core.budget import Crew
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.request import ConversionRequest
 
 Future = PrefectFuture[Any]
 Outcome = State[Any] | BaseException
@@ -109,7 +109,7 @@ def crew_of(request: ConversionRequest) -> Iterator[CrewRunner | None]:
         yield None
         return
     try:
-        from flows.dask_cluster import local_cluster, running_cluster
+        from reshard.flows.dask_cluster import local_cluster, running_cluster
     except ImportError as error:
         raise InputError(
             f"dask_scheduler {request.dask_scheduler}: Dask is not installed ({error}): pip install 'reshard[dask]'"

@@ -14,8 +14,8 @@ from prefect import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
-from core.errors import ConversionError, InputError
-from core.progress import current_progress
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.progress import current_progress
 
 _LEASE_SECONDS = 60.0
 """The server takes a slot back so long after its run was killed; no shorter time is allowed."""

@@ -3,15 +3,15 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from core.errors import VerificationError
-from core.report import VerificationReport
-from core.verify import VerificationRequest, resources_to_verify
-from core.wording import printable
-from flows.outcome import carried_out, tail_of
-from tasks.artifacts import publish_verification
-from tasks.progress import RunProgress
-from tasks.storages import RESOLVERS
-from tasks.verification import verify_target
+from reshard.core.errors import VerificationError
+from reshard.core.report import VerificationReport
+from reshard.core.verify import VerificationRequest, resources_to_verify
+from reshard.core.wording import printable
+from reshard.flows.outcome import carried_out, tail_of
+from reshard.tasks.artifacts import publish_verification
+from reshard.tasks.progress import RunProgress
+from reshard.tasks.storages import RESOLVERS
+from reshard.tasks.verification import verify_target
 
 _MOST_TOLD = 20
 

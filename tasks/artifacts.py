@@ -12,14 +12,14 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from core.comparison_report import ComparisonReport
-from core.errors import ReshardError
-from core.latest import LatestReport
-from core.merge import MergeReport
-from core.picture import draw_feeds, feeds_of
-from core.plan import ConversionPlan
-from core.report import ConversionReport, PlanSummary, VerificationReport
-from tasks.pages import (
+from reshard.core.comparison_report import ComparisonReport
+from reshard.core.errors import ReshardError
+from reshard.core.latest import LatestReport
+from reshard.core.merge import MergeReport
+from reshard.core.picture import draw_feeds, feeds_of
+from reshard.core.plan import ConversionPlan
+from reshard.core.report import ConversionReport, PlanSummary, VerificationReport
+from reshard.tasks.pages import (
     as_paragraph,
     comparison_page,
     difference_rows,

@@ -2,11 +2,11 @@
 
 from prefect import task
 
-from core import convert
-from core.checkpoint.records import CheckpointCatalog
-from core.request import ConversionRequest
-from core.strategy.model import Strategy
-from tasks.policies import RETRIED
+from reshard.core import convert
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.request import ConversionRequest
+from reshard.core.strategy.model import Strategy
+from reshard.tasks.policies import RETRIED
 
 
 @task(name="catalog", task_run_name="catalog", **RETRIED)

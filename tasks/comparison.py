@@ -2,12 +2,12 @@
 
 from prefect import task
 
-from core import compare
-from core.comparison_report import ComparisonReport
-from core.comparison_request import ComparisonRequest
-from core.progress import current_progress
-from tasks.policies import RETRIED
-from tasks.storages import RESOLVERS
+from reshard.core import compare
+from reshard.core.comparison_report import ComparisonReport
+from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.progress import current_progress
+from reshard.tasks.policies import RETRIED
+from reshard.tasks.storages import RESOLVERS
 
 
 @task(name="compare-checkpoints", task_run_name="compare-checkpoints", **RETRIED)

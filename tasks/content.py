@@ -8,10 +8,10 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Completed
 
-from core.content import ContentCheck
-from core.wording import ranks_text, seconds_text
-from tasks.assignment import Assignment, Deeds, taken_up
-from tasks.policies import RETRIED, ending_with_its_run
+from reshard.core.content import ContentCheck
+from reshard.core.wording import ranks_text, seconds_text
+from reshard.tasks.assignment import Assignment, Deeds, taken_up
+from reshard.tasks.policies import RETRIED, ending_with_its_run
 
 
 def _name() -> str:

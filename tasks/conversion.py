@@ -14,13 +14,13 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Completed
 
-from core import session as steps
-from core.batches import convert_batch
-from core.manifest import ShardRecord
-from core.report import ConversionReport
-from core.wording import ranks_text, seconds_text, size_text
-from tasks.assignment import Assignment, Deeds, taken_up
-from tasks.policies import RETRIED, ending_with_its_run
+from reshard.core import session as steps
+from reshard.core.batches import convert_batch
+from reshard.core.manifest import ShardRecord
+from reshard.core.report import ConversionReport
+from reshard.core.wording import ranks_text, seconds_text, size_text
+from reshard.tasks.assignment import Assignment, Deeds, taken_up
+from reshard.tasks.policies import RETRIED, ending_with_its_run
 
 
 @task(name="transform-rank", task_run_name="transform-rank-{rank}", **RETRIED)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
-from core.comparison_report import ComparisonReport
-from core.errors import DifferenceError, InputError, ReshardError, VerificationError
-from core.latest import LatestOutcome, LatestReport
-from core.merge import MergeReport
-from core.report import (
+from reshard.core.comparison_report import ComparisonReport
+from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
+from reshard.core.latest import LatestOutcome, LatestReport
+from reshard.core.merge import MergeReport
+from reshard.core.report import (
     RANK,
     ConversionReport,
     Outcome,
@@ -27,9 +27,9 @@ from core.report import (
     stand_ins_text,
     worlds_text,
 )
-from core.request import VerifyLevel
-from core.secrets import scrubbed
-from core.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
+from reshard.core.request import VerifyLevel
+from reshard.core.secrets import scrubbed
+from reshard.core.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
 
 LARGEST_TABLE_ROWS = 5000
 """The UI's tables stay quick up to here."""

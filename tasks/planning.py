@@ -2,13 +2,13 @@
 
 from prefect import task
 
-from core import convert
-from core.checkpoint.records import CheckpointCatalog
-from core.other_stages import check_part
-from core.plan import ConversionPlan
-from core.request import ConversionRequest
-from core.strategy.model import Strategy
-from tasks.policies import UNCACHED
+from reshard.core import convert
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.other_stages import check_part
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import ConversionRequest
+from reshard.core.strategy.model import Strategy
+from reshard.tasks.policies import UNCACHED
 
 
 @task(name="plan", task_run_name="plan", **UNCACHED)

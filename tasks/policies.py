@@ -15,8 +15,8 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
-from core.errors import StoppedError, is_transient
-from core.retry import WORK
+from reshard.core.errors import StoppedError, is_transient
+from reshard.core.retry import WORK
 
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")

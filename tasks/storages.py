@@ -8,8 +8,8 @@ from prefect.blocks.system import Secret
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.filesystems import RemoteFileSystem
 
-from core.errors import ConversionError, InputError
-from core.named_values import Resolver
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.named_values import Resolver
 
 
 def options_of_block(name: str) -> Any:

@@ -2,11 +2,11 @@
 
 from prefect import task
 
-from core.convert import load_strategy
-from core.merge import MergeReport, MergeRequest
-from core.merge import merge_files as merge
-from core.strategy.model import Strategy
-from tasks.policies import RETRIED
+from reshard.core.convert import load_strategy
+from reshard.core.merge import MergeReport, MergeRequest
+from reshard.core.merge import merge_files as merge
+from reshard.core.strategy.model import Strategy
+from reshard.tasks.policies import RETRIED
 
 
 @task(name="merge-strategy", task_run_name="merge-strategy-{side}", **RETRIED)

@@ -6,15 +6,15 @@ from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from core import session as steps
-from core import verify
-from core.progress import current_progress
-from core.report import VerificationReport
-from core.request import VerifyLevel
-from core.verify import VerificationRequest
-from core.wording import size_text
-from tasks.assignment import Assignment, Deeds, taken_up
-from tasks.policies import RETRIED, ending_with_its_run
+from reshard.core import session as steps
+from reshard.core import verify
+from reshard.core.progress import current_progress
+from reshard.core.report import VerificationReport
+from reshard.core.request import VerifyLevel
+from reshard.core.verify import VerificationRequest
+from reshard.core.wording import size_text
+from reshard.tasks.assignment import Assignment, Deeds, taken_up
+from reshard.tasks.policies import RETRIED, ending_with_its_run
 
 _TOLD = {
     VerifyLevel.NONE: "not verified",

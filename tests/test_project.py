@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import core
+import reshard
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -65,7 +65,7 @@ def test_import_contracts_cover_every_package_of_the_wheel() -> None:
 
 
 def test_changelog_has_the_version() -> None:
-    assert f"## [{core.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{reshard.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_ci_runs_the_command_that_the_readme_gives() -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from core.checkpoint.heads import piece_heads, unlike_error
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.keys import source_key
-from core.storage.files import read_bytes
-from core.storage.requests import at_once
-from core.storage.urls import parse_url
+from reshard.core.checkpoint.heads import piece_heads, unlike_error
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.keys import source_key
+from reshard.core.storage.files import read_bytes
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.urls import parse_url
 
 
 def beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:

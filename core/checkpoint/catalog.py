@@ -11,25 +11,25 @@ from threading import Lock, Semaphore
 
 import numpy as np
 
-from core.checkpoint.damage import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
-from core.checkpoint.digests import UnlikeError, content_digests
-from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.formats import check_crc as check_file_crc
-from core.checkpoint.formats import format_of, read_index
-from core.checkpoint.indexing import Indexed, Workers, read_indexes, workers_on
-from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from core.checkpoint.names import Step, parse_step
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.checkpoint.selection import listed, rank_names, select_files
-from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
-from core.checkpoint.unified import check_index, names_outside
-from core.errors import CatalogError, CheckpointError, InputError, StorageError
-from core.keys import source_key
-from core.request import EncryptionMode
-from core.storage.files import SourceFile
-from core.storage.joined import JoinedFile
-from core.storage.urls import Location
+from reshard.core.checkpoint.damage import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
+from reshard.core.checkpoint.digests import UnlikeError, content_digests
+from reshard.core.checkpoint.encryption import DecryptedSource
+from reshard.core.checkpoint.formats import check_crc as check_file_crc
+from reshard.core.checkpoint.formats import format_of, read_index
+from reshard.core.checkpoint.indexing import Indexed, Workers, read_indexes, workers_on
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.names import Step, parse_step
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.selection import listed, rank_names, select_files
+from reshard.core.checkpoint.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.unified import check_index, names_outside
+from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.keys import source_key
+from reshard.core.request import EncryptionMode
+from reshard.core.storage.files import SourceFile
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.urls import Location
 
 __all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog", "catalog_files"]
 

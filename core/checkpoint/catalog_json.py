@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import dtype_from_record
-from core.errors import CatalogError, CheckpointError
-from core.wording import NameText
+from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.dtypes import dtype_from_record
+from reshard.core.errors import CatalogError, CheckpointError
+from reshard.core.wording import NameText
 
 
 def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from core.checkpoint.reading import read_ahead
-from core.storage.files import SourceFile
+from reshard.core.checkpoint.reading import read_ahead
+from reshard.core.storage.files import SourceFile
 
 BLOCK_BYTES = 4 << 20
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from core.errors import CheckpointError
-from core.keys import Key
-from core.request import EncryptionMode
-from core.storage.files import SourceFile
+from reshard.core.errors import CheckpointError
+from reshard.core.keys import Key
+from reshard.core.request import EncryptionMode
+from reshard.core.storage.files import SourceFile
 
 MAGICS = {
     EncryptionMode.AES_GCM: b"\xd8\x5e\x3a\x7f",

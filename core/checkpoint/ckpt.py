@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from core.checkpoint.checksums import crc32_of_parts
-from core.checkpoint.lookahead import Lookahead
-from core.checkpoint.model import (
+from reshard.core.checkpoint.checksums import crc32_of_parts
+from reshard.core.checkpoint.lookahead import Lookahead
+from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
     MINDSPORE,
     CheckpointFormat,
@@ -27,12 +27,12 @@ from core.checkpoint.model import (
     TensorEntry,
     text_entry,
 )
-from core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
-from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
-from core.errors import CheckpointError
-from core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
-from core.slices import TOO_LARGE, Shape, is_countable
-from core.storage.files import SourceFile, read_bytes
+from reshard.core.checkpoint.wire import WireReader, build_head, build_varint, bytes_key, varint_key
+from reshard.core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
+from reshard.core.errors import CheckpointError
+from reshard.core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
+from reshard.core.slices import TOO_LARGE, Shape, is_countable
+from reshard.core.storage.files import SourceFile, read_bytes
 
 # What MindSpore puts into one entry at most; a single protobuf field could not hold 2 GiB.
 MAX_PIECE_BYTES = 512 << 20

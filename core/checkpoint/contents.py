@@ -7,12 +7,12 @@ from itertools import tee
 
 import numpy as np
 
-from core.checkpoint.heads import Head, piece_heads, unlike_error
-from core.checkpoint.model import Extent, TensorEntry
-from core.checkpoint.reading import read_ahead
-from core.checkpoint.records import CatalogRecord
-from core.slices import TensorSlice, byte_span, contiguous_boxes
-from core.storage.files import SourceFile
+from reshard.core.checkpoint.heads import Head, piece_heads, unlike_error
+from reshard.core.checkpoint.model import Extent, TensorEntry
+from reshard.core.checkpoint.reading import read_ahead
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.slices import TensorSlice, byte_span, contiguous_boxes
+from reshard.core.storage.files import SourceFile
 
 Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 """An entry, a box of its shard, and the box's elements as unsigned integers; an array of the box's shape."""

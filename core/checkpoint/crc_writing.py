@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from core.checkpoint import ckpt, safetensors
-from core.checkpoint.checksums import crc32_joined
-from core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
+from reshard.core.checkpoint import ckpt, safetensors
+from reshard.core.checkpoint.checksums import crc32_joined
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
 
 Stretch = tuple[str, int, int]
 """A parameter's name, and the bytes `start` to `stop` of a block that are the next of its contents."""

@@ -7,10 +7,10 @@ want of permission say, is no damage: what it holds is there.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from core.checkpoint.cipher_blocks import KeyMistakeError
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.errors import CheckpointError, InputError, StorageError
-from core.storage.files import is_missing
+from reshard.core.checkpoint.cipher_blocks import KeyMistakeError
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.errors import CheckpointError, InputError, StorageError
+from reshard.core.storage.files import is_missing
 
 NO_FILE = "it has no checkpoint file"
 NAMED_AS_FAULTY = "named as faulty"

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import xxhash
 
-from core.checkpoint.ckpt import CRC_TRAILER_BYTES
-from core.checkpoint.crc_writing import Stretch, crc_of_index
-from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.heads import Head, piece_heads
-from core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from core.checkpoint.reading import read_ahead
-from core.storage.files import SourceFile
+from reshard.core.checkpoint.ckpt import CRC_TRAILER_BYTES
+from reshard.core.checkpoint.crc_writing import Stretch, crc_of_index
+from reshard.core.checkpoint.encryption import DecryptedSource
+from reshard.core.checkpoint.heads import Head, piece_heads
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.reading import read_ahead
+from reshard.core.storage.files import SourceFile
 
 
 class UnlikeError(Exception):

@@ -13,8 +13,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.base import CipherContext
 
-from core.budget import CIPHER_BLOCK_BYTES
-from core.checkpoint.cipher_blocks import (
+from reshard.core.budget import CIPHER_BLOCK_BYTES
+from reshard.core.checkpoint.cipher_blocks import (
     CELL_BYTES,
     FIRST_COUNTER,
     IV_BYTES,
@@ -26,13 +26,13 @@ from core.checkpoint.cipher_blocks import (
     layout_of,
     undecryptable,
 )
-from core.checkpoint.reading import read_ahead
-from core.errors import CheckpointError, StorageError
-from core.keys import Key
-from core.request import EncryptionMode
-from core.storage.files import OutputFile, SourceFile
-from core.storage.joined import JoinedFile
-from core.storage.uploads import Buffer
+from reshard.core.checkpoint.reading import read_ahead
+from reshard.core.errors import CheckpointError, StorageError
+from reshard.core.keys import Key
+from reshard.core.request import EncryptionMode
+from reshard.core.storage.files import OutputFile, SourceFile
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.uploads import Buffer
 
 _PIECE_BYTES = 128 << 10
 """Decrypted at a time: little enough for the processor's caches, and for others not to wait long: no thread of this

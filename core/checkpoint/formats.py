@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from core.checkpoint import ckpt, safetensors
-from core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
-from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.heads import Template, template_of
-from core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
-from core.checkpoint.parts import joined_index
-from core.checkpoint.reading import WithEnds
-from core.errors import CheckpointError
-from core.storage.files import SourceFile, read_bytes
-from core.storage.joined import JoinedFile
-from core.storage.urls import Location
+from reshard.core.checkpoint import ckpt, safetensors
+from reshard.core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
+from reshard.core.checkpoint.encryption import DecryptedSource
+from reshard.core.checkpoint.heads import Template, template_of
+from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
+from reshard.core.checkpoint.parts import joined_index
+from reshard.core.checkpoint.reading import WithEnds
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.urls import Location
 
 _START_BYTES = 9
 
@@ -138,7 +138,7 @@ def plan_file(
 
     `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell; None: it
     is not known.
-    `with_crc`: there is room for a CRC; see `core.checkpoint.crc_writing`.
+    `with_crc`: there is room for a CRC; see `reshard.core.checkpoint.crc_writing`.
     `framework`: for whom it says that it is, where the format tells.
 
     Raises:

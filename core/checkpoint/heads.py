@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from core.checkpoint.ckpt import CRC_MARK, CRC_TRAILER_BYTES, planned_pieces
-from core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
-from core.dtypes import MAP_TENSOR
-from core.errors import CatalogError
+from reshard.core.checkpoint.ckpt import CRC_MARK, CRC_TRAILER_BYTES, planned_pieces
+from reshard.core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
+from reshard.core.dtypes import MAP_TENSOR
+from reshard.core.errors import CatalogError
 
 Item = TypeVar("Item")
 Head = tuple[int, bytes]

@@ -12,15 +12,15 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from core.checkpoint.ckpt import first_name
-from core.checkpoint.formats import read_template
-from core.checkpoint.heads import Template
-from core.checkpoint.model import FileIndex
-from core.checkpoint.reading import read_near
-from core.checkpoint.survey import refused_as_input
-from core.errors import InputError
-from core.storage.files import SourceFile
-from core.storage.urls import Location
+from reshard.core.checkpoint.ckpt import first_name
+from reshard.core.checkpoint.formats import read_template
+from reshard.core.checkpoint.heads import Template
+from reshard.core.checkpoint.model import FileIndex
+from reshard.core.checkpoint.reading import read_near
+from reshard.core.checkpoint.survey import refused_as_input
+from reshard.core.errors import InputError
+from reshard.core.storage.files import SourceFile
+from reshard.core.storage.urls import Location
 
 _REMOTE_FILES_AT_ONCE = 16
 """Each waits for its requests most of the time."""

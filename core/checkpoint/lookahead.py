@@ -8,12 +8,12 @@ longer guesses hold. The walk parses what stands in the file, where it stands: a
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from core.checkpoint.model import Extent
-from core.checkpoint.reading import START_BYTES, read_long
-from core.checkpoint.repetition import Repetition
-from core.storage.coalescing import coalesced, stretch_of
-from core.storage.files import SourceFile, read_bytes
-from core.storage.requests import GAP_WORTH_READING_BYTES
+from reshard.core.checkpoint.model import Extent
+from reshard.core.checkpoint.reading import START_BYTES, read_long
+from reshard.core.checkpoint.repetition import Repetition
+from reshard.core.storage.coalescing import coalesced, stretch_of
+from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.requests import GAP_WORTH_READING_BYTES
 
 _HEAD_BYTES = 512
 """From a head's beginning on: more than what stands before contents takes, as a rule."""

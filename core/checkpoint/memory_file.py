@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from fsspec.implementations.local import LocalFileSystem
 
-from core.errors import CheckpointError
-from core.storage.urls import Location
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.urls import Location
 
 
 class MemoryFile:

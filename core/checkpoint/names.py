@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.model import CheckpointFormat
 
 RANK_FIELD = "{rank}"
 
@@ -41,7 +41,7 @@ class CheckpointName:
     """The name of a checkpoint file, and what it says; `step` is None if it says none.
 
     `parts` are the numbers of the files that the name stands for, if they are parts of one; see
-    `core.checkpoint.parts`.
+    `reshard.core.checkpoint.parts`.
     """
 
     name: str

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.budget import UploadBuffers
-from core.checkpoint.encryption import EncryptedOutput, decrypted
-from core.keys import Key
-from core.storage.files import OutputFile, SourceFile, open_source, write_file
-from core.storage.urls import Location
+from reshard.core.budget import UploadBuffers
+from reshard.core.checkpoint.encryption import EncryptedOutput, decrypted
+from reshard.core.keys import Key
+from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file
+from reshard.core.storage.urls import Location
 
 
 def open_checkpoint(location: Location, key: Key | None) -> SourceFile:

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from core.checkpoint.model import Extent, FileIndex, TensorEntry
-from core.checkpoint.names import NUMBER, CheckpointName
-from core.errors import CheckpointError
-from core.storage.files import SourceFile, read_bytes
-from core.storage.joined import JoinedFile, joined_name
+from reshard.core.checkpoint.model import Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.names import NUMBER, CheckpointName
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.joined import JoinedFile, joined_name
 
 _PART = re.compile(rf"(?P<prefix>.+)_part(?P<number>{NUMBER})", re.DOTALL)
 _LARGEST_COMPARED_BYTES = 1 << 20

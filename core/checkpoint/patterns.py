@@ -6,7 +6,7 @@ A path without `{rank}` is a pattern that matches only itself.
 import re
 from enum import Enum, auto
 
-from core.checkpoint.names import NUMBER, RANK_FIELD, spelled_for
+from reshard.core.checkpoint.names import NUMBER, RANK_FIELD, spelled_for
 
 
 class Lies(Enum):

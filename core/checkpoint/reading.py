@@ -6,9 +6,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from core.storage.coalescing import coalesced, stretch_of
-from core.storage.files import SourceFile
-from core.storage.requests import GAP_WORTH_READING_BYTES, submitted
+from reshard.core.storage.coalescing import coalesced, stretch_of
+from reshard.core.storage.files import SourceFile
+from reshard.core.storage.requests import GAP_WORTH_READING_BYTES, submitted
 
 REQUEST_BYTES = 4 << 20
 """Most that one request asks for: enough for a connection's full speed, few enough for several to be under way."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
 
 
 @dataclass(frozen=True)

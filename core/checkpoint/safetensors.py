@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from core.checkpoint.checksums import crc32_joined, crc32_of_parts, crc32_of_zeros
-from core.checkpoint.model import (
+from reshard.core.checkpoint.checksums import crc32_joined, crc32_of_parts, crc32_of_zeros
+from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
     MINDSPORE,
     CheckpointFormat,
@@ -28,11 +28,11 @@ from core.checkpoint.model import (
     TensorEntry,
     text_entry,
 )
-from core.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
-from core.errors import CheckpointError
-from core.runtime.metadata import Parse, json_bytes, parsing
-from core.slices import TOO_LARGE, is_countable
-from core.storage.files import SourceFile, read_bytes
+from reshard.core.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
+from reshard.core.errors import CheckpointError
+from reshard.core.runtime.metadata import Parse, json_bytes, parsing
+from reshard.core.slices import TOO_LARGE, is_countable
+from reshard.core.storage.files import SourceFile, read_bytes
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's and MindSpore's own limit
 

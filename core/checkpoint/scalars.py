@@ -4,9 +4,9 @@ import math
 import struct
 from itertools import islice
 
-from core.checkpoint.model import FileIndex, TensorEntry
-from core.info_texts import InfoValue
-from core.storage.files import SourceFile
+from reshard.core.checkpoint.model import FileIndex, TensorEntry
+from reshard.core.info_texts import InfoValue
+from reshard.core.storage.files import SourceFile
 
 MOST_VALUES = 64
 """Of files that are all scalars, the others are left out."""

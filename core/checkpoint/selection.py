@@ -7,10 +7,10 @@ choose from and by which option.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import CheckpointName, Step, group_prefixes, parse_step, spelled_for
-from core.errors import CatalogError
-from core.wording import printable
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.names import CheckpointName, Step, group_prefixes, parse_step, spelled_for
+from reshard.core.errors import CatalogError
+from reshard.core.wording import printable
 
 # what a message lists at most; ranks that are missing are always listed whole
 _MAX_LISTED = 10

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
-from core.checkpoint.parts import grouped
-from core.checkpoint.patterns import matched_rank
-from core.checkpoint.unified import WeightIndex, file_order
-from core.checkpoint.weight_maps import check_file_names, read_weight_map
-from core.errors import CatalogError, StorageError
-from core.storage.files import file_info, list_folder
-from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
-from core.storage.requests import at_once
-from core.storage.urls import Location, parse_url
-from core.unified_names import INDEX_NAME, MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name, is_one_of_several
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.names import RANK_FIELD, CheckpointName, Step, group_prefixes, parse_name, spelled_for
+from reshard.core.checkpoint.parts import grouped
+from reshard.core.checkpoint.patterns import matched_rank
+from reshard.core.checkpoint.unified import WeightIndex, file_order
+from reshard.core.checkpoint.weight_maps import check_file_names, read_weight_map
+from reshard.core.errors import CatalogError, StorageError
+from reshard.core.storage.files import file_info, list_folder
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.unified_names import INDEX_NAME, MAP_NAME, OTHERS_NAME, SINGLE_NAME, is_index_name, is_one_of_several
 
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)

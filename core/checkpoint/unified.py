@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from core.checkpoint.records import CatalogRecord
-from core.checkpoint.selection import listed
-from core.errors import CatalogError
-from core.storage.urls import Location
-from core.unified_names import OTHERS_NAME
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.checkpoint.selection import listed
+from reshard.core.errors import CatalogError
+from reshard.core.storage.urls import Location
+from reshard.core.unified_names import OTHERS_NAME
 
 _MOST_PROBLEMS_TOLD = 20
 

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from core.checkpoint.model import CheckpointFormat
-from core.errors import CatalogError
-from core.runtime.metadata import load_json
-from core.storage.files import read_small_file
-from core.storage.urls import Location
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.errors import CatalogError
+from reshard.core.runtime.metadata import load_json
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.urls import Location
 
 LARGEST_INDEX_BYTES = 64 << 20
 

@@ -6,9 +6,9 @@ A *key* is a field's number and wire type as they stand before each field.
 
 from collections.abc import Iterator
 
-from core.checkpoint.lookahead import Lookahead
-from core.errors import CheckpointError
-from core.storage.files import SourceFile, read_bytes
+from reshard.core.checkpoint.lookahead import Lookahead
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import SourceFile, read_bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}

@@ -1,12 +1,12 @@
 """MindSpore's functions for checkpoints and strategies, without MindSpore: the same names, arguments and exceptions.
 
-A script works with its import replaced, where it has no network: `import core.mindspore_api as mindspore`. Arrays of
+A script works with its import replaced, where it has no network: `import reshard.core.mindspore_api as mindspore`. Arrays of
 numpy stand where MindSpore has Parameters. Each module's docstring says where it differs on purpose.
 """
 
-from core.checkpoint_config import CheckpointConfig
-from core.mindspore_api import context
-from core.mindspore_api.context import (
+from reshard.core.checkpoint_config import CheckpointConfig
+from reshard.core.mindspore_api import context
+from reshard.core.mindspore_api.context import (
     GRAPH_MODE,
     PYNATIVE_MODE,
     get_auto_parallel_context,
@@ -16,14 +16,18 @@ from core.mindspore_api.context import (
     set_context,
     set_device,
 )
-from core.mindspore_api.distributed import load_distributed_checkpoint
-from core.mindspore_api.file_formats import ckpt_to_safetensors, safetensors_to_ckpt
-from core.mindspore_api.layouts import build_searched_strategy, get_ckpt_path_with_strategy, merge_sliced_parameter
-from core.mindspore_api.loading import load_checkpoint, load_segmented_checkpoints
-from core.mindspore_api.networks import load_param_into_net
-from core.mindspore_api.saving import save_checkpoint
-from core.mindspore_api.strategies import merge_pipeline_strategys, restore_group_info_list
-from core.mindspore_api.transforming import (
+from reshard.core.mindspore_api.distributed import load_distributed_checkpoint
+from reshard.core.mindspore_api.file_formats import ckpt_to_safetensors, safetensors_to_ckpt
+from reshard.core.mindspore_api.layouts import (
+    build_searched_strategy,
+    get_ckpt_path_with_strategy,
+    merge_sliced_parameter,
+)
+from reshard.core.mindspore_api.loading import load_checkpoint, load_segmented_checkpoints
+from reshard.core.mindspore_api.networks import load_param_into_net
+from reshard.core.mindspore_api.saving import save_checkpoint
+from reshard.core.mindspore_api.strategies import merge_pipeline_strategys, restore_group_info_list
+from reshard.core.mindspore_api.transforming import (
     convert_checkpoint_by_rank,
     convert_checkpoints,
     rank_list_for_convert,
@@ -31,7 +35,7 @@ from core.mindspore_api.transforming import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
-from core.mindspore_api.unifying import unified_safetensors
+from reshard.core.mindspore_api.unifying import unified_safetensors
 
 __all__ = [
     "GRAPH_MODE",

@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from core.keys import Key
-from core.mindspore_api.failures import reading
-from core.request import EncryptionMode
+from reshard.core.keys import Key
+from reshard.core.mindspore_api.failures import reading
+from reshard.core.request import EncryptionMode
 
 DEFAULT_MODE = "AES-GCM"
 _MOST_DIGITS = 10

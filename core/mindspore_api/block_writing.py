@@ -5,15 +5,15 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from core.budget import UploadBuffers
-from core.checkpoint import opening
-from core.checkpoint.crc_writing import RunningCrc, running_crc, stands_at_beginning
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, Content, OutputEntry
-from core.errors import InputError
-from core.keys import Key
-from core.storage.files import OutputFile, takes_rewriting
-from core.storage.urls import Location
+from reshard.core.budget import UploadBuffers
+from reshard.core.checkpoint import opening
+from reshard.core.checkpoint.crc_writing import RunningCrc, running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
+from reshard.core.errors import InputError
+from reshard.core.keys import Key
+from reshard.core.storage.files import OutputFile, takes_rewriting
+from reshard.core.storage.urls import Location
 
 Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
 """The bytes of contents, in their order; no block has bytes of two of them."""

@@ -27,12 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from core.checkpoint.formats import read_index
-from core.checkpoint.model import CheckpointFormat, FileIndex
-from core.errors import CatalogError, LayoutError
-from core.keys import Key
-from core.layout import ParameterLayout
-from core.mindspore_api.arguments import (
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.errors import CatalogError, LayoutError
+from reshard.core.keys import Key
+from reshard.core.layout import ParameterLayout
+from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
     check_instance,
@@ -41,18 +41,18 @@ from core.mindspore_api.arguments import (
     key_of,
     rank_in_environment,
 )
-from core.mindspore_api.block_writing import FileKind, write_checkpoint
-from core.mindspore_api.failures import reading, writing
-from core.mindspore_api.layouts import merge_slices, parse_layouts_of
-from core.mindspore_api.loading import open_readable, read_values
-from core.mindspore_api.networks import Network, checked_network, fill_network
-from core.mindspore_api.paths import checked_directory, given_strategy
-from core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
-from core.storage.files import SourceFile, kind_of
-from core.storage.urls import Location, parse_url
-from core.strategy.model import Strategy
-from core.strategy.records import StrategyRecords, assemble_strategy
-from core.values import Value
+from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
+from reshard.core.mindspore_api.failures import reading, writing
+from reshard.core.mindspore_api.layouts import merge_slices, parse_layouts_of
+from reshard.core.mindspore_api.loading import open_readable, read_values
+from reshard.core.mindspore_api.networks import Network, checked_network, fill_network
+from reshard.core.mindspore_api.paths import checked_directory, given_strategy
+from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
+from reshard.core.storage.files import SourceFile, kind_of
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.records import StrategyRecords, assemble_strategy
+from reshard.core.values import Value
 
 _MOST_NAMES_TOLD = 10
 _NEVER_UNIFIED = "accu_grads"

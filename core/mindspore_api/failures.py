@@ -8,7 +8,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.errors import ConversionError, InputError, ReshardError, StorageError
+from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError
 
 
 class MissingDirectoryError(ValueError, NotADirectoryError):

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from core.blocks import expected_entries
-from core.budget import Budget, open_files_limit, share_out
-from core.errors import VerificationError
-from core.manifest import ShardRecord
-from core.plan import ConversionPlan
-from core.request import VerifyLevel
-from core.storage.failures import mapped_errors
-from core.storage.urls import Location, parse_url
-from core.transform import transform_ranks
-from core.verify import verify_rank
+from reshard.core.blocks import expected_entries
+from reshard.core.budget import Budget, open_files_limit, share_out
+from reshard.core.errors import VerificationError
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import VerifyLevel
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.transform import transform_ranks
+from reshard.core.verify import verify_rank
 
 MEMORY_BYTES = 2**31
 """For the buffers of all workers together, as a conversion has by default."""

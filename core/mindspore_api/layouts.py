@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import LayoutError, StrategyError
-from core.layout import ParameterLayout, cell_box
-from core.mindspore_api.arguments import check_type, rank_in_environment
-from core.mindspore_api.failures import reading
-from core.mindspore_api.paths import given_strategy
-from core.storage.files import kind_of
-from core.storage.urls import parse_url
-from core.strategy.model import StageStrategy, Strategy
-from core.strategy.protobuf import build_layouts, parse_layouts
-from core.strategy.records import list_records
-from core.strategy.strategy_pb2 import ParallelLayouts
-from core.values import array_of, is_array_like
+from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.layout import ParameterLayout, cell_box
+from reshard.core.mindspore_api.arguments import check_type, rank_in_environment
+from reshard.core.mindspore_api.failures import reading
+from reshard.core.mindspore_api.paths import given_strategy
+from reshard.core.storage.files import kind_of
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.protobuf import build_layouts, parse_layouts
+from reshard.core.strategy.records import list_records
+from reshard.core.strategy.strategy_pb2 import ParallelLayouts
+from reshard.core.values import array_of, is_array_like
 
 _RANK_FOLDER = re.compile(r"rank_([0-9]+)")
 _NOT_WEIGHTS = ("accu_grads", "inputs")

@@ -26,19 +26,19 @@ from io import BytesIO
 
 import numpy as np
 
-from core.checkpoint.cipher_blocks import MAGICS
-from core.checkpoint.encryption import DecryptedSource
-from core.checkpoint.formats import check_crc as check_file_crc
-from core.checkpoint.formats import read_index
-from core.checkpoint.memory_file import MemoryFile
-from core.checkpoint.model import CheckpointFormat, TensorEntry
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.reading import read_ahead
-from core.dtypes import MAP_TENSOR
-from core.errors import CheckpointError
-from core.keys import Key
-from core.map_parameters import parse_map_parameter
-from core.mindspore_api.arguments import (
+from reshard.core.checkpoint.cipher_blocks import MAGICS
+from reshard.core.checkpoint.encryption import DecryptedSource
+from reshard.core.checkpoint.formats import check_crc as check_file_crc
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.memory_file import MemoryFile
+from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.reading import read_ahead
+from reshard.core.dtypes import MAP_TENSOR
+from reshard.core.errors import CheckpointError
+from reshard.core.keys import Key
+from reshard.core.map_parameters import parse_map_parameter
+from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
     TAKES_NO_KEY,
@@ -51,11 +51,11 @@ from core.mindspore_api.arguments import (
     chooser,
     key_of,
 )
-from core.mindspore_api.failures import reading
-from core.mindspore_api.networks import Network, fill_network
-from core.storage.files import SourceFile, kind_of, list_folder, read_bytes
-from core.storage.urls import Location, parse_url
-from core.values import Value, is_same, numpy_dtype
+from reshard.core.mindspore_api.failures import reading
+from reshard.core.mindspore_api.networks import Network, fill_network
+from reshard.core.storage.files import SourceFile, kind_of, list_folder, read_bytes
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.values import Value, is_same, numpy_dtype
 
 _MAGIC_BYTES = 4
 

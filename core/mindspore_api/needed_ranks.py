@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from core.errors import LayoutError, PlanError
-from core.holders import CopyGrid, SourceCopy, common_units
-from core.layout import ParameterLayout, whole_layout
-from core.slices import Shape
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.errors import LayoutError, PlanError
+from reshard.core.holders import CopyGrid, SourceCopy, common_units
+from reshard.core.layout import ParameterLayout, whole_layout
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import StageStrategy, Strategy
 
 
 def from_zero(strategy: Strategy | None) -> Strategy | None:

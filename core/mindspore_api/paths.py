@@ -2,12 +2,12 @@
 
 import os
 
-from core.errors import StrategyError
-from core.mindspore_api.failures import reading
-from core.storage.files import kind_of
-from core.storage.urls import parse_url
-from core.strategy.files import read_strategy
-from core.strategy.model import Strategy
+from reshard.core.errors import StrategyError
+from reshard.core.mindspore_api.failures import reading
+from reshard.core.storage.files import kind_of
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.model import Strategy
 
 _LONGEST_PATH = 1024
 

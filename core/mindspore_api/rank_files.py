@@ -5,17 +5,17 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from core.checkpoint.cipher_blocks import MAGICS
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import Step, group_prefixes, parse_name, spelled_for
-from core.checkpoint.parts import grouped
-from core.checkpoint.selection import listed, rank_names
-from core.checkpoint.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
-from core.errors import CatalogError
-from core.mindspore_api.arguments import TAKES_NO_KEY
-from core.storage.failures import mapped_errors
-from core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
-from core.storage.urls import Location, parse_url
+from reshard.core.checkpoint.cipher_blocks import MAGICS
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.names import Step, group_prefixes, parse_name, spelled_for
+from reshard.core.checkpoint.parts import grouped
+from reshard.core.checkpoint.selection import listed, rank_names
+from reshard.core.checkpoint.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
+from reshard.core.errors import CatalogError
+from reshard.core.mindspore_api.arguments import TAKES_NO_KEY
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.urls import Location, parse_url
 
 _RANK_FOLDER = re.compile(r"rank_([0-9]{1,18})")
 _NUMBERS = re.compile(r"[0-9]+")

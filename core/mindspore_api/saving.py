@@ -29,11 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
-from core.dtypes import MAP_TENSOR, TEXT
-from core.keys import Key
-from core.map_parameters import build_map_parameter
-from core.mindspore_api.arguments import (
+from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
+from reshard.core.dtypes import MAP_TENSOR, TEXT
+from reshard.core.keys import Key
+from reshard.core.map_parameters import build_map_parameter
+from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
     ChoiceFunction,
@@ -42,11 +42,11 @@ from core.mindspore_api.arguments import (
     check_safetensors_has_none,
     key_of,
 )
-from core.mindspore_api.block_writing import FileKind, write_checkpoint
-from core.mindspore_api.failures import writing
-from core.storage.files import kind_of
-from core.storage.urls import Location, parse_url
-from core.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
+from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
+from reshard.core.mindspore_api.failures import writing
+from reshard.core.storage.files import kind_of
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 
 _KEYWORDS = ("incremental", "global_step_num", "remove_redundancy")
 _EXCEPTION_MARK = "__exception_save__"

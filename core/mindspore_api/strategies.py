@@ -18,14 +18,14 @@ from glob import escape, glob
 
 from google.protobuf.message import DecodeError
 
-from core.errors import StrategyError
-from core.mindspore_api.failures import reading, writing
-from core.mindspore_api.paths import checked_directory
-from core.runtime.metadata import check_metadata, protobuf_bytes
-from core.storage.urls import parse_url
-from core.strategy.files import read_strategies, read_strategy, write_strategy
-from core.strategy.groups import LARGEST_FILE_BYTES
-from core.strategy.strategy_pb2 import ParallelGroupMap
+from reshard.core.errors import StrategyError
+from reshard.core.mindspore_api.failures import reading, writing
+from reshard.core.mindspore_api.paths import checked_directory
+from reshard.core.runtime.metadata import check_metadata, protobuf_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategies, read_strategy, write_strategy
+from reshard.core.strategy.groups import LARGEST_FILE_BYTES
+from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
 _STAGE_KEY = b"\x08"
 """What a strategy file begins with, and a group info file never has: field 1 as a number."""

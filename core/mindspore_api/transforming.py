@@ -34,29 +34,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from core.checkpoint.catalog import catalog_files
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.selection import listed, rank_names
-from core.checkpoint.survey import CheckpointSurvey
-from core.convert import convert, of_own_stage, wants_digest
-from core.errors import CatalogError, InputError, PlanError, TargetBusyError
-from core.mindspore_api.arguments import FORMATS
-from core.mindspore_api.failures import MissingDirectoryError, reading, writing
-from core.mindspore_api.file_writing import PlannedFile, write_files
-from core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
-from core.mindspore_api.paths import checked_directory, given_strategy
-from core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
-from core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
-from core.plan import ConversionPlan, PlanInputs
-from core.report import ConversionReport
-from core.request import ConversionRequest, build_options
-from core.shared import with_shared_compared
-from core.storage.publishing import STATE_DIRECTORY
-from core.storage.urls import parse_url
-from core.strategy.files import stages_beside
-from core.strategy.model import Strategy
-from core.subnetwork import part_of_target
-from core.target import check_apart
+from reshard.core.checkpoint.catalog import catalog_files
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.selection import listed, rank_names
+from reshard.core.checkpoint.survey import CheckpointSurvey
+from reshard.core.convert import convert, of_own_stage, wants_digest
+from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
+from reshard.core.mindspore_api.arguments import FORMATS
+from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
+from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
+from reshard.core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
+from reshard.core.mindspore_api.paths import checked_directory, given_strategy
+from reshard.core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
+from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
+from reshard.core.plan import ConversionPlan, PlanInputs
+from reshard.core.report import ConversionReport
+from reshard.core.request import ConversionRequest, build_options
+from reshard.core.shared import with_shared_compared
+from reshard.core.storage.publishing import STATE_DIRECTORY
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import stages_beside
+from reshard.core.strategy.model import Strategy
+from reshard.core.subnetwork import part_of_target
+from reshard.core.target import check_apart
 
 _WORK_DIRECTORY = ".reshard-transform"
 _ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}

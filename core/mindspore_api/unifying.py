@@ -25,23 +25,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from core.checkpoint.model import CheckpointFormat, FileIndex
-from core.checkpoint.records import CheckpointCatalog
-from core.checkpoint.selection import listed
-from core.checkpoint.survey import CheckpointSurvey, FoundFile
-from core.checkpoint.weight_maps import dump_weight_map
-from core.held import names_in_order
-from core.mindspore_api.failures import reading, writing
-from core.mindspore_api.file_writing import PlannedFile, write_files
-from core.mindspore_api.paths import checked_directory, given_strategy
-from core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
-from core.mindspore_api.rank_files import survey_ranks
-from core.plan import ConversionPlan, PlanInputs
-from core.storage.failures import mapped_errors
-from core.storage.files import write_bytes
-from core.storage.urls import parse_url
-from core.strategy.model import Strategy
-from core.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.checkpoint.selection import listed
+from reshard.core.checkpoint.survey import CheckpointSurvey, FoundFile
+from reshard.core.checkpoint.weight_maps import dump_weight_map
+from reshard.core.held import names_in_order
+from reshard.core.mindspore_api.failures import reading, writing
+from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
+from reshard.core.mindspore_api.paths import checked_directory, given_strategy
+from reshard.core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
+from reshard.core.mindspore_api.rank_files import survey_ranks
+from reshard.core.plan import ConversionPlan, PlanInputs
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import write_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import Strategy
+from reshard.core.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 
 PART_BYTES = 3 * 2**30
 """About as large the files become."""

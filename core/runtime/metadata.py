@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from core.errors import LimitError
-from core.runtime.shortage import release_frames
-from core.wording import size_text
+from reshard.core.errors import LimitError
+from reshard.core.runtime.shortage import release_frames
+from reshard.core.wording import size_text
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 SMALLEST_LIMIT_BYTES = 512 << 20

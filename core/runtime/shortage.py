@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.errors import OutOfMemoryError
+from reshard.core.errors import OutOfMemoryError
 
 _MESSAGE = (
     "out of memory: the system gave this process no more. Run it where there is more, or with fewer --workers or a "

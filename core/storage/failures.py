@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.errors import ReshardError, StorageError, UnusableStorageError, is_transient
-from core.secrets import scrubbed
-from core.storage.s3_answers import Reason, reason_of
-from core.storage.urls import Location
+from reshard.core.errors import ReshardError, StorageError, UnusableStorageError, is_transient
+from reshard.core.secrets import scrubbed
+from reshard.core.storage.s3_answers import Reason, reason_of
+from reshard.core.storage.urls import Location
 
 # by name, because the packages need not be installed; the errors of some are no OSErrors
 _CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "requests", "paramiko", "gcsfs", "azure")

@@ -12,18 +12,18 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from core.budget import UploadBuffers
-from core.errors import CheckpointError, StorageError, TargetError, UnusableStorageError
-from core.progress import current_progress
-from core.runtime.local_files import check_regular, is_irregular, open_regular
-from core.runtime.metadata import check_metadata, metadata_limit_bytes
-from core.storage.claims import check_claim
-from core.storage.failures import mapped_errors
-from core.storage.file_versions import local_version, remote_version
-from core.storage.joined import JoinedFile, parts_of
-from core.storage.requests import at_once, requested
-from core.storage.uploads import Buffer, Upload, takes_parts
-from core.storage.urls import Location
+from reshard.core.budget import UploadBuffers
+from reshard.core.errors import CheckpointError, StorageError, TargetError, UnusableStorageError
+from reshard.core.progress import current_progress
+from reshard.core.runtime.local_files import check_regular, is_irregular, open_regular
+from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
+from reshard.core.storage.claims import check_claim
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.file_versions import local_version, remote_version
+from reshard.core.storage.joined import JoinedFile, parts_of
+from reshard.core.storage.requests import at_once, requested
+from reshard.core.storage.uploads import Buffer, Upload, takes_parts
+from reshard.core.storage.urls import Location
 
 Result = TypeVar("Result")
 
@@ -36,7 +36,7 @@ class SourceFile(Protocol):
     location: Location
     size_bytes: int
     version: str
-    """Changes whenever the content does; see `core.storage.file_versions`."""
+    """Changes whenever the content does; see `reshard.core.storage.file_versions`."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills `buffer` from the bytes at `offset`.

@@ -16,9 +16,9 @@ import fsspec
 from fsspec.config import apply_config
 from fsspec.implementations.local import LocalFileSystem
 
-from core.errors import InputError
-from core.secrets import ADVICE, carries_credentials, scrubbed
-from core.storage.endpoints import check_endpoint, same_server
+from reshard.core.errors import InputError
+from reshard.core.secrets import ADVICE, carries_credentials, scrubbed
+from reshard.core.storage.endpoints import check_endpoint, same_server
 
 Options = Mapping[str, Any]
 """What fsspec calls storage options: the keyword arguments that a file system is made with."""
@@ -29,7 +29,7 @@ _S3_DEFAULTS: dict[str, Any] = {
     "config_kwargs": {
         "connect_timeout": 10,
         "read_timeout": 60,
-        # requests are repeated in core.storage.requests alone: retries of several layers multiply
+        # requests are repeated in reshard.core.storage.requests alone: retries of several layers multiply
         "retries": {"mode": "standard", "total_max_attempts": 1},
         # twice the requests that a process makes at once
         "max_pool_connections": 64,
@@ -134,7 +134,7 @@ def url_of(fs: Any, path: str) -> str:
 def _class_of(url: str, protocol: str) -> Any:
     if protocol == "obs":
         # not by fsspec's registry: another package may have put its own there, with other options
-        from core.storage.obs import OBSFileSystem
+        from reshard.core.storage.obs import OBSFileSystem
 
         return OBSFileSystem
     try:
@@ -164,7 +164,7 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
     _check_s3_settings(settings)
     check_endpoint(settings, obs=obs)
     if obs:
-        from core.storage.obs import completed
+        from reshard.core.storage.obs import completed
 
         # as the class does; but what it takes from the environment has to tell instances apart
         settings = completed(settings)

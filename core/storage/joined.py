@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from itertools import accumulate
 from typing import Protocol
 
-from core.storage.urls import Location
+from reshard.core.storage.urls import Location
 
 _JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>[0-9]+(?:,[0-9]+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
 
 
 class _Part(Protocol):
-    """A source file; see `core.storage.files.SourceFile`."""
+    """A source file; see `reshard.core.storage.files.SourceFile`."""
 
     location: Location
     size_bytes: int

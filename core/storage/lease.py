@@ -23,14 +23,14 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from core.errors import StorageError, TargetBusyError, TargetError
-from core.progress import current_progress
-from core.runtime.local_files import open_regular
-from core.storage.claims import claimed_while
-from core.storage.failures import mapped_errors
-from core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
-from core.storage.urls import Location
-from core.wording import printable
+from reshard.core.errors import StorageError, TargetBusyError, TargetError
+from reshard.core.progress import current_progress
+from reshard.core.runtime.local_files import open_regular
+from reshard.core.storage.claims import claimed_while
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
+from reshard.core.storage.urls import Location
+from reshard.core.wording import printable
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS

@@ -4,10 +4,10 @@ import fcntl
 import os
 from contextlib import suppress
 
-from core.runtime.local_files import open_regular
-from core.storage.failures import mapped_errors
-from core.storage.lease import LARGEST_LEASE_BYTES, LeaseHolder, living_holders, new_holder, parse_holder
-from core.storage.urls import Location
+from reshard.core.runtime.local_files import open_regular
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.lease import LARGEST_LEASE_BYTES, LeaseHolder, living_holders, new_holder, parse_holder
+from reshard.core.storage.urls import Location
 
 
 def seen_holders(directory: Location) -> list[LeaseHolder]:

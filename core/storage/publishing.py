@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from core.errors import StorageError, TargetError
-from core.storage.failures import mapped_errors
-from core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
-from core.storage.joined import parts_of
-from core.storage.urls import Location
-from core.unified_names import is_unified_name
+from reshard.core.errors import StorageError, TargetError
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.urls import Location
+from reshard.core.unified_names import is_unified_name
 
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"

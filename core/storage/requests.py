@@ -12,10 +12,10 @@ from contextvars import copy_context
 from functools import cache
 from typing import TypeVar
 
-from core import retry
-from core.retry import count_retry, with_retries
-from core.storage.failures import mapped_errors
-from core.storage.urls import Location
+from reshard.core import retry
+from reshard.core.retry import count_retry, with_retries
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.urls import Location
 
 REQUESTS_AT_ONCE = 32
 """Of one process. With 30 ms to the server, and 4 MiB each, they could keep 4 GiB/s under way."""

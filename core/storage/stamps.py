@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from core.storage.failures import mapped_errors
-from core.storage.files import file_info, unless_missing
-from core.storage.requests import at_once
-from core.storage.urls import Location
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import file_info, unless_missing
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.urls import Location
 
 
 @dataclass(frozen=True)

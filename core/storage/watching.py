@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 
-from core.errors import StorageError, TargetError
-from core.progress import current_progress
-from core.runtime.local_files import open_regular
-from core.storage import lease as leases
-from core.storage.claims import claimed_while
-from core.storage.failures import mapped_errors
-from core.storage.files import read_small_file, unless_missing
-from core.storage.lease import LARGEST_LEASE_BYTES, LeaseName
-from core.storage.urls import parse_url
+from reshard.core.errors import StorageError, TargetError
+from reshard.core.progress import current_progress
+from reshard.core.runtime.local_files import open_regular
+from reshard.core.storage import lease as leases
+from reshard.core.storage.claims import claimed_while
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import read_small_file, unless_missing
+from reshard.core.storage.lease import LARGEST_LEASE_BYTES, LeaseName
+from reshard.core.storage.urls import parse_url
 
 LOOK_SECONDS = 1.0
 """How often work that writes nothing at the moment looks, and so how long it may go on in vain."""

@@ -8,22 +8,22 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from core.dtypes import DType
-from core.errors import LayoutError, StrategyError
-from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.slices import Shape
-from core.strategy.model import StageStrategy, Strategy
-from core.strategy.optimizer_shards import (
+from reshard.core.dtypes import DType
+from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.optimizer_shards import (
     copies_of,
     has_optimizer_shard,
     size_like,
     with_optimizer_shard,
     without_optimizer_shard,
 )
-from core.strategy.rescaling import CutRule, Rescaler, parse_cut
-from core.strategy.roles import Roles, device_roles
-from core.strategy.staging import Staging, assign_stages, fits, owner_of, parse_place
-from core.wording import counted
+from reshard.core.strategy.rescaling import CutRule, Rescaler, parse_cut
+from reshard.core.strategy.roles import Roles, device_roles
+from reshard.core.strategy.staging import Staging, assign_stages, fits, owner_of, parse_place
+from reshard.core.wording import counted
 
 _MOST_TOLD = 12
 _ASSUMED_ITEMSIZE = 4

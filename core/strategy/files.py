@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from core.errors import CheckpointError, LimitError, StorageError, StrategyError
-from core.runtime.metadata import check_metadata, parsing
-from core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
-from core.storage.requests import at_once
-from core.storage.urls import Location, parse_url
-from core.strategy.json_file import build_json, parse_json
-from core.strategy.kinds import START_BYTES, with_guess
-from core.strategy.merging import merge_strategies
-from core.strategy.model import Strategy
-from core.strategy.protobuf import build_protobuf, parse_protobuf
+from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError
+from reshard.core.runtime.metadata import check_metadata, parsing
+from reshard.core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
+from reshard.core.storage.requests import at_once
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.json_file import build_json, parse_json
+from reshard.core.strategy.kinds import START_BYTES, with_guess
+from reshard.core.strategy.merging import merge_strategies
+from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
 
 # Large real ones, tens of thousands of operators and parameters, have some tens of MB; one that is larger is something
 # else, most likely a checkpoint.

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import DecodeError
 
-from core.errors import CheckpointError, StorageError, StrategyError
-from core.runtime.metadata import check_metadata, load_json, protobuf_bytes
-from core.storage.files import read_small_file
-from core.storage.urls import Location, parse_url
-from core.strategy.strategy_pb2 import ParallelGroupMap
+from reshard.core.errors import CheckpointError, StorageError, StrategyError
+from reshard.core.runtime.metadata import check_metadata, load_json, protobuf_bytes
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
 LARGEST_FILE_BYTES = 64 << 20
 # ranks are enumerated, so a number of them must be believed before it is acted on

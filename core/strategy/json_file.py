@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.errors import LayoutError, StrategyError
-from core.layout import ParameterLayout
-from core.runtime.metadata import load_json
-from core.slices import Shape
-from core.strategy.kinds import START_BYTES, with_guess
-from core.strategy.model import OperatorStrategy, Strategy
-from core.strategy.records import (
+from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.runtime.metadata import load_json
+from reshard.core.slices import Shape
+from reshard.core.strategy.kinds import START_BYTES, with_guess
+from reshard.core.strategy.model import OperatorStrategy, Strategy
+from reshard.core.strategy.records import (
     CURRENT_STAGE,
     REPEATED,
     StrategyRecords,

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
-from core.strategy.model import Strategy
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.model import Strategy
 
 _MOST_FILES_TOLD = 8
 

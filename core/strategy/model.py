@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
 
 
 @dataclass(frozen=True)

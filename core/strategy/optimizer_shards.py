@@ -9,9 +9,9 @@ parameter is, whatever their own size.
 from dataclasses import replace
 from math import prod
 
-from core.errors import LayoutError
-from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.slices import Shape
+from reshard.core.errors import LayoutError
+from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.slices import Shape
 
 
 def without_optimizer_shard(layout: ParameterLayout) -> ParameterLayout:

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError, Message
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
-from core.runtime.metadata import parsing, protobuf_bytes
-from core.slices import Shape
-from core.strategy.kinds import START_BYTES, with_guess
-from core.strategy.model import OperatorStrategy, Strategy
-from core.strategy.records import (
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.runtime.metadata import parsing, protobuf_bytes
+from reshard.core.slices import Shape
+from reshard.core.strategy.kinds import START_BYTES, with_guess
+from reshard.core.strategy.model import OperatorStrategy, Strategy
+from reshard.core.strategy.records import (
     CURRENT_STAGE,
     REPEATED,
     StrategyRecords,
@@ -25,7 +25,7 @@ from core.strategy.records import (
     encode_axes,
     list_records,
 )
-from core.strategy.strategy_pb2 import (
+from reshard.core.strategy.strategy_pb2 import (
     ParallelGroupMap,
     ParallelLayoutItem,
     ParallelLayouts,

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from core.errors import LayoutError, StrategyError
-from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.slices import Shape
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.slices import Shape
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 
 REPEATED = -1
 """What a tensor map says of a tensor axis that no device axis cuts."""

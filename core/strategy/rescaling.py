@@ -7,10 +7,10 @@ the parameter by the slower one. Where model parallel keeps its size, its axes s
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from core.errors import LayoutError, StrategyError
-from core.layout import ParameterLayout
-from core.slices import Shape
-from core.strategy.roles import Roles, is_cut_by_steps, model_axes_of
+from reshard.core.errors import LayoutError, StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.slices import Shape
+from reshard.core.strategy.roles import Roles, is_cut_by_steps, model_axes_of
 
 _DATA, _MODEL = "data", "model"
 _DATA_AXIS = -1

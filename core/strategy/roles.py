@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from core.layout import ParameterLayout
-from core.slices import Shape
-from core.wording import counted
+from reshard.core.layout import ParameterLayout
+from reshard.core.slices import Shape
+from reshard.core.wording import counted
 
 _MOST_NAMED = 2
 

@@ -5,11 +5,11 @@ All parts are cut alike, so equal boxes of a tensor have equal digests, on which
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from core.content import target_starts
-from core.manifest import ShardRecord
-from core.plan import ConversionPlan
-from core.shared import Differing
-from core.slices import Shape
+from reshard.core.content import target_starts
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan import ConversionPlan
+from reshard.core.shared import Differing
+from reshard.core.slices import Shape
 
 
 class PartCopies:

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.errors import BenchmarkError
 from benchmarks.files import _check_rank, check_target, write_checkpoint, write_strategies
 from benchmarks.models import Model, Side, blocks, transformer
-from core.checkpoint.model import CheckpointFormat
-from core.convert import convert
-from core.request import ConversionRequest
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.convert import convert
+from reshard.core.request import ConversionRequest
 from tests.support.checkpoints import read_rank
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli.main import run
+from reshard.cli.main import run
 
 ROOT = Path(__file__).parents[2]
 _MOST_SECONDS = 60
@@ -46,7 +46,7 @@ def spawned() -> Callable[..., Result]:
     """`spawned(*arguments)`: the command in a process of its own, without a terminal."""
 
     def call(*arguments: object) -> Result:
-        command = [sys.executable, "-m", "cli.main", *map(str, arguments)]
+        command = [sys.executable, "-m", "reshard.cli.main", *map(str, arguments)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 

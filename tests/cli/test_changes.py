@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.checkpoint.model import CheckpointFormat
-from core.manifest import parse_manifest
-from core.strategy.files import write_strategy
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.manifest import parse_manifest
+from reshard.core.strategy.files import write_strategy
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import Contents, read_tree

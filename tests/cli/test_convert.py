@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from core.report import ConversionReport, PlanSummary
+from reshard.core.report import ConversionReport, PlanSummary
 from tests.support.checkpoints import FIXTURES, case, read_tree
 
 CASE = case(7010)
@@ -139,7 +139,7 @@ def test_a_dry_run_writes_nothing(reshard: Callable[..., Any], tmp_path: Path) -
 def test_a_table_only_of_few_ranks(
     reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.output.MOST_ROWS_IN_PIPES", 1)
+    monkeypatch.setattr("reshard.cli.output.MOST_ROWS_IN_PIPES", 1)
     assert "rank_0/checkpoint_0.ckpt  " not in reshard("convert", SOURCE, tmp_path / "out", *DIRECT).out
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.strategy.files import write_strategy
+from reshard.core.strategy.files import write_strategy
 from tests.core.test_doctor import STAGES, strategy, write
 from tests.support.checkpoints import FIXTURES
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
+from reshard.cli.main import run
 from tests.support.checkpoints import FIXTURES, case, read_tree
 
 FOUR_TO_THREE = case(7009)

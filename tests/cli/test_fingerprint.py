@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
-from core.checkpoint.model import CheckpointFormat
+from reshard.cli.main import run
+from reshard.core.checkpoint.model import CheckpointFormat
 from tests.support.checkpoints import FIXTURES, case
 from tests.support.models import Model, random_bits
 from tests.support.reference import RandomLayout

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cli.heatmap import print_feeds
-from core.convert import make_plan
-from core.layout import ParameterLayout
-from core.picture import feeds_of
-from core.plan import ConversionPlan
+from reshard.cli.heatmap import print_feeds
+from reshard.core.convert import make_plan
+from reshard.core.layout import ParameterLayout
+from reshard.core.picture import feeds_of
+from reshard.core.plan import ConversionPlan
 from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of
 from tests.support.checkpoints import case
 
@@ -117,7 +117,7 @@ def test_nothing_is_drawn_where_nothing_is_cut() -> None:
 
 
 def test_numbers_are_short_whatever_they_are() -> None:
-    from cli.heatmap import _short_size
+    from reshard.cli.heatmap import _short_size
 
     sizes = [0, 1023, 1024, 10188, 10190, 1023 * 1024 + 500, 1024**2, 5 * 2**40, 1023 * 2**50]
     assert [_short_size(size) for size in sizes] == [

@@ -98,7 +98,7 @@ def test_a_page_has_names_as_text(reshard: Command, source: Path, tmp_path: Path
 def test_a_name_that_is_no_text_can_be_printed(tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/net\xff\x1b.ckpt"
     Path(os.fsdecode(file)).write_bytes(b"\x0a\xff\xff\xff")
-    command = [os.fsencode(sys.executable), b"-m", b"cli.main", b"inspect", file]
+    command = [os.fsencode(sys.executable), b"-m", b"reshard.cli.main", b"inspect", file]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert done.returncode == 2
     assert b"/net\\udcff\\x1b.ckpt: " in done.stderr
@@ -108,8 +108,8 @@ def test_the_trace_of_a_bug_is_kept_whatever_is_in_it(reshard: Command, monkeypa
     def broken(_: object) -> None:
         raise KeyError(f"{NAME}\udcff https://h/x?token=hunter2")
 
-    monkeypatch.setattr("cli.contents.describe", broken)
-    monkeypatch.setattr("cli.inspect.describe", broken, raising=False)
+    monkeypatch.setattr("reshard.cli.contents.describe", broken)
+    monkeypatch.setattr("reshard.cli.inspect.describe", broken, raising=False)
     shown = reshard("inspect", "/x")
     assert shown.code == 70
     assert is_text(shown.err)

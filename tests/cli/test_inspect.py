@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from core.convert import convert
-from core.layout import ParameterLayout
-from core.manifest import Manifest
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.convert import convert
+from reshard.core.layout import ParameterLayout
+from reshard.core.manifest import Manifest
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.support.checkpoints import FIXTURES, case
 from tests.support.ckpt_writer import checkpoint_bytes
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import case
 
 CASE = case(7010).directory

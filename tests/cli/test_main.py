@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-import core.convert
-from core.errors import ConversionError, StorageError, VerificationError
+from reshard.core.errors import ConversionError, StorageError, VerificationError
 from tests.support.checkpoints import case
 
 ROOT = Path(__file__).parents[2]
@@ -43,29 +42,29 @@ COMMANDS = (
 def loaded_modules(*arguments: str) -> set[str]:
     """The modules that a process has loaded after running a command, and after proving that it ended well."""
     code = (
-        "import sys; from cli.main import run\n"
+        "import sys; from reshard.cli.main import run\n"
         f"code = run({list(arguments)!r})\n"
         "print(code, *sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     exit_code, *modules = done.stderr.splitlines()[-1].split()
     assert exit_code == "0", done.stderr
-    return {module.partition(".")[0] for module in modules} | {module for module in modules if module[:5] == "core."}
+    return {module.partition(".")[0] for module in modules} | {module for module in modules if module.startswith("reshard.")}
 
 
 def test_help_loads_next_to_nothing() -> None:
-    assert not loaded_modules("--help") & {"prefect", "numpy", "rich", "pydantic", "fsspec", "core.convert"}
+    assert not loaded_modules("--help") & {"prefect", "numpy", "rich", "pydantic", "fsspec", "reshard.core.convert"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_loads_no_engine(command: str) -> None:
-    assert not loaded_modules(command, "--help") & {"prefect", "numpy", "rich", "core.convert"}
+    assert not loaded_modules(command, "--help") & {"prefect", "numpy", "rich", "reshard.core.convert"}
 
 
 def test_the_direct_engine_never_loads_prefect(tmp_path: Path) -> None:
     modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES, "--engine", "direct")
-    assert "core.convert" in modules
-    assert not modules & {"prefect", "rich", "sqlalchemy", "flows"}
+    assert "reshard.core.convert" in modules
+    assert not modules & {"prefect", "rich", "sqlalchemy", "reshard.flows"}
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
@@ -162,7 +161,7 @@ def test_errors_have_their_codes(
     def failing(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(core.convert, "convert", failing)
+    monkeypatch.setattr("reshard.core.convert.convert", failing)
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert (shown.code, shown.out, shown.err) == (code, "", f"reshard: error: {error}\n")
 
@@ -173,7 +172,7 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(
     def broken(*_: object) -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr(core.convert, "convert", broken)
+    monkeypatch.setattr("reshard.core.convert.convert", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert (shown.code, shown.out) == (70, "")
@@ -187,7 +186,7 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(
 def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
     reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(core.convert, "convert", lambda *_: 1 / 0)
+    monkeypatch.setattr("reshard.core.convert.convert", lambda *_: 1 / 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert shown.code == 70
@@ -197,14 +196,14 @@ def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
 
 def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     code = (
-        "import os, time, core.convert\n"
-        "from cli.main import main\n"
+        "import os, time, reshard.core.convert\n"
+        "from reshard.cli.main import main\n"
         "def endless(workspace, plan, rank, budget, advance, *, group, lanes):\n"
         "    os.write(1, b'working\\n')\n"
         "    while True:\n"
         "        advance(0)\n"
         "        time.sleep(0.01)\n"
-        "core.convert.convert_rank = endless\n"
+        "reshard.core.convert.convert_rank = endless\n"
         "main()\n"
     )
     command = [
@@ -229,7 +228,7 @@ def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_bug() -> None:
     """`reshard inspect … | head -0`."""
-    command = [sys.executable, "-m", "cli.main", "inspect", str(SOURCE)]
+    command = [sys.executable, "-m", "reshard.cli.main", "inspect", str(SOURCE)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None

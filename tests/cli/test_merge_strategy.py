@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from core.strategy.files import read_strategy
+from reshard.core.strategy.files import read_strategy
 from tests.support.checkpoints import case
 
 DIRECTORY = case(7010).directory

@@ -4,12 +4,12 @@ import click
 import pytest
 from pydantic.fields import FieldInfo
 
-from cli.convert import command as convert_command
-from cli.convert_latest import command as latest_command
-from cli.options import CONVERTING, CONVERTING_LATEST, PLANNING
-from cli.plan import command as plan_command
-from core.latest_request import LatestConversionRequest
-from core.request import ConversionRequest
+from reshard.cli.convert import command as convert_command
+from reshard.cli.convert_latest import command as latest_command
+from reshard.cli.options import CONVERTING, CONVERTING_LATEST, PLANNING
+from reshard.cli.plan import command as plan_command
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.request import ConversionRequest
 
 OWN = {"dry_run", "engine", "as_json"}
 

@@ -1,6 +1,6 @@
 import pytest
 
-from cli.output import print_error, print_facts, print_line, print_table
+from reshard.cli.output import print_error, print_facts, print_line, print_table
 
 
 def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) -> None:

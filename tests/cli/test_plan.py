@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cli.plan import describe_reads
-from core.convert import make_plan
-from core.layout import ParameterLayout
-from core.report import PlanSummary
-from core.strategy.files import write_strategy
+from reshard.cli.plan import describe_reads
+from reshard.core.convert import make_plan
+from reshard.core.layout import ParameterLayout
+from reshard.core.report import PlanSummary
+from reshard.core.strategy.files import write_strategy
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import FIXTURES, case, read_ckpt
 
@@ -123,7 +123,7 @@ def test_the_picture_is_for_terminals_unless_asked_for(
     shown = reshard("plan", SOURCE, *STRATEGIES, "--picture").out
     assert "0 |   14K   14K   14K   14K   37K   25K   25K   25K|" in shown.partition(heading)[2].splitlines()
     assert heading not in reshard("plan", SOURCE, *STRATEGIES, "--picture", "--json").out
-    monkeypatch.setattr("cli.plan._is_terminal", lambda: True)
+    monkeypatch.setattr("reshard.cli.plan._is_terminal", lambda: True)
     assert heading in reshard("plan", SOURCE, *STRATEGIES).out
     assert heading not in reshard("plan", SOURCE, *STRATEGIES, "--no-picture").out
 

@@ -6,8 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from cli.bar import Bar
-from cli.progress import LineProgress, shown_progress, state_text
+from reshard.cli.bar import Bar
+from reshard.cli.progress import LineProgress, shown_progress, state_text
 
 
 class Clock:

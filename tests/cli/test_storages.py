@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.storage.named_options import options_for
+from reshard.core.storage.named_options import options_for
 from tests.support.checkpoints import case, read_tree
 from tests.support.locked_storage import KEY, locked_storage, put_tree
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from core.convert import convert
+from reshard.core.convert import convert
 from tests.cli.conftest import ROOT
 from tests.core.runtime.test_local_files import make_socket
 from tests.support.checkpoints import case, read_tree
@@ -125,7 +125,16 @@ def test_a_key_file_that_is_none(bounded: Callable[..., Any], tmp_path: Path, ki
 
 def test_a_key_without_end_is_not_read(tmp_path: Path) -> None:
     arguments = ["convert", CASE.directory / "src", tmp_path / "out", *STRATEGIES, "--encrypt-key", "file:/dev/zero"]
-    command = ["sh", "-c", 'ulimit -v 8000000; exec "$@"', "sh", sys.executable, "-m", "cli.main", *map(str, arguments)]
+    command = [
+        "sh",
+        "-c",
+        'ulimit -v 8000000; exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "reshard.cli.main",
+        *map(str, arguments),
+    ]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 2
     assert "file:/dev/zero: cannot be read: a device, not a regular file" in shown.stderr

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from core.convert import convert
-from core.report import VerificationReport
-from core.request import build_request
+from reshard.core.convert import convert
+from reshard.core.report import VerificationReport
+from reshard.core.request import build_request
 from tests.support.checkpoints import case
 
 

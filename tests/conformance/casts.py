@@ -10,8 +10,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from core.convert import convert
-from core.request import build_request
+from reshard.core.convert import convert
+from reshard.core.request import build_request
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import Contents, read_ckpt
 

@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.convert import convert
-from core.make_strategy import make_strategy_file
-from core.request import build_request
-from core.storage.urls import parse_url
-from core.strategy.derivation import StrategyWish
-from core.strategy.files import read_strategy, write_strategy
-from core.strategy.merging import merge_strategies
-from core.strategy.model import Strategy
 from demo.make_checkpoint import make_demo
 from demo.model import Job
+from reshard.core.convert import convert
+from reshard.core.make_strategy import make_strategy_file
+from reshard.core.request import build_request
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.derivation import StrategyWish
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.merging import merge_strategies
+from reshard.core.strategy.model import Strategy
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import read_tree
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from core.convert import convert
-from core.joining import join_parts
-from core.layout import ParameterLayout
-from core.request import build_request
-from core.strategy.files import read_strategy, write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.convert import convert
+from reshard.core.joining import join_parts
+from reshard.core.layout import ParameterLayout
+from reshard.core.request import build_request
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.conformance.mindspore_process import PYTHON, Judge
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

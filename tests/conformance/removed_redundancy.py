@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from core.convert import convert
-from core.errors import InputError
-from core.strategy.files import read_strategy, write_strategy
-from core.strategy.model import Strategy
+from reshard.core.convert import convert
+from reshard.core.errors import InputError
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.model import Strategy
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import Case, Contents, case, read_tree
 

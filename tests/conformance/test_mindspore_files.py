@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from core.convert import convert
-from core.request import build_request
+from reshard.core.convert import convert
+from reshard.core.request import build_request
 from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, case, read_ckpt, read_safetensors, read_tree
 
 EXPECT = json.loads((FIXTURES / "formats" / "expect.json").read_text())

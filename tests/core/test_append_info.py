@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint.formats import read_index
-from core.checkpoint.scalars import read_scalars
-from core.convert import convert, make_plan
-from core.errors import InputError, PlanError
-from core.info_texts import InfoValue, format_info, parse_info
-from core.layout import whole_layout
-from core.plan_file import dump_plan, load_plan, plan_identity
-from core.report import Outcome
-from core.request import VerifyLevel, build_request
-from core.storage.files import open_source
-from core.storage.urls import parse_url
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
-from core.verify import verify_target
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.scalars import read_scalars
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import InputError, PlanError
+from reshard.core.info_texts import InfoValue, format_info, parse_info
+from reshard.core.layout import whole_layout
+from reshard.core.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.report import Outcome
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.storage.files import open_source
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.verify import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_rank
 from tests.support.ckpt_writer import checkpoint_bytes
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.budget import (
+from reshard.core.budget import (
     LARGEST_BUFFER_BYTES,
     LARGEST_REMOTE_BLOCK_BYTES,
     MOST_BLOCKS_TOGETHER,
@@ -17,7 +17,7 @@ from core.budget import (
     share_out,
     upload_part_bytes,
 )
-from core.request import SMALLEST_MEMORY_LIMIT_BYTES
+from reshard.core.request import SMALLEST_MEMORY_LIMIT_BYTES
 
 MIB = 2**20
 MOST_PARTS_OF_S3 = 10_000

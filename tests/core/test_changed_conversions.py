@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.checkpoint.model import CheckpointFormat
-from core.convert import convert
-from core.dtypes import dtype_from_name
-from core.layout import whole_layout
-from core.request import build_request
-from core.strategy.files import write_strategy
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.convert import convert
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.layout import whole_layout
+from reshard.core.request import build_request
+from reshard.core.strategy.files import write_strategy
 from tests.core.test_changed_plans import SHAPES, random_changes
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy

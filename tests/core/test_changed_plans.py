@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
-from core.checkpoint.model import TensorEntry
-from core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
-from core.effects import effects_of, effects_text, excluded_text
-from core.errors import CatalogError, InputError, PlanError
-from core.layout import ParameterLayout
-from core.picture import feeds_of
-from core.plan import ConversionPlan
-from core.plan_file import plan_identity
-from core.report import plan_notes
-from core.sharing import group_ranks
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
+from reshard.core.effects import effects_of, effects_text, excluded_text
+from reshard.core.errors import CatalogError, InputError, PlanError
+from reshard.core.layout import ParameterLayout
+from reshard.core.picture import feeds_of
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import plan_identity
+from reshard.core.report import plan_notes
+from reshard.core.sharing import group_ranks
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of, vector
 from tests.support.composing import join_arrays, split_array

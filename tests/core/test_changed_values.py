@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import core.gather as gather_module
-from core.changes import Changes, OverflowPolicy, TransposeRule
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.model import CheckpointFormat
-from core.errors import CastError
-from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.storage.urls import parse_url
-from core.transform import transform_ranks
+import reshard.core.gather as gather_module
+from reshard.core.changes import Changes, OverflowPolicy, TransposeRule
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.errors import CastError
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.storage.urls import parse_url
+from reshard.core.transform import transform_ranks
 from tests.core.test_transform import BUFFER_SIZES, Buffers
 from tests.support.changed_values import (
     TARGET_DEVICES,

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from core.changes import (
+from reshard.core.changes import (
     FLOAT_NAMES,
     CastRule,
     Changes,
@@ -14,8 +14,8 @@ from core.changes import (
     parse_cast,
     parse_rename,
 )
-from core.dtypes import dtype_from_name
-from core.presets import is_training_state
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.presets import is_training_state
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from core.checkpoint_config import CheckpointConfig
-from core.info_texts import parse_info
-from core.latest_request import LatestConversionRequest
-from core.request import ConversionRequest
+from reshard.core.checkpoint_config import CheckpointConfig
+from reshard.core.info_texts import parse_info
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.request import ConversionRequest
 from tests.conformance.checkpoint_config_rules import KEY, KEY_NAME, RULES, Rule, configured
 
 

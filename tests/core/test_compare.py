@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core import differences, fingerprints, sides
-from core.checkpoint.model import CheckpointFormat
-from core.compare import compare_checkpoints, fingerprint_checkpoint
-from core.comparison_report import ComparisonReport, Kind
-from core.comparison_request import build_comparison
-from core.convert import convert
-from core.errors import CatalogError, InputError
-from core.layout import ParameterLayout
-from core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
-from core.request import NOWHERE, build_request
-from core.strategy.files import write_strategy
+from reshard.core import differences, fingerprints, sides
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.compare import compare_checkpoints, fingerprint_checkpoint
+from reshard.core.comparison_report import ComparisonReport, Kind
+from reshard.core.comparison_request import build_comparison
+from reshard.core.convert import convert
+from reshard.core.errors import CatalogError, InputError
+from reshard.core.layout import ParameterLayout
+from reshard.core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
+from reshard.core.request import NOWHERE, build_request
+from reshard.core.strategy.files import write_strategy
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, case
 from tests.support.ckpt_writer import checkpoint_bytes

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core import gather
-from core.checkpoint.digests import file_digests
-from core.checkpoint.formats import read_index
-from core.content import ContentCheck, TargetParts, target_starts
-from core.convert import convert
-from core.errors import InputError, VerificationError
-from core.fingerprint import box_fingerprint, fingerprint_text
-from core.manifest import ShardRecord
-from core.plan import ConversionPlan
-from core.request import VerifyLevel
-from core.storage.files import open_source
-from core.storage.urls import parse_url
-from core.target import Workspace, read_manifest
-from core.transform import transform_ranks
-from core.verify import verify_target
+from reshard.core import gather
+from reshard.core.checkpoint.digests import file_digests
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.content import ContentCheck, TargetParts, target_starts
+from reshard.core.convert import convert
+from reshard.core.errors import InputError, VerificationError
+from reshard.core.fingerprint import box_fingerprint, fingerprint_text
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import VerifyLevel
+from reshard.core.storage.files import open_source
+from reshard.core.storage.urls import parse_url
+from reshard.core.target import Workspace, read_manifest
+from reshard.core.transform import transform_ranks
+from reshard.core.verify import verify_target
 from tests.core.test_transform import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, Case, case

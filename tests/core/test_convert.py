@@ -18,23 +18,23 @@ import fsspec
 import numpy as np
 import pytest
 
-from core.convert import _run_ranks, convert, make_plan
-from core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
-from core.layout import ParameterLayout, whole_layout
-from core.manifest import ShardRecord
-from core.plan import ConversionPlan
-from core.plan_file import dump_plan
-from core.report import ConversionReport
-from core.request import VerifyLevel, build_request
-from core.retry import WORK, RetryPolicy
-from core.session import Session, check_rank, convert_rank, open_session
-from core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
-from core.storage.urls import Location, parse_url
-from core.strategy.files import read_strategy, write_strategy
-from core.strategy.model import StageStrategy, Strategy
-from core.target import Target, Workspace, read_manifest
-from core.transform import transform_ranks
-from core.verify import RankVerification, verify_rank, verify_target
+from reshard.core.convert import _run_ranks, convert, make_plan
+from reshard.core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
+from reshard.core.layout import ParameterLayout, whole_layout
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import dump_plan
+from reshard.core.report import ConversionReport
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.retry import WORK, RetryPolicy
+from reshard.core.session import Session, check_rank, convert_rank, open_session
+from reshard.core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.target import Target, Workspace, read_manifest
+from reshard.core.transform import transform_ranks
+from reshard.core.verify import RankVerification, verify_rank, verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.records import change_record
@@ -80,11 +80,11 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
             raise StorageError("rank 1's disk is broken")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(ConversionError, match=r"1 of 3 target ranks failed.*\n  rank_1: rank 1's disk is broken"):
         convert(FOUR_TO_THREE.request(target))
     assert not target.exists()
-    monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", transform_ranks)
     report = convert(FOUR_TO_THREE.request(target))
     assert outcomes(report) == ["resumed", "written", "resumed"]
     assert read_tree(target) == FOUR_TO_THREE.want
@@ -92,7 +92,7 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
 
 
 def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
+    monkeypatch.setattr("reshard.core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
     failures = iter([StorageError("busy", transient=True), StorageError("busy", transient=True)])
 
     def flaky(*args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
@@ -100,7 +100,7 @@ def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.Mo
             raise error
         return transform_ranks(*args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_ranks", flaky)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", flaky)
     assert convert(FOUR_TO_THREE.request(target)).committed
 
 
@@ -111,10 +111,10 @@ def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pyte
     def failing(*_: Any, **__: Any) -> tuple[ShardRecord, ...]:
         raise StorageError("broken")
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(ConversionError, match="rank_1: not written, because it is a copy of rank_0, which failed"):
         convert(request)
-    monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", transform_ranks)
     assert outcomes(convert(request)) == ["written", "copied", "copied"]
     [first, *others] = read_tree(target).values()
     assert others == [first, first]
@@ -139,7 +139,7 @@ def test_a_damaged_record_is_done_again(target: Path, monkeypatch: pytest.Monkey
 
 def stop_before_commit(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("core.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped")))
+        patch.setattr("reshard.core.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped")))
         with pytest.raises(StorageError, match="stopped"):
             convert(FOUR_TO_THREE.request(target))
     assert not target.exists()
@@ -147,8 +147,8 @@ def stop_before_commit(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
 
 SLOW_RUN = """
 import sys, time
-from core.convert import convert
-from core.request import build_request
+from reshard.core.convert import convert
+from reshard.core.request import build_request
 class Slow:
     def note(self, message): pass
     def begin(self, total): print("begun", flush=True)
@@ -219,7 +219,7 @@ def test_another_checkpoint_at_the_target_needs_overwrite(target: Path) -> None:
 
 def test_the_old_target_stays_until_the_new_one_is_whole(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert(PIPELINES.request(target))
-    monkeypatch.setattr("core.convert.check_rank", lambda *_: (_ for _ in ()).throw(StorageError("no")))
+    monkeypatch.setattr("reshard.core.convert.check_rank", lambda *_: (_ for _ in ()).throw(StorageError("no")))
     with pytest.raises(ConversionError):
         convert(FOUR_TO_THREE.request(target, overwrite=True))
     assert read_tree(target) == PIPELINES.want
@@ -250,7 +250,7 @@ def test_places_where_no_directory_can_be(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_must_not_be_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.target.os.access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr("reshard.core.target.os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(TargetError, match=f"out: cannot be made: {target.parent} is not writable"):
         convert(FOUR_TO_THREE.request(target))
 
@@ -378,9 +378,9 @@ def test_disk_full(tmp_path: Path) -> None:
 
 FULL_RUN = """
 import resource, sys
-from core.convert import convert
-from core.errors import ConversionError
-from core.request import build_request
+from reshard.core.convert import convert
+from reshard.core.errors import ConversionError
+from reshard.core.request import build_request
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 try:
     convert(build_request(**eval(sys.argv[1])))
@@ -777,7 +777,7 @@ def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
 
     with open_session(FOUR_TO_THREE.request(target, ranks="0-1", verify="none"), plan_of(target)) as session:
         do_ranks(session)
-    monkeypatch.setattr("core.session.verify_rank", slow_verify)
+    monkeypatch.setattr("reshard.core.session.verify_rank", slow_verify)
     report = convert(FOUR_TO_THREE.request(target, ranks="2", verify="checksum"))
     assert ended
     assert report.committed
@@ -786,7 +786,7 @@ def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
-@pytest.mark.parametrize("look", ["core.target.Workspace.recorded_ranks", "core.target.other_files"])
+@pytest.mark.parametrize("look", ["reshard.core.target.Workspace.recorded_ranks", "reshard.core.target.other_files"])
 def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
     target: Path, monkeypatch: pytest.MonkeyPatch, look: str
 ) -> None:
@@ -823,7 +823,7 @@ def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkey
             time.sleep(0.5)
         publish(*locations)
 
-    monkeypatch.setattr("core.target.publish", slow_publish)
+    monkeypatch.setattr("reshard.core.target.publish", slow_publish)
     with ThreadPoolExecutor(1) as pool:
         assert convert(FOUR_TO_THREE.request(target, ranks="0-1")).committed
     assert others[0].result().committed
@@ -903,7 +903,9 @@ def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypa
     convert(FOUR_TO_THREE.request(target))
     damage(next((target / "rank_1").iterdir()))
     with monkeypatch.context() as patch:
-        patch.setattr("core.session.transform_ranks", lambda *_, **__: (_ for _ in ()).throw(StorageError("no")))
+        patch.setattr(
+            "reshard.core.session.transform_ranks", lambda *_, **__: (_ for _ in ()).throw(StorageError("no"))
+        )
         with pytest.raises(ConversionError, match="1 of 3 target ranks failed"):
             convert(FOUR_TO_THREE.request(target))
     assert len(list(target.glob("rank_*/*"))) == 3
@@ -928,7 +930,7 @@ def test_what_a_crash_left_of_the_old_target_is_removed_by_the_next_run(target: 
 
 def test_a_mount_point_is_refused_before_anything_is_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target.mkdir()
-    monkeypatch.setattr("core.target.os.path.ismount", lambda path: path == str(target))
+    monkeypatch.setattr("reshard.core.target.os.path.ismount", lambda path: path == str(target))
     with pytest.raises(TargetError, match="is a mount point.*Name a directory in it"):
         convert(FOUR_TO_THREE.request(target))
     assert not partial(target).exists()
@@ -1002,7 +1004,7 @@ def test_a_source_rewritten_with_its_old_time_before_an_interrupted_run_goes_on(
 ) -> None:
     request = FOUR_TO_THREE.request(target, source=str(own_source))
     with monkeypatch.context() as patch:
-        patch.setattr("core.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped")))
+        patch.setattr("reshard.core.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped")))
         with pytest.raises(StorageError):
             convert(request)
     rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
@@ -1048,7 +1050,9 @@ def test_values_are_compared_although_an_earlier_version_recorded_no_change_time
     own_source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("core.storage.files.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}")
+        patch.setattr(
+            "reshard.core.storage.files.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}"
+        )
         convert(FOUR_TO_THREE.request(target, source=str(own_source)))
     report = verify_target(str(target), VerifyLevel.CONTENT)
     assert report.problems == ()

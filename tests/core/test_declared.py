@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from core.changes import NO_CHANGES, CastRule, Changes, OverflowPolicy, RenameRule, Selection, TransposeRule
-from core.declared import declared_changes, parse_changes, read_changes
-from core.errors import InputError, StorageError
-from core.plan_file import plan_identity
-from core.request import build_request
+from reshard.core.changes import NO_CHANGES, CastRule, Changes, OverflowPolicy, RenameRule, Selection, TransposeRule
+from reshard.core.declared import declared_changes, parse_changes, read_changes
+from reshard.core.errors import InputError, StorageError
+from reshard.core.plan_file import plan_identity
+from reshard.core.request import build_request
 from tests.core.test_plan import entry, make_catalog, plan_of
 
 DOCUMENT = {

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.convert import convert
-from core.doctor import Diagnosis, Finding, diagnose
-from core.errors import CatalogError, StrategyError
-from core.layout import ParameterLayout, whole_layout
-from core.request import build_request
-from core.strategy.files import write_strategy
-from core.strategy.merging import split_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.convert import convert
+from reshard.core.doctor import Diagnosis, Finding, diagnose
+from reshard.core.errors import CatalogError, StrategyError
+from reshard.core.layout import ParameterLayout, whole_layout
+from reshard.core.request import build_request
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.merging import split_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from tests.support.checkpoints import ALL_CASES, FIXTURES, Case
 from tests.support.ckpt_writer import checkpoint_bytes
 

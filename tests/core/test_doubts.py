@@ -8,18 +8,18 @@ import fsspec
 import numpy as np
 import pytest
 
-from core.checkpoint.catalog import build_catalog
-from core.content_misfits import content_misfits
-from core.convert import convert, make_plan
-from core.errors import StrategyError
-from core.held import held_by_stages, names_in_order
-from core.layout import ParameterLayout
-from core.report import plan_notes
-from core.request import build_request
-from core.storage.urls import parse_url
-from core.strategy.files import read_strategy, write_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from demo.make_checkpoint import make_demo
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.content_misfits import content_misfits
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import StrategyError
+from reshard.core.held import held_by_stages, names_in_order
+from reshard.core.layout import ParameterLayout
+from reshard.core.report import plan_notes
+from reshard.core.request import build_request
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 

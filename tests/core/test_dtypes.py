@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from core.dtypes import (
+from reshard.core.dtypes import (
     INT4,
     MAP_TENSOR,
     TEXT,
@@ -13,7 +13,7 @@ from core.dtypes import (
     dtype_from_record,
     dtype_from_safetensors,
 )
-from core.errors import CheckpointError
+from reshard.core.errors import CheckpointError
 
 NUMPY = {
     "Int8": np.int8,

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from core.convert import convert, describe_plan
-from core.errors import InputError, TargetError
-from core.joining import join_parts
-from core.latest import convert_latest
-from core.request import ConversionRequest, build_request
-from core.storage.files import write_bytes
-from core.storage.urls import Location, parse_url
+from reshard.core.convert import convert, describe_plan
+from reshard.core.errors import InputError, TargetError
+from reshard.core.joining import join_parts
+from reshard.core.latest import convert_latest
+from reshard.core.request import ConversionRequest, build_request
+from reshard.core.storage.files import write_bytes
+from reshard.core.storage.urls import Location, parse_url
 from tests.support.checkpoints import case, read_tree
 from tests.support.training import latest_request
 

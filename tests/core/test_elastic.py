@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from core.convert import convert
-from core.elastic import (
+from demo.make_checkpoint import make_demo
+from reshard.core.convert import convert
+from reshard.core.elastic import (
     FAULT_RANKS_VARIABLE,
     MINDX_FAULT_RANKS_FILE,
     ExceptionHandler,
@@ -21,17 +22,16 @@ from core.elastic import (
     parse_fault_ranks,
     regular_iteration,
 )
-from core.errors import InputError
-from core.request import build_request
-from core.storage.urls import parse_url
-from demo.make_checkpoint import make_demo
+from reshard.core.errors import InputError
+from reshard.core.request import build_request
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_tree
 
 # a training script in short: `saved` names the file of a rank, `before` and `after` are lines around set_config
 _TRAINING = """
 import os, signal, sys, time
 {before}
-from core.elastic import exception_checkpoint
+from reshard.core.elastic import exception_checkpoint
 
 def save(directory, rank):
     with open(os.path.join(directory, f"rank_{{rank}}"), "a") as file:
@@ -299,9 +299,9 @@ exception_checkpoint.set_config(copy, given, True, [[0, 2], [1, 3], [4, 6], [5, 
 
 
 def test_importing_costs_little() -> None:
-    heavy = "print(sorted({'numpy', 'fsspec', 'pydantic', 'prefect', 'core.checkpoint'} & set(sys.modules)))"
+    heavy = "print(sorted({'numpy', 'fsspec', 'pydantic', 'prefect', 'reshard.core.checkpoint'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", f"import core.elastic, sys; {heavy}"],
+        [sys.executable, "-c", f"import reshard.core.elastic, sys; {heavy}"],
         cwd=_ROOT,
         capture_output=True,
         text=True,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from core.checkpoint.encryption import DecryptedSource, EncryptedOutput
-from core.convert import convert, describe_plan
-from core.errors import (
+from reshard.core.checkpoint.encryption import DecryptedSource, EncryptedOutput
+from reshard.core.convert import convert, describe_plan
+from reshard.core.errors import (
     CatalogError,
     CheckpointError,
     ConversionError,
@@ -22,19 +22,19 @@ from core.errors import (
     StorageError,
     TargetError,
 )
-from core.keys import Key, KeyNames, named_keys
-from core.latest import LatestOutcome, convert_latest
-from core.latest_request import LatestConversionRequest
-from core.layout import whole_layout
-from core.manifest import ShardRecord
-from core.plan_file import load_sources
-from core.report import ConversionReport, VerificationReport
-from core.request import ConversionRequest, EncryptionMode, VerifyLevel, build_options
-from core.storage.files import open_source, read_bytes
-from core.storage.urls import parse_url
-from core.strategy.files import read_strategy, write_strategy
-from core.transform import transform_ranks
-from core.verify import verify_target
+from reshard.core.keys import Key, KeyNames, named_keys
+from reshard.core.latest import LatestOutcome, convert_latest
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.layout import whole_layout
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan_file import load_sources
+from reshard.core.report import ConversionReport, VerificationReport
+from reshard.core.request import ConversionRequest, EncryptionMode, VerifyLevel, build_options
+from reshard.core.storage.files import open_source, read_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.transform import transform_ranks
+from reshard.core.verify import verify_target
 from tests.support.checkpoints import Case, case, read_ckpt, read_tree
 from tests.support.records import as_record
 
@@ -251,10 +251,10 @@ def test_a_rerun_does_only_what_is_missing(target: Path, tmp_path: Path, monkeyp
             raise StorageError("rank 1's disk is broken")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(ConversionError, match="rank 1's disk is broken"):
         convert(FOUR_TO_THREE.request(target, **to_key()))
-    monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", transform_ranks)
     for other in (to_key(name="env:OTHER"), to_key(EncryptionMode.AES_CBC), {}):
         with pytest.raises(TargetError, match="unfinished conversion by another plan"):
             convert(FOUR_TO_THREE.request(target, **other))
@@ -385,7 +385,7 @@ def test_the_unfinished_work_says_nothing_either(target: Path, monkeypatch: pyte
     def failing(*args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
         raise StorageError("no")
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(ConversionError):
         convert(FOUR_TO_THREE.request(target, **to_key()))
     names = [name.encode() for contents in FOUR_TO_THREE.want.values() for name in contents]
@@ -402,7 +402,7 @@ def test_nothing_plain_is_left_of_unfinished_work_that_it_takes_the_place_of(
             raise StorageError("no")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(ConversionError):
         convert(FOUR_TO_THREE.request(target))
     folder = partial(target) / "rank_0"

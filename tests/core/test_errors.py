@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-import core.errors
-from core.errors import (
+import reshard.core.errors
+from reshard.core.errors import (
     CheckpointError,
     ConversionError,
     InputError,
@@ -20,7 +20,9 @@ from core.errors import (
 )
 
 CLASSES = {
-    name: thing for name, thing in inspect.getmembers(core.errors, inspect.isclass) if thing.__module__ == "core.errors"
+    name: thing
+    for name, thing in inspect.getmembers(reshard.core.errors, inspect.isclass)
+    if thing.__module__ == "reshard.core.errors"
 }
 PARENTS = {
     "ReshardError": "Exception",
@@ -51,7 +53,7 @@ def test_the_public_tree() -> None:
 def test_the_drawing_shows_the_tree() -> None:
     drawn: dict[str, str] = {}
     above = ["Exception"]
-    for line in (core.errors.__doc__ or "").splitlines():
+    for line in (reshard.core.errors.__doc__ or "").splitlines():
         found = re.match(r"^ {4}([ │├└─]*)(\w+Error)\b", line)
         if found:
             depth = len(found[1]) // 4 + 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from core.fingerprint import box_fingerprint, combined, fingerprint_text
+from reshard.core.fingerprint import box_fingerprint, combined, fingerprint_text
 
 ITEMSIZES = (1, 2, 4, 8)
 

@@ -6,16 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core import fingerprints
-from core.checkpoint.catalog import catalog_files
-from core.checkpoint.records import CatalogRecord
-from core.dtypes import dtype_from_name
-from core.fingerprint import box_fingerprint
-from core.fingerprints import Cells, Share, shard_sums
-from core.layout import ParameterLayout
-from core.pieces import Piece
-from core.slices import TensorSlice
-from core.storage.urls import parse_url
+from reshard.core import fingerprints
+from reshard.core.checkpoint.catalog import catalog_files
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.fingerprint import box_fingerprint
+from reshard.core.fingerprints import Cells, Share, shard_sums
+from reshard.core.layout import ParameterLayout
+from reshard.core.pieces import Piece
+from reshard.core.slices import TensorSlice
+from reshard.core.storage.urls import parse_url
 from tests.support.ckpt_writer import checkpoint_bytes
 
 WHOLE = np.random.default_rng(3).standard_normal((6, 4)).astype(np.float32)

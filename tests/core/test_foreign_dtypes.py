@@ -10,18 +10,18 @@ import fsspec
 import numpy as np
 import pytest
 
-from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
-from core.compare import compare_checkpoints, fingerprint_checkpoint
-from core.comparison_request import build_comparison
-from core.convert import convert, make_plan
-from core.doctor import diagnose
-from core.errors import InputError
-from core.load import load_rank, plan_load
-from core.mindspore_api.loading import load_checkpoint
-from core.recover import StepState, assess_recovery
-from core.request import NOWHERE, VerifyLevel, build_request
-from core.strategy.files import write_strategy
-from core.verify import verify_target
+from reshard.core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
+from reshard.core.compare import compare_checkpoints, fingerprint_checkpoint
+from reshard.core.comparison_request import build_comparison
+from reshard.core.convert import convert, make_plan
+from reshard.core.doctor import diagnose
+from reshard.core.errors import InputError
+from reshard.core.load import load_rank, plan_load
+from reshard.core.mindspore_api.loading import load_checkpoint
+from reshard.core.recover import StepState, assess_recovery
+from reshard.core.request import NOWHERE, VerifyLevel, build_request
+from reshard.core.strategy.files import write_strategy
+from reshard.core.verify import verify_target
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_tree
@@ -110,7 +110,7 @@ def shown_name(odd: Odd) -> str:
 
 @each_odd
 def test_inspect_shows_what_cannot_be_converted(odd: Odd, tmp_path: Path) -> None:
-    from cli.contents import describe
+    from reshard.cli.contents import describe
 
     path = tmp_path / f"net.{odd.format}"
     path.write_bytes(file_bytes(odd))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.garbage import rare_collections
+from reshard.core.garbage import rare_collections
 
 
 @pytest.fixture(autouse=True)

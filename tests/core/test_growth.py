@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from cli.main import run
-from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import dtype_from_name
-from core.layout import ParameterLayout
-from core.parameters import match_parameters
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.cli.main import run
+from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.layout import ParameterLayout
+from reshard.core.parameters import match_parameters
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 
 FEW, MANY = 150, 300
 MOST_GROWTH = 2.3

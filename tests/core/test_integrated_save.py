@@ -10,20 +10,20 @@ import fsspec
 import numpy as np
 import pytest
 
-from core.compare import compare_checkpoints, fingerprint_checkpoint
-from core.comparison_request import build_comparison
-from core.convert import convert, make_plan
-from core.doctor import Diagnosis, diagnose
-from core.errors import InputError, PlanError, StrategyError
-from core.layout import ParameterLayout
-from core.make_strategy import make_strategy_file
-from core.plan_file import rebuild_plan
-from core.recover import assess_recovery
-from core.report import ConversionReport
-from core.request import IntegratedSave, build_request
-from core.strategy.derivation import StrategyWish
-from core.strategy.files import write_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.compare import compare_checkpoints, fingerprint_checkpoint
+from reshard.core.comparison_request import build_comparison
+from reshard.core.convert import convert, make_plan
+from reshard.core.doctor import Diagnosis, diagnose
+from reshard.core.errors import InputError, PlanError, StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.make_strategy import make_strategy_file
+from reshard.core.plan_file import rebuild_plan
+from reshard.core.recover import assess_recovery
+from reshard.core.report import ConversionReport
+from reshard.core.request import IntegratedSave, build_request
+from reshard.core.strategy.derivation import StrategyWish
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 

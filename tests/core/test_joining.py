@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import xxhash
 
-from core.convert import convert
-from core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
-from core.joining import join_parts
-from core.layout import ParameterLayout
-from core.load import load_rank
-from core.manifest import dump_record, parse_manifest, parse_shard_record
-from core.progress import SilentProgress
-from core.request import VerifyLevel, build_request
-from core.storage.lease import held_lease, new_holder
-from core.storage.urls import parse_url
-from core.strategy.files import write_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from core.target import read_manifest, record_digest
-from core.verify import verify_target
+from reshard.core.convert import convert
+from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
+from reshard.core.joining import join_parts
+from reshard.core.layout import ParameterLayout
+from reshard.core.load import load_rank
+from reshard.core.manifest import dump_record, parse_manifest, parse_shard_record
+from reshard.core.progress import SilentProgress
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.target import read_manifest, record_digest
+from reshard.core.verify import verify_target
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConversionError, InputError
-from core.keys import (
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.keys import (
     Key,
     KeyNames,
     key_names,
@@ -21,7 +21,7 @@ from core.keys import (
     source_key,
     target_key,
 )
-from core.request import EncryptionMode, build_request
+from reshard.core.request import EncryptionMode, build_request
 
 SECRET = "hunter2-hunter2!"
 GCM, CBC, SM4 = EncryptionMode.AES_GCM, EncryptionMode.AES_CBC, EncryptionMode.SM4_CBC

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import core.convert
-import core.latest
-import core.steps
-from core.errors import (
+import reshard.core.convert
+import reshard.core.latest
+import reshard.core.steps
+from reshard.core.errors import (
     CatalogError,
     ConversionError,
     InputError,
@@ -22,15 +22,15 @@ from core.errors import (
     TargetBusyError,
     TargetError,
 )
-from core.latest import LatestOutcome, LatestReport, convert_latest, run_latest
-from core.latest_request import LatestConversionRequest
-from core.plan_file import load_sources
-from core.report import ConversionReport
-from core.request import ConversionRequest
-from core.retry import stoppable
-from core.session import convert_rank
-from core.storage.named_options import storages_of
-from core.storage.stamps import read_stamps
+from reshard.core.latest import LatestOutcome, LatestReport, convert_latest, run_latest
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.plan_file import load_sources
+from reshard.core.report import ConversionReport
+from reshard.core.request import ConversionRequest
+from reshard.core.retry import stoppable
+from reshard.core.session import convert_rank
+from reshard.core.storage.named_options import storages_of
+from reshard.core.storage.stamps import read_stamps
 from tests.support.checkpoints import read_tree
 from tests.support.training import (
     CASE,
@@ -47,7 +47,7 @@ from tests.support.training import (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.steps.LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.steps.LOOK_AGAIN_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_once_converted_there_is_nothing_to_do(source: Path, target: Path, monke
     save_step(source, "2_1")
     convert_latest(latest_request(source, target))
     # the older one is not converted either, and no file is read
-    monkeypatch.setattr("core.steps.read_index", None)
+    monkeypatch.setattr("reshard.core.steps.read_index", None)
     report = convert_latest(latest_request(source, target))
     assert taken(report) == ("nothing new", "2_1")
     assert report.message == "nothing to do: step 2_1, the newest complete one, is there already"
@@ -120,7 +120,9 @@ def test_a_step_that_is_saved_once_more_after_its_conversion_is_told(source: Pat
         with pytest.raises(TargetError, match=rf"1_9: was converted from other files: .*{file_of(source, '1_9', 2)}"):
             convert_latest(latest_request(source, target, dry_run=dry_run))
     assert read_tree(target / "1_9") == CASE.want
-    core.convert.convert(latest_request(source, target).conversion_of("1_9").model_copy(update={"overwrite": True}))
+    reshard.core.convert.convert(
+        latest_request(source, target).conversion_of("1_9").model_copy(update={"overwrite": True})
+    )
     assert taken(convert_latest(latest_request(source, target))) == ("nothing new", "1_9")
 
 
@@ -205,7 +207,7 @@ def test_a_truncated_file_is_no_complete_step(source: Path, target: Path) -> Non
 def test_a_conversion_that_was_interrupted_is_gone_on_with(source: Path, target: Path) -> None:
     save_step(source, "2_1")
     request = latest_request(source, target)
-    core.convert.convert(request.conversion_of("2_1").model_copy(update={"ranks": "0-1"}))
+    reshard.core.convert.convert(request.conversion_of("2_1").model_copy(update={"ranks": "0-1"}))
     assert names(target) == ["2_1.reshard-partial"]
     report = convert_latest(request)
     assert report.conversion
@@ -268,9 +270,9 @@ def test_a_target_of_another_training_job_is_refused(source: Path, target: Path)
 # ---- what is waited for ----
 
 
-def find(source: Path, target: Path, **options: object) -> core.steps.FoundSteps:
+def find(source: Path, target: Path, **options: object) -> reshard.core.steps.FoundSteps:
     request = latest_request(source, target, **options)
-    return core.steps.StepWatch(request, RANKS).find(waits=True)
+    return reshard.core.steps.StepWatch(request, RANKS).find(waits=True)
 
 
 def test_a_step_that_is_being_written_is_waited_for(source: Path, target: Path) -> None:
@@ -310,7 +312,7 @@ def test_settled_by_its_time_a_step_is_taken_at_once(source: Path, target: Path)
 @pytest.mark.parametrize("age_seconds", [0, -LONG_AGO_SECONDS], ids=["just now", "in the future"])
 def test_settled_because_it_was_seen_unchanged(age_seconds: float, source: Path, target: Path) -> None:
     save_step(source, "2_1", age_seconds=age_seconds)
-    watch = core.steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
+    watch = reshard.core.steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
     _, [first] = watch.look()
     assert not first.is_complete
     assert "changed less than 1 s ago" in first.lacking
@@ -323,7 +325,7 @@ def test_settled_because_it_was_seen_unchanged(age_seconds: float, source: Path,
 
 def test_a_change_begins_the_settling_anew(source: Path, target: Path) -> None:
     save_step(source, "2_1", age_seconds=-LONG_AGO_SECONDS)
-    watch = core.steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
+    watch = reshard.core.steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
     watch.look()
     time.sleep(1.1)
     set_age(file_of(source, "2_1", 1), -LONG_AGO_SECONDS - 5)
@@ -344,7 +346,7 @@ def test_a_job_that_saves_all_the_time_is_not_waited_for_for_ever(
         save_step(source, f"1_{number - 1}")
         return True
 
-    monkeypatch.setattr("core.steps.paused", pause)
+    monkeypatch.setattr("reshard.core.steps.paused", pause)
     found = find(source, target)
     assert found.newest
     assert str(found.newest.step) == "1_2"
@@ -369,7 +371,7 @@ def test_a_file_that_vanishes_between_listing_and_looking_is_missing(
         file_of(source, "2_1", 1).unlink(missing_ok=True)
         return read_stamps(locations)
 
-    monkeypatch.setattr("core.steps.read_stamps", vanish)
+    monkeypatch.setattr("reshard.core.steps.read_stamps", vanish)
     report = convert_latest(latest_request(source, target))
     assert report.step == "1_9"
     assert "no file of rank_1" in report.notes[0]
@@ -386,7 +388,7 @@ def together(count: int, request: Any) -> list[LatestReport]:
 
 def test_runs_that_overlap_do_not_convert_twice(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_step(source, "2_1")
-    monkeypatch.setattr("core.latest.RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.latest.RENEWAL_SECONDS", 0.1)
     under_way, go_on = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -394,7 +396,7 @@ def test_runs_that_overlap_do_not_convert_twice(source: Path, target: Path, monk
         go_on.wait(30)
         return convert_rank(*args, **kwargs)
 
-    monkeypatch.setattr("core.convert.convert_rank", slow)
+    monkeypatch.setattr("reshard.core.convert.convert_rank", slow)
     request = latest_request(source, target)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(convert_latest, request)
@@ -411,7 +413,7 @@ def test_runs_that_overlap_do_not_convert_twice(source: Path, target: Path, monk
 
 def test_runs_that_begin_together_all_end_well(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_step(source, "2_1")
-    monkeypatch.setattr("core.latest.RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.latest.RENEWAL_SECONDS", 0.1)
     for _ in range(3):
         reports = together(4, latest_request(source, target))
         assert {report.step for report in reports} == {"2_1"}
@@ -426,9 +428,9 @@ def test_a_step_that_was_committed_between_look_and_claim_is_not_written_again(s
     before: dict[str, int] = {}
 
     def late(conversion: ConversionRequest) -> ConversionReport:
-        core.convert.convert(conversion)
+        reshard.core.convert.convert(conversion)
         before.update({str(path): path.stat().st_mtime_ns for path in target.rglob("*.ckpt")})
-        return core.convert.convert(conversion)
+        return reshard.core.convert.convert(conversion)
 
     with storages_of(request):
         assert run_latest(request, late).conversion
@@ -440,13 +442,13 @@ def test_two_that_gave_way_to_each_other_look_again(
 ) -> None:
     """On an object store both of two that begin at the same moment do."""
     save_step(source, "2_1")
-    monkeypatch.setattr("core.latest.RENEWAL_SECONDS", 0.01)
+    monkeypatch.setattr("reshard.core.latest.RENEWAL_SECONDS", 0.01)
     gave_way: Iterator[bool] = iter([True])
 
     def convert(conversion: ConversionRequest) -> ConversionReport:
         if next(gave_way, False):
             raise TargetBusyError("both gave way")
-        return core.convert.convert(conversion)
+        return reshard.core.convert.convert(conversion)
 
     assert run_latest(latest_request(source, target), convert).outcome is LatestOutcome.CONVERTED
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import LayoutError
-from core.layout import ParameterLayout, whole_layout
+from reshard.core.errors import LayoutError
+from reshard.core.layout import ParameterLayout, whole_layout
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of, wholes
 
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import core.load as load_module
-from core import mindspore_api as mindspore
-from core.changes import OverflowPolicy
-from core.convert import convert
-from core.errors import CastError, CatalogError, InputError, PlanError, StorageError
-from core.keys import source_key
-from core.load import LoadPlan, load_rank, plan_load
-from core.request import build_request
-from core.values import INT4, Value, dtype_of, is_same
+import reshard.core.load as load_module
+from reshard.core import mindspore_api as mindspore
+from reshard.core.changes import OverflowPolicy
+from reshard.core.convert import convert
+from reshard.core.errors import CastError, CatalogError, InputError, PlanError, StorageError
+from reshard.core.keys import source_key
+from reshard.core.load import LoadPlan, load_rank, plan_load
+from reshard.core.request import build_request
+from reshard.core.values import INT4, Value, dtype_of, is_same
 from tests.endurance.test_memory import run_limited
 from tests.support.changed_values import TARGET_DEVICES, draw_job, overflowing_plan
 from tests.support.checkpoints import Case, Contents, case, read_ckpt
@@ -223,7 +223,7 @@ def test_memory_is_the_limit_and_one_array(tmp_path: Path, options: str) -> None
 
     def peak(source: Path) -> int:
         program = (
-            "from core.load import load_rank\n"
+            "from reshard.core.load import load_rank\n"
             f"for name, array in load_rank({str(source)!r}, memory_limit='32MiB'{options}):\n"
             "    del array"
         )

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from core.convert import convert
-from core.errors import InputError, StrategyError
-from core.make_strategy import make_strategy_file
-from core.request import build_request
-from core.storage.urls import parse_url
-from core.strategy.derivation import StrategyWish, told_by_strategy
-from core.strategy.files import read_strategy, write_strategy
 from demo.make_checkpoint import make_demo
+from reshard.core.convert import convert
+from reshard.core.errors import InputError, StrategyError
+from reshard.core.make_strategy import make_strategy_file
+from reshard.core.request import build_request
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.derivation import StrategyWish, told_by_strategy
+from reshard.core.strategy.files import read_strategy, write_strategy
 from tests.core.strategy.test_derivation import WHOLE_MATRIX, strategy
 from tests.support.checkpoints import case, read_ckpt
 

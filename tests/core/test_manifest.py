@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.changes import Changes, SplitRule
-from core.errors import TargetError
-from core.keys import Key
-from core.manifest import (
+from reshard.core.changes import Changes, SplitRule
+from reshard.core.errors import TargetError
+from reshard.core.keys import Key
+from reshard.core.manifest import (
     Manifest,
     ParameterRecord,
     RankSummary,
@@ -21,7 +21,7 @@ from core.manifest import (
     sealed_manifest,
     unsealed_manifest,
 )
-from core.request import EncryptionMode, VerifyLevel
+from reshard.core.request import EncryptionMode, VerifyLevel
 from tests.support.records import as_record
 
 RECORD = ShardRecord(

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from core.errors import CheckpointError
-from core.map_parameters import build_map_parameter, parse_map_parameter
+from reshard.core.errors import CheckpointError
+from reshard.core.map_parameters import build_map_parameter, parse_map_parameter
 from tests.support.ckpt_writer import CheckpointMessage
 
 TABLE = [np.array([1, 2], np.int32), np.arange(6, dtype=np.float32).reshape(2, 3), np.array([0, 1], np.int32)]

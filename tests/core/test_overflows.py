@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import core.session as session_module
-from core.convert import convert
-from core.errors import InputError
-from core.layout import ParameterLayout
-from core.manifest import ShardRecord, dump_record, parse_shard_record
-from core.overflows import overflow_notes
-from core.plan import ConversionPlan
-from core.report import ConversionReport
-from core.request import VerifyLevel, build_request
-from core.storage.urls import parse_url
-from core.strategy.files import write_strategy
-from core.target import read_manifest
-from core.transform import transform_ranks
+import reshard.core.session as session_module
+from reshard.core.convert import convert
+from reshard.core.errors import InputError
+from reshard.core.layout import ParameterLayout
+from reshard.core.manifest import ShardRecord, dump_record, parse_shard_record
+from reshard.core.overflows import overflow_notes
+from reshard.core.plan import ConversionPlan
+from reshard.core.report import ConversionReport
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.target import read_manifest
+from reshard.core.transform import transform_ranks
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

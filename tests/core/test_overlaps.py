@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from core.convert import make_plan
-from core.overlaps import ParameterOverlaps, overlaps_of
-from core.plan import ConversionPlan
-from core.slices import TensorSlice
+from reshard.core.convert import make_plan
+from reshard.core.overlaps import ParameterOverlaps, overlaps_of
+from reshard.core.plan import ConversionPlan
+from reshard.core.slices import TensorSlice
 from tests.support.checkpoints import Case, case
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.convert import describe_plan
-from core.errors import InputError
-from core.layout import ParameterLayout
-from core.overlap_picture import draw_overlaps
-from core.overlaps import overlaps_of
-from core.page import plan_page, write_page
-from core.picture import feeds_of
-from core.plan import ConversionPlan, build_plan
-from core.report import PlanSummary
+from reshard.core.convert import describe_plan
+from reshard.core.errors import InputError
+from reshard.core.layout import ParameterLayout
+from reshard.core.overlap_picture import draw_overlaps
+from reshard.core.overlaps import overlaps_of
+from reshard.core.page import plan_page, write_page
+from reshard.core.picture import feeds_of
+from reshard.core.plan import ConversionPlan, build_plan
+from reshard.core.report import PlanSummary
 from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of
 from tests.support.checkpoints import case
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
-from core.checkpoint.survey import survey
-from core.convert import convert
-from core.errors import CatalogError, InputError, PlanError
-from core.joining import join_parts
-from core.request import build_request
-from core.storage.files import open_source, read_bytes
-from core.storage.joined import parts_of
-from core.storage.urls import parse_url
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
+from reshard.core.checkpoint.survey import survey
+from reshard.core.convert import convert
+from reshard.core.errors import CatalogError, InputError, PlanError
+from reshard.core.joining import join_parts
+from reshard.core.request import build_request
+from reshard.core.storage.files import open_source, read_bytes
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import CONVERSIONS, FIXTURES, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 

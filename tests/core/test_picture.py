@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from core.convert import make_plan
-from core.picture import Feeds, _ranks_per_bin, draw_feeds, feeds_of
-from core.plan import ConversionPlan
+from reshard.core.convert import make_plan
+from reshard.core.picture import Feeds, _ranks_per_bin, draw_feeds, feeds_of
+from reshard.core.plan import ConversionPlan
 from tests.support.checkpoints import ALL_CASES, Case, case
 
 PIPELINES = case(7001)

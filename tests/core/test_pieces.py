@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.pieces import Piece, Pieces, are_whole, fill_once, joined, merged, split, transposed, whole_piece
-from core.slices import TensorSlice
+from reshard.core.pieces import Piece, Pieces, are_whole, fill_once, joined, merged, split, transposed, whole_piece
+from reshard.core.slices import TensorSlice
 from tests.support.composing import assembled, join_arrays, split_array
 
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
-from core.errors import CatalogError, PlanError, TargetError
-from core.layout import ParameterLayout
-from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.plan_file import dump_plan, load_plan, plan_identity
-from core.report import plan_notes
-from core.storage.files import write_bytes
-from core.storage.urls import parse_url
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
+from reshard.core.errors import CatalogError, PlanError, TargetError
+from reshard.core.layout import ParameterLayout
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.report import plan_notes
+from reshard.core.storage.files import write_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.core.test_layout import as_layout
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of, wholes
 

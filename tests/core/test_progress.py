@@ -5,7 +5,7 @@ from contextvars import copy_context
 
 import pytest
 
-from core.progress import SilentProgress, current_progress, reporting_to
+from reshard.core.progress import SilentProgress, current_progress, reporting_to
 
 
 class Listener(SilentProgress):

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.convert import convert, make_plan
-from core.errors import CatalogError, CheckpointError, InputError, PlanError, StorageError, StrategyError
-from core.layout import ParameterLayout, whole_layout
-from core.parameters import match_parameters
-from core.recover import StepState, assess_recovery
-from core.request import ConversionRequest, build_request
-from core.storage.files import SourceFile, open_source
-from core.storage.urls import Location, parse_url
-from core.strategy.files import write_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from core.target import read_manifest
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError, StorageError, StrategyError
+from reshard.core.layout import ParameterLayout, whole_layout
+from reshard.core.parameters import match_parameters
+from reshard.core.recover import StepState, assess_recovery
+from reshard.core.request import ConversionRequest, build_request
+from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.target import read_manifest
 from tests.core.test_plan import Side, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.checkpoints import FIXTURES, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
@@ -397,7 +397,7 @@ def test_what_cannot_be_read_is_not_damaged(directory: Path, monkeypatch: pytest
             raise StorageError(f"{location}: cannot read it: permission denied")
         return open_source(location)
 
-    monkeypatch.setattr("core.checkpoint.catalog._opened", opened)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog._opened", opened)
     with pytest.raises(CatalogError, match=r"rank_2/net-1_1\.ckpt: cannot read it: permission denied$"):
         convert(request_of(directory, recover=recover))
 

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.append_info import REDUNDANCY_MARK
-from core.checkpoint.model import CheckpointFormat
-from core.convert import convert
-from core.dtypes import dtype_from_name
-from core.errors import InputError, PlanError
-from core.layout import ParameterLayout
-from core.picture import feeds_of
-from core.plan_file import dump_plan, load_plan, plan_identity
-from core.redundancy import SharedSlices, choose_keepers
-from core.request import VerifyLevel, build_request
-from core.storage.files import write_bytes
-from core.storage.urls import parse_url
-from core.strategy.files import write_strategy
-from core.verify import verify_target
+from reshard.core.append_info import REDUNDANCY_MARK
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.convert import convert
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.errors import InputError, PlanError
+from reshard.core.layout import ParameterLayout
+from reshard.core.picture import feeds_of
+from reshard.core.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.redundancy import SharedSlices, choose_keepers
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.storage.files import write_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.verify import verify_target
 from tests.core.test_plan import catalog_of, entry, make_catalog, make_strategy, plan_of, sides, vector
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

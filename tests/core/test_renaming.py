@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.renaming import guess_renaming
+from reshard.core.renaming import guess_renaming
 
 NAMES = [f"model.layers.{n}.{what}.weight" for n in range(4) for what in ("wq", "wo", "norm")]
 

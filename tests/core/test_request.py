@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from core.changes import OverflowPolicy, Selection
-from core.errors import InputError
-from core.request import (
+from reshard.core.changes import OverflowPolicy, Selection
+from reshard.core.errors import InputError
+from reshard.core.request import (
     ConversionRequest,
     EncryptionMode,
     OutputFormat,
@@ -20,7 +20,7 @@ from core.request import (
     parse_ranks,
     parse_size,
 )
-from core.unified_names import UnifiedNaming
+from reshard.core.unified_names import UnifiedNaming
 
 
 def request(**options: object) -> ConversionRequest:

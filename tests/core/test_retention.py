@@ -15,17 +15,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import core.retention
-from core.checkpoint.names import Step, parse_step
-from core.errors import StorageError, TargetError
-from core.latest import convert_latest
-from core.manifest import Manifest, RankSummary, dump_record
-from core.request import VerifyLevel
-from core.retention import DatedStep, KeepRules, Retention, apply_retention, steps_kept
-from core.storage.claims import claimed_while
-from core.storage.files import remove_file
-from core.storage.lease import held_lease, new_holder
-from core.storage.urls import Location, parse_url
+import reshard.core.retention
+from reshard.core.checkpoint.names import Step, parse_step
+from reshard.core.errors import StorageError, TargetError
+from reshard.core.latest import convert_latest
+from reshard.core.manifest import Manifest, RankSummary, dump_record
+from reshard.core.request import VerifyLevel
+from reshard.core.retention import DatedStep, KeepRules, Retention, apply_retention, steps_kept
+from reshard.core.storage.claims import claimed_while
+from reshard.core.storage.files import remove_file
+from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.urls import Location, parse_url
 from tests.conformance.mindspore_process import PYTHON
 from tests.support.training import CASE, PROJECT, latest_request, save_step
 
@@ -351,7 +351,7 @@ def test_a_failure_is_told_and_the_next_run_goes_on(tmp_path: Path, monkeypatch:
             remove_file(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(core.retention, "_remove_claimed", fail)
+        patch.setattr(reshard.core.retention, "_remove_claimed", fail)
         done = apply(tmp_path)
     assert done.removed == ()
     assert done.notes == (f"{directory}: could not be removed, the next run tries again: permission denied",)
@@ -362,12 +362,12 @@ def test_a_failure_is_told_and_the_next_run_goes_on(tmp_path: Path, monkeypatch:
 
 _KILLED = """
 import os, signal, sys
-import core.retention
+import reshard.core.retention
 from tests.core.test_retention import Path, apply
 
-core.retention._listed_files = lambda conversion: os.kill(os.getpid(), signal.SIGKILL)
+reshard.core.retention._listed_files = lambda conversion: os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "halfway":  # once the manifest is gone
-    core.retention._check_removable = lambda conversion: None
+    reshard.core.retention._check_removable = lambda conversion: None
 apply(Path(sys.argv[1]))
 """
 
@@ -379,7 +379,7 @@ def test_a_removal_that_was_killed_is_gone_on_with(when: str, tmp_path: Path) ->
     conversion(tmp_path, "1_1", 1)
     script = _KILLED
     if when == "claimed":
-        script = script.replace("core.retention._listed_files", "core.retention.dump_record")
+        script = script.replace("reshard.core.retention._listed_files", "reshard.core.retention.dump_record")
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path), when], cwd=PROJECT)
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "1_0.reshard-partial").exists()
@@ -436,7 +436,7 @@ def test_a_target_that_cannot_be_listed_is_told(tmp_path: Path, monkeypatch: pyt
     def fail(_: object) -> None:
         raise StorageError("permission denied")
 
-    monkeypatch.setattr(core.retention, "list_folder", fail)
+    monkeypatch.setattr(reshard.core.retention, "list_folder", fail)
     assert apply(tmp_path).notes == (f"nothing was removed from {tmp_path}: permission denied",)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from core.errors import CheckpointError, StorageError
-from core.retry import WORK, stoppable, with_retries
+from reshard.core.errors import CheckpointError, StorageError
+from reshard.core.retry import WORK, stoppable, with_retries
 
 BUSY = StorageError("s3://bucket/x: busy", transient=True)
 

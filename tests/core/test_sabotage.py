@@ -16,25 +16,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core import gather, layout, placing, plan, transform
-from core.blocks import Block, Part, file_blocks, planned_file
-from core.checkpoint.model import Extent, FilePlan, OutputEntry
-from core.checkpoint.weight_maps import dump_weight_map
-from core.convert import convert
-from core.dtypes import dtype_from_name
-from core.errors import InputError, ReshardError, VerificationError
-from core.layout import ParameterLayout
-from core.parameters import ParameterMatch, match_parameters
-from core.plan import ConversionPlan, ParameterPlan, ReadItem
-from core.redundancy import SharedSlices, choose_keepers
-from core.request import ConversionRequest, VerifyLevel, build_request
-from core.slices import TensorSlice
-from core.spans import Span
-from core.storage.files import copy_file
-from core.storage.urls import Location
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
-from core.verify import verify_target
+from reshard.core import gather, layout, placing, plan, transform
+from reshard.core.blocks import Block, Part, file_blocks, planned_file
+from reshard.core.checkpoint.model import Extent, FilePlan, OutputEntry
+from reshard.core.checkpoint.weight_maps import dump_weight_map
+from reshard.core.convert import convert
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.errors import InputError, ReshardError, VerificationError
+from reshard.core.layout import ParameterLayout
+from reshard.core.parameters import ParameterMatch, match_parameters
+from reshard.core.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.redundancy import SharedSlices, choose_keepers
+from reshard.core.request import ConversionRequest, VerifyLevel, build_request
+from reshard.core.slices import TensorSlice
+from reshard.core.spans import Span
+from reshard.core.storage.files import copy_file
+from reshard.core.storage.urls import Location
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.verify import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.records import as_record
@@ -279,7 +279,7 @@ def _swap_parameters_in_the_match(patch: Patch) -> None:
         moved = tuple(dataclasses.replace(each, sources=sources[each.name]) for each in match.moved)
         return dataclasses.replace(match, moved=moved)
 
-    patch.setattr("core.plan.match_parameters", swapped)
+    patch.setattr("reshard.core.plan.match_parameters", swapped)
 
 
 def _forget_a_parameter(patch: Patch) -> None:
@@ -287,7 +287,7 @@ def _forget_a_parameter(patch: Patch) -> None:
         match = match_parameters(*arguments, **options)
         return dataclasses.replace(match, moved=tuple(each for each in match.moved if each.name != "wk"))
 
-    patch.setattr("core.plan.match_parameters", forgetful)
+    patch.setattr("reshard.core.plan.match_parameters", forgetful)
 
 
 def _keep_a_slice_nowhere(patch: Patch) -> None:
@@ -296,7 +296,7 @@ def _keep_a_slice_nowhere(patch: Patch) -> None:
         kept[1, slices[1].holders[0]] = False
         return kept
 
-    patch.setattr("core.plan.choose_keepers", careless)
+    patch.setattr("reshard.core.plan.choose_keepers", careless)
 
 
 def _number_device_axes_from_the_left(patch: Patch) -> None:
@@ -314,7 +314,7 @@ def _wrong_header(patch: Patch, change: Callable[[OutputEntry], OutputEntry | No
     def wrong(planned: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
         return planned_file(planned, tuple(filter(None, map(change, entries))))
 
-    patch.setattr("core.transform.planned_file", wrong)
+    patch.setattr("reshard.core.transform.planned_file", wrong)
 
 
 def _wrong_dtype(patch: Patch) -> None:
@@ -345,14 +345,14 @@ def _copy_another_rank(patch: Patch) -> None:
         other = {"checkpoint_0.ckpt": "checkpoint_2.ckpt", "checkpoint_2.ckpt": "checkpoint_0.ckpt"}[source.name]
         copy_file(source.parent.parent.child(f"rank_{other[11]}", other), target)
 
-    patch.setattr("core.session.copy_file", wrong)
+    patch.setattr("reshard.core.session.copy_file", wrong)
 
 
 def _write_a_wrong_index(patch: Patch) -> None:
     def wrong(weights: Mapping[str, str], total_bytes: int) -> bytes:
         return _with_swapped_files(dump_weight_map(weights, total_bytes))
 
-    patch.setattr("core.unified_index.dump_weight_map", wrong)
+    patch.setattr("reshard.core.unified_index.dump_weight_map", wrong)
 
 
 def _with_swapped_files(index: bytes) -> bytes:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from core.errors import InputError
-from core.keys import Key
-from core.request import EncryptionMode
-from core.sealing import is_sealed, keyed_digest, seal, unseal
+from reshard.core.errors import InputError
+from reshard.core.keys import Key
+from reshard.core.request import EncryptionMode
+from reshard.core.sealing import is_sealed, keyed_digest, seal, unseal
 
 KEY = Key(b"0123456789abcdef", EncryptionMode.SM4_CBC, "env:KEY")
 OTHER = Key(b"fedcba9876543210", EncryptionMode.SM4_CBC, "env:OTHER")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
-from core.errors import InputError
-from core.request import build_request
-from core.secrets import NAME_ADVICE, carries_credentials, scrubbed
+from reshard.cli.main import run
+from reshard.core.errors import InputError
+from reshard.core.request import build_request
+from reshard.core.secrets import NAME_ADVICE, carries_credentials, scrubbed
 from tests.support.checkpoints import case
 
 

@@ -7,17 +7,17 @@ import fsspec
 import numpy as np
 import pytest
 
-import core.shared
-from core.convert import convert, make_plan
-from core.errors import PlanError
-from core.layout import ParameterLayout
-from core.plan_file import dump_plan, load_plan, plan_identity
-from core.report import ConversionReport
-from core.request import ConversionRequest, build_request
-from core.storage.files import write_bytes
-from core.storage.urls import parse_url
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+import reshard.core.shared
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import PlanError
+from reshard.core.layout import ParameterLayout
+from reshard.core.plan_file import dump_plan, load_plan, plan_identity
+from reshard.core.report import ConversionReport
+from reshard.core.request import ConversionRequest, build_request
+from reshard.core.storage.files import write_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 
@@ -73,14 +73,14 @@ def changed(row: int, column: int) -> np.ndarray:
 def test_copies_are_compared_whatever_their_cuts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: ParameterLayout, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(core.shared, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(reshard.core.shared, "_BLOCK_BYTES", block_bytes)
     stages_checkpoint(tmp_path, [{"embedding": (EMBEDDING, ROWS)}, {"embedding": (EMBEDDING, second)}])
-    assert not list(core.shared.differing_parameters(make_plan(request(tmp_path))))
+    assert not list(reshard.core.shared.differing_parameters(make_plan(request(tmp_path))))
     path = tmp_path / "other"
     path.mkdir()
     stages_checkpoint(path, [{"embedding": (EMBEDDING, ROWS)}, {"embedding": (changed(5, 7), second)}])
     plan = make_plan(request(path))
-    assert [(each.name, each.taken, each.others) for each in core.shared.differing_parameters(plan)] == [
+    assert [(each.name, each.taken, each.others) for each in reshard.core.shared.differing_parameters(plan)] == [
         ("embedding", 0, (1,))
     ]
 
@@ -149,6 +149,6 @@ def test_remote_copies_are_compared_too(tmp_path: Path) -> None:
     memory.put(str(tmp_path / "source"), "/shared-parameters", recursive=True)
     try:
         remote = request(tmp_path).model_copy(update={"source": "memory://shared-parameters"})
-        assert [each.others for each in core.shared.differing_parameters(make_plan(remote))] == [(1,)]
+        assert [each.others for each in reshard.core.shared.differing_parameters(make_plan(remote))] == [(1,)]
     finally:
         memory.rm("/shared-parameters", recursive=True)

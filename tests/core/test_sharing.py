@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import core.gather
-from core.changes import Changes, TransposeRule
-from core.checkpoint.model import CheckpointFormat
-from core.convert import convert, make_plan
-from core.errors import ConversionError, StorageError
-from core.layout import ParameterLayout
-from core.manifest import ShardRecord
-from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.progress import SilentProgress
-from core.request import build_request
-from core.retry import WORK, RetryPolicy
-from core.session import open_session
-from core.sharing import group_ranks
-from core.strategy.files import write_strategy
-from core.transform import transform_ranks
+import reshard.core.gather
+from reshard.core.changes import Changes, TransposeRule
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import ConversionError, StorageError
+from reshard.core.layout import ParameterLayout
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.progress import SilentProgress
+from reshard.core.request import build_request
+from reshard.core.retry import WORK, RetryPolicy
+from reshard.core.session import open_session
+from reshard.core.sharing import group_ranks
+from reshard.core.strategy.files import write_strategy
+from reshard.core.transform import transform_ranks
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import FLOAT, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.checkpoints import read_tree
@@ -139,7 +139,7 @@ def test_a_failing_rank_of_a_group_lets_the_others_finish(case: ColumnCase, monk
 
     notes = Notes()
     with monkeypatch.context() as patch:
-        patch.setattr("core.session.transform_ranks", failing)
+        patch.setattr("reshard.core.session.transform_ranks", failing)
         with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: rank 5's disk is broken"):
             convert(case.request(workers=1), notes)
     assert "rank_0 and 7 more are written one by one: rank 5's disk is broken" in notes.notes
@@ -152,7 +152,7 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
     case: ColumnCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What may pass is tried again, but not for ever, and not by the others."""
-    monkeypatch.setattr("core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
+    monkeypatch.setattr("reshard.core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
     tried: list[Sequence[int]] = []
 
     def flaky(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
@@ -161,7 +161,7 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
             raise StorageError("busy", transient=True)
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_ranks", flaky)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", flaky)
     with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: busy"):
         convert(case.request(workers=1))
     alone = [(rank,) for rank in range(COLUMN_RANKS)]
@@ -171,14 +171,14 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
 def test_when_the_storage_is_down_not_every_rank_waits_for_it(
     case: ColumnCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
+    monkeypatch.setattr("reshard.core.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
     tried: list[tuple[int, ...]] = []
 
     def failing(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
         tried.append(tuple(ranks))
         raise StorageError("busy", transient=True)
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(
         ConversionError, match=r"8 of 8 target ranks failed(.|\n)*rank_3: not tried, because the storage"
     ):
@@ -218,13 +218,13 @@ def test_wide_rows_that_ranks_share_are_taken_apart_at_once(tmp_path: Path, monk
         verify="none",
     )
     copies: list[object] = []
-    deliver = core.gather._Fetch.deliver
+    deliver = reshard.core.gather._Fetch.deliver
 
     def counting(fetch: Any, run: np.ndarray) -> None:
         copies.append(fetch)
         deliver(fetch, run)
 
-    monkeypatch.setattr("core.gather._Fetch.deliver", counting)
+    monkeypatch.setattr("reshard.core.gather._Fetch.deliver", counting)
     assert convert(request).read_bytes == len(content)
     assert len(copies) == 8 * len(content) // 2**22, "one for each rank and read"
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.slices import ByteRun, TensorSlice, byte_span, contiguous_axis, contiguous_boxes
+from reshard.core.slices import ByteRun, TensorSlice, byte_span, contiguous_axis, contiguous_boxes
 
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from core.convert import convert, make_plan
-from core.errors import PlanError
-from core.plan import ConversionPlan
-from core.request import ConversionRequest, build_request
-from core.strategy.model import StageStrategy, Strategy
-from core.subnetwork import part_of_target
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import PlanError
+from reshard.core.plan import ConversionPlan
+from reshard.core.request import ConversionRequest, build_request
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.subnetwork import part_of_target
 from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of, vector
 from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
 

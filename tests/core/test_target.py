@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.convert import make_plan
-from core.errors import StorageError, TargetBusyError, TargetError
-from core.manifest import Manifest, RankSummary, ShardRecord
-from core.plan import ConversionPlan
-from core.plan_file import dump_plan
-from core.request import VerifyLevel
-from core.storage.files import write_bytes
-from core.storage.urls import Location, parse_url
-from core.target import Target, Workspace, check_apart, read_manifest, read_records
+from reshard.core.convert import make_plan
+from reshard.core.errors import StorageError, TargetBusyError, TargetError
+from reshard.core.manifest import Manifest, RankSummary, ShardRecord
+from reshard.core.plan import ConversionPlan
+from reshard.core.plan_file import dump_plan
+from reshard.core.request import VerifyLevel
+from reshard.core.storage.files import write_bytes
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target import Target, Workspace, check_apart, read_manifest, read_records
 from tests.support.checkpoints import case
 
 FOUR_TO_THREE = case(7009)

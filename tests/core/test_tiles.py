@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.tiles import TILE_ELEMENTS, copy_turned, tiles
+from reshard.core.tiles import TILE_ELEMENTS, copy_turned, tiles
 
 
 @settings(max_examples=30, deadline=None)

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import core.gather as gather_module
-from core.budget import Budget, Shares, share_out
-from core.checkpoint import ckpt
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, OutputEntry
-from core.dtypes import dtype_from_name
-from core.errors import CatalogError, ConversionError
-from core.layout import ParameterLayout
-from core.plan import ConversionPlan, PlanInputs, build_plan
-from core.storage.urls import parse_url
-from core.transform import transform_ranks
+import reshard.core.gather as gather_module
+from reshard.core.budget import Budget, Shares, share_out
+from reshard.core.checkpoint import ckpt
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.errors import CatalogError, ConversionError
+from reshard.core.layout import ParameterLayout
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.storage.urls import parse_url
+from reshard.core.transform import transform_ranks
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_rank

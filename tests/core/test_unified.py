@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from core.convert import convert, make_plan
-from core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
-from core.latest import convert_latest
-from core.manifest import ShardRecord
-from core.plan_file import load_plan
-from core.progress import SilentProgress
-from core.report import ConversionReport, Outcome
-from core.request import TargetLayout, VerifyLevel, build_request
-from core.storage.urls import parse_url
-from core.target import read_manifest
-from core.transform import transform_ranks
-from core.unified import split_in_order
-from core.unified_names import file_names, is_unified_name
-from core.verify import verify_target
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
+from reshard.core.latest import convert_latest
+from reshard.core.manifest import ShardRecord
+from reshard.core.plan_file import load_plan
+from reshard.core.progress import SilentProgress
+from reshard.core.report import ConversionReport, Outcome
+from reshard.core.request import TargetLayout, VerifyLevel, build_request
+from reshard.core.storage.urls import parse_url
+from reshard.core.target import read_manifest
+from reshard.core.transform import transform_ranks
+from reshard.core.unified import split_in_order
+from reshard.core.unified_names import file_names, is_unified_name
+from reshard.core.verify import verify_target
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file
@@ -303,7 +303,7 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
             raise StorageError("no luck")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("core.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", failing)
     with pytest.raises(
         ConversionError, match=r"1 of 5 target files failed;(.|\n)*\n  model-00004-of-00005\.safetensors: no luck"
     ):
@@ -311,7 +311,7 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
     assert not target.exists()
     killed = target.with_name("out.reshard-partial") / ".model-00004-of-00005.safetensors.0123abcd.tmp"
     killed.write_bytes(b"half of it")
-    monkeypatch.setattr("core.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.session.transform_ranks", transform_ranks)
     assert [rank.outcome.value for rank in unify(target).ranks] == [*["resumed"] * 3, "written", "resumed"]
     assert len(names_in(target)) == 7
     assert read_as_transformers_does(target) == whole_model()

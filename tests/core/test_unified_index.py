@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from core.checkpoint.weight_maps import dump_weight_map
-from core.manifest import IndexSummary, ParameterRecord, ShardRecord
-from core.storage.urls import parse_url
-from core.unified_index import places_problem
+from reshard.core.checkpoint.weight_maps import dump_weight_map
+from reshard.core.manifest import IndexSummary, ParameterRecord, ShardRecord
+from reshard.core.storage.urls import parse_url
+from reshard.core.unified_index import places_problem
 
 
 def record(rank: int, file: str, *names: str, dtype: str = "Float32") -> ShardRecord:

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from core.checkpoint.survey import CheckpointShape, survey
-from core.compare import compare_checkpoints, fingerprint_checkpoint
-from core.comparison_request import build_comparison
-from core.convert import convert, make_plan
-from core.errors import CatalogError, InputError
-from core.latest import convert_latest
-from core.mindspore_api import unified_safetensors
-from core.report import ConversionReport
-from core.request import VerifyLevel, build_request
-from core.strategy.files import read_strategy
-from core.verify import verify_target
+from reshard.core.checkpoint.survey import CheckpointShape, survey
+from reshard.core.compare import compare_checkpoints, fingerprint_checkpoint
+from reshard.core.comparison_request import build_comparison
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import CatalogError, InputError
+from reshard.core.latest import convert_latest
+from reshard.core.mindspore_api import unified_safetensors
+from reshard.core.report import ConversionReport
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.strategy.files import read_strategy
+from reshard.core.verify import verify_target
 from tests.conformance.cases import Case as RandomCase
 from tests.conformance.cases import Side, rank_contents
 from tests.conformance.random_cases import build_case
@@ -274,7 +274,7 @@ def test_what_a_strategy_lacks_is_dropped_and_told(tmp_path: Path) -> None:
 
 
 def test_what_unified_safetensors_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.mindspore_api.unifying.PART_BYTES", 100_000)
+    monkeypatch.setattr("reshard.core.mindspore_api.unifying.PART_BYTES", 100_000)
     given = PIPELINE.directory
     for path in (given / "src").glob("*/*"):
         folder = tmp_path / "src" / path.parent.name

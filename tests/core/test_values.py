@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.dtypes import MAP_TENSOR, dtype_from_name
-from core.errors import CheckpointError
-from core.values import INT4, array_of, bytes_of, dtype_of, numpy_dtype
+from reshard.core.dtypes import MAP_TENSOR, dtype_from_name
+from reshard.core.errors import CheckpointError
+from reshard.core.values import INT4, array_of, bytes_of, dtype_of, numpy_dtype
 
 NAMES = [
     *(f"{sign}Int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)),

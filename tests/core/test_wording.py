@@ -1,7 +1,7 @@
 import pytest
 
-from core.request import parse_ranks
-from core.wording import (
+from reshard.core.request import parse_ranks
+from reshard.core.wording import (
     NameText,
     counted,
     html_text,

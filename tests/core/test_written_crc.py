@@ -10,10 +10,10 @@ import pytest
 import safetensors
 from safetensors.numpy import save_file
 
-from core.convert import convert
-from core.errors import CheckpointError, TargetError
-from core.request import VerifyLevel, build_request
-from core.verify import verify_target
+from reshard.core.convert import convert
+from reshard.core.errors import CheckpointError, TargetError
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.verify import verify_target
 from tests.support.checkpoints import ALL_CASES, Case, case, read_rank, read_tree
 
 CASE = case(7010)

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.checkpoint.formats import read_index
-from core.storage.files import open_source, read_bytes
-from core.storage.urls import parse_url
-from core.strategy.files import read_strategy
 from demo.make_checkpoint import make_demo
 from demo.model import Job, stage_parameters, training_state, values
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.storage.files import open_source, read_bytes
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy
 
 COLUMN_CUT = ("wo.weight", "w2.weight")
 STATE = {"global_step", "learning_rate", "scale_sense", "epoch_num", "step_num"}

@@ -14,10 +14,10 @@ from uuid import UUID
 
 import pytest
 
-from core.convert import convert
-from core.request import ConversionRequest
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core.convert import convert
+from reshard.core.request import ConversionRequest
+from reshard.core.storage.urls import parse_url
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,
@@ -71,7 +71,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
 
 def reshard(server: PrefectServer, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """The command, told of the server."""
-    command = [sys.executable, "-m", "cli.main", *arguments]
+    command = [sys.executable, "-m", "reshard.cli.main", *arguments]
     return subprocess.run(
         command,
         cwd=PROJECT,

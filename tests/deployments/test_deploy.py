@@ -15,8 +15,8 @@ from prefect.events.actions import RunDeployment
 from prefect.events.schemas.automations import AutomationCore
 from prefect.schedules import Interval
 
-from core import __version__
-from deployments.deploy import CRASHED_AUTOMATION, RANKS_LIMIT
+from reshard import __version__
+from reshard.deployments.deploy import CRASHED_AUTOMATION, RANKS_LIMIT
 from tests.deployments.conftest import reshard
 from tests.support.prefect_server import PrefectServer, until
 

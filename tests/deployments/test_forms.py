@@ -9,14 +9,14 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, ValidationError
 
-from core.comparison_request import ComparisonRequest
-from core.errors import InputError
-from core.latest_request import LatestConversionRequest
-from core.merge import MergeRequest
-from core.request import ConversionRequest
-from core.verify import VerificationRequest
-from deployments import forms
-from deployments.forms import FIELD_ORDER
+from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.errors import InputError
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.merge import MergeRequest
+from reshard.core.request import ConversionRequest
+from reshard.core.verify import VerificationRequest
+from reshard.deployments import forms
+from reshard.deployments.forms import FIELD_ORDER
 
 FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.convert, ConversionRequest),
@@ -189,5 +189,5 @@ def test_a_secret_is_not_repeated() -> None:
 
 @pytest.mark.parametrize("name", ["convert", "convert_latest", "verify", "merge", "compare"])
 def test_a_worker_finds_the_form_by_its_import_path(name: str) -> None:
-    found: Flow[..., Any] = load_flow_from_entrypoint(f"deployments.forms.{name}")
+    found: Flow[..., Any] = load_flow_from_entrypoint(f"reshard.deployments.forms.{name}")
     assert found.parameters == getattr(forms, name).parameters

@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Log
 from prefect.exceptions import PrefectHTTPStatusError
 
-from cli.main import run
+from reshard.cli.main import run
 from tests.deployments.conftest import CONVERT, Demo, outcomes_of
 from tests.support.prefect_server import (
     PrefectServer,

@@ -12,7 +12,7 @@ from prefect.events.actions import RunDeployment
 from prefect.events.schemas.automations import AutomationCore
 from prefect.schedules import Interval
 
-from cli.main import run
+from reshard.cli.main import run
 from tests.deployments.conftest import CONVERT, Demo, reshard
 from tests.support.prefect_server import PrefectServer, Worker, await_run, logs_of, prefect_server, start_run, until
 
@@ -25,7 +25,7 @@ SAVED_AUTOMATION = "reshard: a checkpoint was saved"
 @contextmanager
 def serving(server: PrefectServer, directory: Path) -> Iterator[None]:
     """`reshard serve` in an empty directory, for the time of the block."""
-    serve = [sys.executable, "-m", "cli.main", "serve", "--limit", "2"]
+    serve = [sys.executable, "-m", "reshard.cli.main", "serve", "--limit", "2"]
     served = Worker(server, directory, serve, {"PYTHONPATH": ":".join(filter(None, sys.path))})
     try:
         until(lambda: "serving to" in served.log.read_text(), f"it does not serve: {served.log}", 60)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core.storage.urls import parse_url
 from tests.support.guides import follow
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from core import mindspore_api
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core import mindspore_api
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_ckpt, read_rank
 
 PROJECT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core.storage.urls import parse_url
 from tests.support.prefect_server import START_SECONDS, free_port, until
 
 PROJECT = Path(__file__).parents[2]

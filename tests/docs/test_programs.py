@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from prefect.exceptions import ObjectNotFound
 
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core.storage.urls import parse_url
 from tests.support.prefect_server import PrefectServer, Worker, prefect_server, until
 
 PROJECT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def serving(server: PrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """`reshard serve`."""
-    worker = Worker(server, tmp_path_factory.mktemp("serve"), [sys.executable, "-m", "cli.main", "serve"], {})
+    worker = Worker(server, tmp_path_factory.mktemp("serve"), [sys.executable, "-m", "reshard.cli.main", "serve"], {})
     try:
         yield worker
     finally:

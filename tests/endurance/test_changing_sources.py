@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from core.convert import convert
-from core.errors import CatalogError, ReshardError, TargetError
-from core.request import ConversionRequest, VerifyLevel
-from core.verify import verify_target
+from reshard.core.convert import convert
+from reshard.core.errors import CatalogError, ReshardError, TargetError
+from reshard.core.request import ConversionRequest, VerifyLevel
+from reshard.core.verify import verify_target
 from tests.support.checkpoints import case, read_tree
 from tests.support.runs import files_of, partial, recorded_ranks
 

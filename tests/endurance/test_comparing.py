@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, Content, OutputEntry
-from core.dtypes import dtype_from_name
-from core.layout import ParameterLayout
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.support.runs import PROJECT, RESHARD
 
 pytestmark = pytest.mark.slow

@@ -158,8 +158,8 @@ def test_killed_again_and_again_until_it_is_done(
 
 DYING_RUNS = """
 import os, signal, sys
-import cli.convert, core.convert
-from cli.main import run
+import reshard.cli.convert, reshard.core.convert
+from reshard.cli.main import run
 
 MUTATIONS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.copyfile"}
 

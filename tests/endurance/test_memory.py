@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.layout import ParameterLayout
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.support.ckpt_writer import blob, number, varint
 from tests.support.runs import PROJECT, RESHARD, Conversion
 

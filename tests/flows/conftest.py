@@ -4,7 +4,7 @@ import pytest
 from prefect.settings import temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from flows.embedded_server import EMBEDDED_SETTINGS
+from reshard.flows.embedded_server import EMBEDDED_SETTINGS
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from core.comparison_request import ComparisonRequest, build_comparison
-from core.errors import DifferenceError, InputError
-from flows.compare_checkpoints import compare_checkpoints
+from reshard.core.comparison_request import ComparisonRequest, build_comparison
+from reshard.core.errors import DifferenceError, InputError
+from reshard.flows.compare_checkpoints import compare_checkpoints
 from tests.support.checkpoints import case
 
 CASE = case(7009).directory

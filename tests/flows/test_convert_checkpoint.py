@@ -17,17 +17,17 @@ from prefect import Task
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Pending
 
-import core.gather
-import core.session
-from core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
-from core.layout import whole_layout
-from core.manifest import ShardRecord
-from core.progress import reporting_to
-from core.report import ConversionReport
-from core.request import ConversionRequest
-from core.strategy.files import read_strategy, write_strategy
-from flows.convert_checkpoint import convert_checkpoint
-from tasks.conversion import transform_rank
+import reshard.core.gather
+import reshard.core.session
+from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
+from reshard.core.layout import whole_layout
+from reshard.core.manifest import ShardRecord
+from reshard.core.progress import reporting_to
+from reshard.core.report import ConversionReport
+from reshard.core.request import ConversionRequest
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.tasks.conversion import transform_rank
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.flow_runs import Run, failing
@@ -147,14 +147,14 @@ def test_compares_the_values_with_the_sources(target: Path) -> None:
 
 
 def test_values_that_are_not_the_sources_fail_the_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = core.gather.LocalGatherer.fill
+    fill = reshard.core.gather.LocalGatherer.fill
 
     def zeroing(self: Any, blocks: Any) -> None:
         fill(self, blocks)
         part = blocks[0].parts[0]
         blocks[0].buffer[part.position : part.position + part.size_bytes] = 0
 
-    monkeypatch.setattr(core.gather.LocalGatherer, "fill", zeroing)
+    monkeypatch.setattr(reshard.core.gather.LocalGatherer, "fill", zeroing)
     state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
     assert state.is_failed()
     assert "its values are not those of the source" in str(state.message)
@@ -211,8 +211,8 @@ def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.Mo
 
         return counted
 
-    monkeypatch.setattr("core.session.convert_rank", count(core.session.convert_rank))
-    monkeypatch.setattr("core.session.check_rank", count(core.session.check_rank))
+    monkeypatch.setattr("reshard.core.session.convert_rank", count(reshard.core.session.convert_rank))
+    monkeypatch.setattr("reshard.core.session.check_rank", count(reshard.core.session.check_rank))
     convert_checkpoint(PIPELINES.request(target, workers=3))
     assert highest == 3
 
@@ -338,7 +338,7 @@ def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.Mo
             advance(1)
             time.sleep(0.01)
 
-    monkeypatch.setattr("core.session.convert_rank", endless)
+    monkeypatch.setattr("reshard.core.session.convert_rank", endless)
     with pytest.raises(KeyError):
         convert_checkpoint(FOUR_TO_THREE.request(target, workers=3))
 
@@ -370,7 +370,7 @@ def test_an_unreachable_artifact_store_does_not_fail_the_conversion(
     def refuse(**_: object) -> None:
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr("tasks.artifacts.create_markdown_artifact", refuse)
+    monkeypatch.setattr("reshard.tasks.artifacts.create_markdown_artifact", refuse)
     assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed
 
 

@@ -16,11 +16,11 @@ import pytest
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from core.convert import convert, make_plan
-from core.errors import ConversionError, InputError
-from core.request import ConversionRequest
-from core.session import open_session
-from flows.convert_checkpoint import convert_checkpoint
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.request import ConversionRequest
+from reshard.core.session import open_session
+from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import column_case
 from tests.support.dask_processes import DaskProcesses, dask_processes
@@ -58,7 +58,7 @@ def test_converts_on_a_running_cluster(cluster: DaskProcesses, tmp_path: Path) -
 
 
 def test_a_scheduler_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.dask_cluster.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("reshard.flows.dask_cluster.CONNECT_SECONDS", 1.0)
     with pytest.raises(ConversionError, match=r"the Dask scheduler at tcp://127.0.0.1:9 does not answer"):
         convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", dask_scheduler="tcp://127.0.0.1:9"))
     assert not (tmp_path / "out").exists()
@@ -70,7 +70,7 @@ def test_a_scheduler_without_workers(cluster: DaskProcesses, tmp_path: Path) -> 
 
 
 def test_without_dask_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "flows.dask_cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "reshard.flows.dask_cluster", raising=False)
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
     monkeypatch.setitem(sys.modules, "prefect_dask.task_runners", None)
     with pytest.raises(
@@ -80,7 +80,7 @@ def test_without_dask_it_says_what_to_install(tmp_path: Path, monkeypatch: pytes
 
 
 def test_workers_elsewhere_need_a_server_that_they_reach(tmp_path: Path) -> None:
-    from flows.dask_cluster import running_cluster
+    from reshard.flows.dask_cluster import running_cluster
 
     with (
         temporary_settings({PREFECT_API_URL: None}),
@@ -104,7 +104,7 @@ def test_a_worker_that_is_killed_does_not_fail_the_run(cluster: DaskProcesses, t
 def test_when_all_workers_die_the_ranks_are_told_by_name(
     cluster: DaskProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.dask_cluster.NO_WORKERS_SECONDS", 3.0)
+    monkeypatch.setattr("reshard.flows.dask_cluster.NO_WORKERS_SECONDS", 3.0)
     cluster.add_workers(2)
     killed = threading.Thread(target=kill_when_recorded, args=(cluster, list(cluster.workers), tmp_path / "out", 2))
     killed.start()
@@ -134,8 +134,8 @@ def test_when_the_scheduler_dies_the_run_fails(cluster: DaskProcesses, tmp_path:
 
 FLOW = """
 import sys
-from core.request import ConversionRequest
-from flows.convert_checkpoint import convert_checkpoint
+from reshard.core.request import ConversionRequest
+from reshard.flows.convert_checkpoint import convert_checkpoint
 if __name__ == "__main__":
     convert_checkpoint(ConversionRequest.model_validate_json(sys.argv[1]))
 """
@@ -146,13 +146,13 @@ class SlowWorkers:
 
     MODULE = """
 import os, time
-import core.session, core.transform
+import reshard.core.session, reshard.core.transform
 def slowly(*args, **options):
     while os.path.exists({gate!r}):
         open({seen!r}, "a").close()
         time.sleep(0.05)
-    return core.transform.transform_ranks(*args, **options)
-core.session.transform_ranks = slowly
+    return reshard.core.transform.transform_ranks(*args, **options)
+reshard.core.session.transform_ranks = slowly
 """
 
     def __init__(self, directory: Path) -> None:
@@ -228,8 +228,8 @@ def test_workers_stop_soon_after_the_run_is_terminated(
 
 
 def test_a_worker_that_does_not_see_the_files_says_so(cluster: DaskProcesses, tmp_path: Path) -> None:
-    from tasks.assignment import Assignment
-    from tasks.conversion import transform_rank
+    from reshard.tasks.assignment import Assignment
+    from reshard.tasks.conversion import transform_rank
 
     request = FOUR_TO_THREE.request(tmp_path / "out")
     with open_session(request, make_plan(request)) as session, disable_run_logger():

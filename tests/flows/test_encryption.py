@@ -7,12 +7,12 @@ import pytest
 from prefect import get_client
 from prefect.blocks.system import Secret
 
-from core.convert import convert
-from core.errors import InputError
-from core.request import EncryptionMode, VerifyLevel
-from core.verify import VerificationRequest
-from flows.convert_checkpoint import convert_checkpoint
-from flows.verify_checkpoint import verify_checkpoint
+from reshard.core.convert import convert
+from reshard.core.errors import InputError
+from reshard.core.request import EncryptionMode, VerifyLevel
+from reshard.core.verify import VerificationRequest
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case, read_tree
 
 FOUR_TO_THREE = case(7009)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from core.errors import ConversionError, InputError
-from core.progress import SilentProgress
-from flows.local import run_locally
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.progress import SilentProgress
+from reshard.flows.local import run_locally
 from tests.support.checkpoints import case, read_tree
 from tests.support.prefect_server import until
 
@@ -24,11 +24,11 @@ PROJECT = Path(__file__).parents[2]
 
 ENDLESS_RUN = """
 import json, sys, time
-import core.session
-from core.progress import SilentProgress
-from core.request import build_request
-from flows.embedded_server import start_server
-from flows.local import run_locally
+import reshard.core.session
+from reshard.core.progress import SilentProgress
+from reshard.core.request import build_request
+from reshard.flows.embedded_server import start_server
+from reshard.flows.local import run_locally
 
 def endless(workspace, plan, rank, budget, advance, **_):
     if rank == 0:
@@ -37,15 +37,15 @@ def endless(workspace, plan, rank, budget, advance, **_):
         advance(1)
         time.sleep(0.01)
 
-core.session.convert_rank = endless
+reshard.core.session.convert_rank = endless
 run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress())
 """
 
 ONE_RUN = """
 import json, sys
-from core.progress import SilentProgress
-from core.request import build_request
-from flows.local import run_locally
+from reshard.core.progress import SilentProgress
+from reshard.core.request import build_request
+from reshard.flows.local import run_locally
 print(run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress()).committed)
 assert "prefect.server" not in sys.modules, "importing a server takes seconds"
 """

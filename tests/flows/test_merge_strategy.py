@@ -6,14 +6,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from core.errors import InputError, StrategyError
-from core.latest_request import LatestConversionRequest
-from core.merge import MergeRequest
-from core.request import build_request
-from core.strategy.files import read_strategy
-from flows.convert_checkpoint import convert_checkpoint
-from flows.convert_latest_checkpoint import convert_latest_checkpoint
-from flows.merge_strategy import merge_strategy
+from reshard.core.errors import InputError, StrategyError
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.merge import MergeRequest
+from reshard.core.request import build_request
+from reshard.core.strategy.files import read_strategy
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
+from reshard.flows.merge_strategy import merge_strategy
 from tests.support.checkpoints import case
 
 DIRECTORY = case(7010).directory

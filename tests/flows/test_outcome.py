@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from core.errors import InputError
-from flows.outcome import failed, tail_of
+from reshard.core.errors import InputError
+from reshard.flows.outcome import failed, tail_of
 
 
 class Lines(logging.Handler):

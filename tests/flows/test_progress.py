@@ -11,14 +11,14 @@ from prefect import get_client
 from prefect.artifacts import update_progress_artifact
 from prefect.events.worker import EventsWorker
 
-import core.session
-import tasks.progress
-from core.errors import StorageError
-from core.progress import Progress, reporting_to
-from core.report import ConversionReport
-from core.verify import VerificationRequest
-from flows.convert_checkpoint import convert_checkpoint
-from flows.verify_checkpoint import verify_checkpoint
+import reshard.core.session
+import reshard.tasks.progress
+from reshard.core.errors import StorageError
+from reshard.core.progress import Progress, reporting_to
+from reshard.core.report import ConversionReport
+from reshard.core.verify import VerificationRequest
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 
 FOUR_TO_THREE = case(7009)
@@ -85,14 +85,14 @@ def test_what_was_there_already_needs_no_bar(target: Path) -> None:
 
 
 def test_a_failed_run_stays_where_it_was_and_says_so(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = core.session.convert_rank
+    real = reshard.core.session.convert_rank
 
     def broken_for_one(workspace: Any, plan: Any, rank: int, *others: Any, **options: Any) -> Any:
         if rank == 1:
             raise StorageError("its disk is broken")
         return real(workspace, plan, rank, *others, **options)
 
-    monkeypatch.setattr(core.session, "convert_rank", broken_for_one)
+    monkeypatch.setattr(reshard.core.session, "convert_rank", broken_for_one)
     state = convert_checkpoint(FOUR_TO_THREE.request(target), return_state=True)
     assert state.is_failed()
     [(percent, said)] = progress_of(run_id_of(state))
@@ -116,7 +116,7 @@ def test_a_failed_check_says_so_on_its_page(target: Path) -> None:
 
 
 def test_it_is_brought_up_to_date_while_work_goes_on(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.progress, "_SHOWN_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(reshard.tasks.progress, "_SHOWN_EVERY_SECONDS", 0.05)
     shown: list[float] = []
 
     def watched(artifact: UUID, percent: float, **options: Any) -> object:
@@ -129,7 +129,7 @@ def test_it_is_brought_up_to_date_while_work_goes_on(target: Path, monkeypatch: 
         def advance(self, count_bytes: int) -> None:
             time.sleep(0.1)
 
-    monkeypatch.setattr(tasks.progress, "update_progress_artifact", watched)
+    monkeypatch.setattr(reshard.tasks.progress, "update_progress_artifact", watched)
     slow: Progress = Slow()
     with reporting_to(slow):
         convert_checkpoint(FOUR_TO_THREE.request(target, workers=1))
@@ -145,5 +145,5 @@ def test_a_server_that_takes_no_progress_fails_no_run(
     def refuse(*_: object, **__: object) -> None:
         raise httpx.ConnectError("refused")
 
-    monkeypatch.setattr(tasks.progress, refused, refuse)
+    monkeypatch.setattr(reshard.tasks.progress, refused, refuse)
     assert convert_checkpoint(FOUR_TO_THREE.request(target)).committed

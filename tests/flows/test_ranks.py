@@ -14,21 +14,21 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalC
 from prefect.logging import disable_run_logger
 from prefect.states import Completed
 
-import core.session
-from core.budget import Crew
-from core.convert import make_plan
-from core.errors import ConversionError, InputError, StorageError
-from core.progress import SilentProgress
-from core.report import ConversionReport
-from core.request import ConversionRequest, VerifyLevel
-from core.session import Session, open_session
-from flows.convert_checkpoint import convert_checkpoint
-from flows.ranks import _Dispatch, _Turn, _Unit, failures_of, run_ranks
-from flows.runners import RunnerLostError
-from flows.slots import Slot
-from tasks.assignment import Deeds
-from tasks.conversion import transform_rank, transform_ranks
-from tasks.progress import RunProgress
+import reshard.core.session
+from reshard.core.budget import Crew
+from reshard.core.convert import make_plan
+from reshard.core.errors import ConversionError, InputError, StorageError
+from reshard.core.progress import SilentProgress
+from reshard.core.report import ConversionReport
+from reshard.core.request import ConversionRequest, VerifyLevel
+from reshard.core.session import Session, open_session
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.flows.ranks import _Dispatch, _Turn, _Unit, failures_of, run_ranks
+from reshard.flows.runners import RunnerLostError
+from reshard.flows.slots import Slot
+from reshard.tasks.assignment import Deeds
+from reshard.tasks.conversion import transform_rank, transform_ranks
+from reshard.tasks.progress import RunProgress
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.flow_runs import Run, failing
@@ -41,8 +41,8 @@ PIPELINES = case(7001)
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two ranks are done in three batches."""
-    monkeypatch.setattr("flows.ranks.MOST_SINGLE_RANKS", 2)
-    monkeypatch.setattr("flows.ranks.MOST_BATCHES", 3)
+    monkeypatch.setattr("reshard.flows.ranks.MOST_SINGLE_RANKS", 2)
+    monkeypatch.setattr("reshard.flows.ranks.MOST_BATCHES", 3)
     monkeypatch.setattr(transform_ranks, "retry_delay_seconds", [0.01] * 3)
 
 
@@ -125,7 +125,7 @@ def test_a_batch_that_is_tried_again_does_what_is_not_done(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("batches")
 def test_a_storage_that_is_down_is_not_asked_for_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.ranks.MOST_BATCHES", 1)
+    monkeypatch.setattr("reshard.flows.ranks.MOST_BATCHES", 1)
     monkeypatch.setattr(transform_ranks, "retries", 0)
     tried = failing(monkeypatch, lambda _: StorageError("down", transient=True))
     with pytest.raises(ConversionError, match="12 of 12 target ranks failed.*(?s:.*)rank_11: not tried"):
@@ -171,8 +171,8 @@ def test_ranks_hold_a_slot_while_they_are_written_and_checked(
 
         return counted
 
-    monkeypatch.setattr("core.session.convert_rank", seen(core.session.convert_rank))
-    monkeypatch.setattr("core.session.check_rank", seen(core.session.check_rank))
+    monkeypatch.setattr("reshard.core.session.convert_rank", seen(reshard.core.session.convert_rank))
+    monkeypatch.setattr("reshard.core.session.check_rank", seen(reshard.core.session.check_rank))
     report = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=3))
     assert report.committed
     assert taken == [1] * 6
@@ -211,7 +211,7 @@ def test_a_run_that_waits_for_a_slot_can_be_stopped(
         raise KeyboardInterrupt
 
     with concurrency(limit, strict=True):
-        monkeypatch.setattr("flows.runners.ThreadRunner.check", interrupt)
+        monkeypatch.setattr("reshard.flows.runners.ThreadRunner.check", interrupt)
         with pytest.raises(KeyboardInterrupt):
             convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit))
         assert slots_taken(limit) == 1
@@ -279,9 +279,9 @@ class _OneByOne:
         workspace, plan, rank = self._session.workspace, self._session.plan, parameters["rank"]
         if task is transform_rank:
             budget, group = self._session.budget, parameters["group"]
-            core.session.convert_rank(workspace, plan, rank, budget, lambda _: None, group=group, lanes=1)
+            reshard.core.session.convert_rank(workspace, plan, rank, budget, lambda _: None, group=group, lanes=1)
         else:
-            core.session.check_rank(workspace, plan, rank, VerifyLevel.CHECKSUM, lambda _: None)
+            reshard.core.session.check_rank(workspace, plan, rank, VerifyLevel.CHECKSUM, lambda _: None)
         future = _Ended()
         ended(future)
         return future

@@ -10,10 +10,10 @@ from prefect.blocks.system import Secret
 from prefect.filesystems import RemoteFileSystem
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from core.errors import ConversionError, InputError
-from core.request import ConversionRequest
-from flows.convert_checkpoint import convert_checkpoint
-from tasks.storages import options_of_block
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.request import ConversionRequest
+from reshard.flows.convert_checkpoint import convert_checkpoint
+from reshard.tasks.storages import options_of_block
 from tests.support.checkpoints import case
 from tests.support.locked_storage import KEY, LockedFileSystem, locked_storage, put_tree
 

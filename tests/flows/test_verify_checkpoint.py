@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from core.convert import convert
-from core.errors import InputError, VerificationError
-from core.progress import reporting_to
-from core.request import VerifyLevel
-from core.verify import VerificationRequest
-from flows.verify_checkpoint import verify_checkpoint
+from reshard.core.convert import convert
+from reshard.core.errors import InputError, VerificationError
+from reshard.core.progress import reporting_to
+from reshard.core.request import VerifyLevel
+from reshard.core.verify import VerificationRequest
+from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 
 FOUR_TO_THREE = case(7009)

@@ -6,17 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from core.checkpoint.cipher_blocks import MAGICS
-from core.checkpoint.encryption import DecryptedSource, EncryptedOutput
-from core.checkpoint.formats import check_crc, read_index
-from core.checkpoint.indexing import Indexed, Workers, read_indexes
-from core.checkpoint.model import FileIndex
-from core.checkpoint.scalars import json_value, read_scalars
-from core.errors import CheckpointError, InputError
-from core.keys import Key
-from core.map_parameters import build_map_parameter, parse_map_parameter
-from core.request import EncryptionMode
-from core.storage.uploads import Buffer
+from reshard.core.checkpoint.cipher_blocks import MAGICS
+from reshard.core.checkpoint.encryption import DecryptedSource, EncryptedOutput
+from reshard.core.checkpoint.formats import check_crc, read_index
+from reshard.core.checkpoint.indexing import Indexed, Workers, read_indexes
+from reshard.core.checkpoint.model import FileIndex
+from reshard.core.checkpoint.scalars import json_value, read_scalars
+from reshard.core.errors import CheckpointError, InputError
+from reshard.core.keys import Key
+from reshard.core.map_parameters import build_map_parameter, parse_map_parameter
+from reshard.core.request import EncryptionMode
+from reshard.core.storage.uploads import Buffer
 from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import FIXTURES, Parser
 from tests.support.remote_file import RemoteFile

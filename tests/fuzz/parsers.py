@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.errors import InputError
+from reshard.core.errors import InputError
 from tests.fuzz.mutations import Mutator
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

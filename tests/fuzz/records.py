@@ -7,18 +7,18 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from core.checkpoint.digested import with_digest, without_digest
-from core.checkpoint.weight_maps import read_weight_map
-from core.convert import convert
-from core.elastic import parse_fault_ranks
-from core.errors import InputError, TargetError
-from core.keys import Key
-from core.manifest import dump_record, parse_manifest, parse_shard_record
-from core.plan_file import load_plan, load_sources
-from core.request import EncryptionMode, build_request
-from core.sealing import seal, unseal
-from core.storage.lease import parse_holder
-from core.storage.urls import parse_url
+from reshard.core.checkpoint.digested import with_digest, without_digest
+from reshard.core.checkpoint.weight_maps import read_weight_map
+from reshard.core.convert import convert
+from reshard.core.elastic import parse_fault_ranks
+from reshard.core.errors import InputError, TargetError
+from reshard.core.keys import Key
+from reshard.core.manifest import dump_record, parse_manifest, parse_shard_record
+from reshard.core.plan_file import load_plan, load_sources
+from reshard.core.request import EncryptionMode, build_request
+from reshard.core.sealing import seal, unseal
+from reshard.core.storage.lease import parse_holder
+from reshard.core.storage.urls import parse_url
 from tests.fuzz.mutations import damaged_gzip, damaged_json
 from tests.fuzz.parsers import FIXTURES, Parser
 

@@ -1,13 +1,13 @@
 """Strategy files, protobuf and JSON, alone and merged; what is accepted can be written again. Files of groups."""
 
-from core.errors import StrategyError
-from core.storage.urls import parse_url
-from core.strategy.groups import read_groups
-from core.strategy.json_file import build_json, parse_json
-from core.strategy.merging import merge_strategies, split_strategy
-from core.strategy.model import Strategy
-from core.strategy.protobuf import build_protobuf, parse_protobuf
-from core.strategy.strategy_pb2 import ParallelGroupItem, ParallelGroupMap, ParallelGroupRanks
+from reshard.core.errors import StrategyError
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.groups import read_groups
+from reshard.core.strategy.json_file import build_json, parse_json
+from reshard.core.strategy.merging import merge_strategies, split_strategy
+from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
+from reshard.core.strategy.strategy_pb2 import ParallelGroupItem, ParallelGroupMap, ParallelGroupRanks
 from tests.fuzz.mutations import damaged_json, damaged_protobuf
 from tests.fuzz.parsers import FIXTURES, Parser
 

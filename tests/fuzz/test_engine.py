@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from click.testing import CliRunner
 
-from core.errors import InputError
+from reshard.core.errors import InputError
 from tests.fuzz import engine, run
 from tests.fuzz.parsers import Parser
 

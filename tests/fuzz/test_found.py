@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from core.convert import make_plan
-from core.errors import CheckpointError, InputError, StrategyError, TargetError
-from core.manifest import parse_manifest, parse_shard_record
-from core.map_parameters import parse_map_parameter
-from core.plan_file import load_plan, load_sources
-from core.request import build_request, parse_ranks
-from core.secrets import carries_credentials, scrubbed
-from core.storage.lease import parse_holder
-from core.storage.named_options import resolve_storages
-from core.storage.urls import parse_url
-from core.strategy.groups import parse_groups
+from reshard.core.convert import make_plan
+from reshard.core.errors import CheckpointError, InputError, StrategyError, TargetError
+from reshard.core.manifest import parse_manifest, parse_shard_record
+from reshard.core.map_parameters import parse_map_parameter
+from reshard.core.plan_file import load_plan, load_sources
+from reshard.core.request import build_request, parse_ranks
+from reshard.core.secrets import carries_credentials, scrubbed
+from reshard.core.storage.lease import parse_holder
+from reshard.core.storage.named_options import resolve_storages
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.groups import parse_groups
 from tests.fuzz import checkpoints, records
 from tests.fuzz.engine import outcome
 from tests.fuzz.parsers import FIXTURES

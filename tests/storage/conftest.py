@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from s3fs import S3FileSystem
 
-from cli.main import run
-from core.storage.obs import OBSFileSystem
+from reshard.cli.main import run
+from reshard.core.storage.obs import OBSFileSystem
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import S3Server, s3_server
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
-from core.compare import compare_checkpoints
-from core.comparison_request import build_comparison
+from reshard.cli.main import run
+from reshard.core.compare import compare_checkpoints
+from reshard.core.comparison_request import build_comparison
 from tests.storage.conftest import BUCKET, Store
 from tests.support.checkpoints import case
 from tests.support.s3_server import S3Server, s3_server

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from core.storage.urls import parse_url
 from demo.make_checkpoint import make_demo
+from reshard.core.storage.urls import parse_url
 from tests.support.s3_server import S3Server, s3_server
 
 PAGE = Path(__file__).parents[2] / "docs" / "storage.md"

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.main import run
-from core import retry
-from core.convert import convert
-from core.errors import InputError
-from core.layout import ParameterLayout
-from core.request import ConversionRequest
-from core.retry import RetryPolicy
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.cli.main import run
+from reshard.core import retry
+from reshard.core.convert import convert
+from reshard.core.errors import InputError
+from reshard.core.layout import ParameterLayout
+from reshard.core.request import ConversionRequest
+from reshard.core.retry import RetryPolicy
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.storage.conftest import BUCKET, Store
 from tests.storage.test_uploads import stored, unfinished_uploads
 from tests.support.checkpoints import case, read_tree
@@ -44,8 +44,8 @@ def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that could not give back its lease must not be waited for for long."""
-    monkeypatch.setattr("core.storage.lease.RENEWAL_SECONDS", 0.1)
-    monkeypatch.setattr("core.storage.lease._DEAD_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr("reshard.core.storage.lease.RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.storage.lease._DEAD_AFTER_SECONDS", 0.4)
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from core.convert import convert
-from core.joining import join_parts
-from core.request import VerifyLevel, build_request
-from core.verify import verify_target
+from reshard.core.convert import convert
+from reshard.core.joining import join_parts
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.verify import verify_target
 from tests.storage.conftest import BUCKET, Store
 from tests.storage.test_uploads import unfinished_uploads
 from tests.support.checkpoints import CONVERSIONS, read_tree

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from core.layout import ParameterLayout
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.storage.conftest import Store
 from tests.storage.test_uploads import unfinished_uploads
 from tests.support.checkpoints import read_tree

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.convert import convert
-from core.load import load_rank, plan_load
+from reshard.core.convert import convert
+from reshard.core.load import load_rank, plan_load
 from tests.storage.conftest import Store, forget_connections
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes

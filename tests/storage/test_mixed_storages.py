@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
-from core.convert import convert
-from core.strategy.files import read_strategy
+from reshard.cli.main import run
+from reshard.core.convert import convert
+from reshard.core.strategy.files import read_strategy
 from tests.storage.conftest import Store
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.runs import files_of

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import run
-from core.convert import convert
-from core.errors import TargetError
+from reshard.cli.main import run
+from reshard.core.convert import convert
+from reshard.core.errors import TargetError
 from tests.storage.conftest import BUCKET, Store
 from tests.support.checkpoints import case, read_tree
 from tests.support.s3_server import S3Server, s3_server

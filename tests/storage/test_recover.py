@@ -3,9 +3,9 @@
 import json
 import shutil
 
-from cli.main import run
-from core.convert import convert
-from core.request import build_request
+from reshard.cli.main import run
+from reshard.core.convert import convert
+from reshard.core.request import build_request
 from tests.storage.conftest import Store
 from tests.support.checkpoints import FIXTURES, read_tree
 

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import pytest
 
-from cli.main import run
-from core import retry
-from core.convert import convert
-from core.errors import ReshardError
-from core.retry import RetryPolicy
-from core.storage.named_options import named_storages
+from reshard.cli.main import run
+from reshard.core import retry
+from reshard.core.convert import convert
+from reshard.core.errors import ReshardError
+from reshard.core.retry import RetryPolicy
+from reshard.core.storage.named_options import named_storages
 from tests.storage.conftest import Store
 from tests.support.checkpoints import case, read_tree
 from tests.support.http_wire import Head

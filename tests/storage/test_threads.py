@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from core.budget import UploadBuffers
-from core.storage.files import (
+from reshard.core.budget import UploadBuffers
+from reshard.core.storage.files import (
     copy_file,
     exists,
     find_files,
@@ -23,7 +23,7 @@ from core.storage.files import (
     write_bytes,
     write_file,
 )
-from core.storage.urls import parse_url
+from reshard.core.storage.urls import parse_url
 from tests.storage.conftest import Store
 
 PROTOCOLS = ["s3", pytest.param("obs", marks=pytest.mark.slow)]

@@ -10,16 +10,16 @@ from math import prod
 import numpy as np
 import pytest
 
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, OutputEntry
-from core.convert import convert, make_plan
-from core.dtypes import dtype_from_name
-from core.layout import ParameterLayout
-from core.plan import ConversionPlan
-from core.report import ConversionReport
-from core.request import build_request
-from core.strategy.files import write_strategy
-from core.strategy.model import StageStrategy, Strategy
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.convert import convert, make_plan
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.layout import ParameterLayout
+from reshard.core.plan import ConversionPlan
+from reshard.core.report import ConversionReport
+from reshard.core.request import build_request
+from reshard.core.strategy.files import write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.storage.conftest import Store
 from tests.support.checkpoints import read_ckpt
 from tests.support.ckpt_writer import filled

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from core.convert import convert
-from core.request import VerifyLevel
-from core.verify import verify_target
+from reshard.core.convert import convert
+from reshard.core.request import VerifyLevel
+from reshard.core.verify import verify_target
 from tests.storage.conftest import Store
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
 

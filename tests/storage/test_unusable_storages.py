@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import WRONG_INPUT, run
+from reshard.cli.main import WRONG_INPUT, run
 from tests.storage.conftest import BUCKET, Store, forget_connections
 from tests.support.checkpoints import case
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core import retry
-from core.budget import UploadBuffers
-from core.convert import convert
-from core.errors import StorageError
-from core.layout import whole_layout
-from core.retry import RetryPolicy
-from core.storage.files import copy_file, write_file
-from core.storage.urls import Location, parse_url
-from core.strategy.files import read_strategy, write_strategy
+from reshard.core import retry
+from reshard.core.budget import UploadBuffers
+from reshard.core.convert import convert
+from reshard.core.errors import StorageError
+from reshard.core.layout import whole_layout
+from reshard.core.retry import RetryPolicy
+from reshard.core.storage.files import copy_file, write_file
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
 from tests.storage.conftest import BUCKET, Store
 from tests.support.checkpoints import case, read_tree
 from tests.support.s3_client import s3_client

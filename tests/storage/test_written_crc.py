@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from core import retry
-from core.budget import UploadBuffers
-from core.convert import convert
-from core.errors import StorageError
-from core.request import VerifyLevel, build_request
-from core.retry import RetryPolicy
-from core.storage.files import write_file
-from core.storage.urls import parse_url
-from core.verify import verify_target
+from reshard.core import retry
+from reshard.core.budget import UploadBuffers
+from reshard.core.convert import convert
+from reshard.core.errors import StorageError
+from reshard.core.request import VerifyLevel, build_request
+from reshard.core.retry import RetryPolicy
+from reshard.core.storage.files import write_file
+from reshard.core.storage.urls import parse_url
+from reshard.core.verify import verify_target
 from tests.core.test_written_crc import check_crc_of
 from tests.storage.conftest import Store
 from tests.storage.test_uploads import content_of, of_operation, stored, unfinished_uploads

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from core.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.model import CheckpointFormat
-from core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import Contents

@@ -8,7 +8,7 @@ from typing import Any
 
 import safetensors
 
-from core.request import ConversionRequest, build_request
+from reshard.core.request import ConversionRequest, build_request
 from tests.support.ckpt_writer import CheckpointMessage
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

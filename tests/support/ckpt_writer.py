@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from core.checkpoint.model import Content, Extent, FilePlan
-from core.errors import CheckpointError
-from core.storage.urls import Location, parse_url
+from reshard.core.checkpoint.model import Content, Extent, FilePlan
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.urls import Location, parse_url
 from tests.support.messages import (
     BYTES,
     INT64,

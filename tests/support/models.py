@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.checkpoint import ckpt
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, OutputEntry
-from core.dtypes import dtype_from_name
-from core.strategy.files import write_strategy
+from reshard.core.checkpoint import ckpt
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.strategy.files import write_strategy
 from tests.core.test_layout import as_layout
 from tests.core.test_plan import make_strategy
 from tests.support.ckpt_writer import filled

@@ -5,10 +5,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from threading import Lock
 
-from core.checkpoint.ckpt import plan_file
-from core.checkpoint.model import OutputEntry
-from core.errors import CheckpointError
-from core.storage.urls import Location, parse_url
+from reshard.core.checkpoint.ckpt import plan_file
+from reshard.core.checkpoint.model import OutputEntry
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.urls import Location, parse_url
 
 _FILLING = bytes(range(1, 252))
 

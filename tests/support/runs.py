@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.main import run
-from core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
-from core.storage.urls import parse_url
-from core.strategy.files import write_strategy
 from demo.make_checkpoint import make_demo
 from demo.model import Job
+from reshard.cli.main import run
+from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
 from tests.support.checkpoints import Case
 
 PROJECT = Path(__file__).parents[2]
-RESHARD = (sys.executable, "-m", "cli.main")
+RESHARD = (sys.executable, "-m", "reshard.cli.main")
 
 Files = Mapping[str, bytes]
 """Path below a checkpoint -> content, of the files in its rank folders."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from core.latest_request import LatestConversionRequest
-from core.request import build_options
+from reshard.core.latest_request import LatestConversionRequest
+from reshard.core.request import build_options
 from tests.support.checkpoints import case
 
 CASE = case(7009)

@@ -7,18 +7,25 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from core.budget import Budget
-from core.compare import compare_checkpoints
-from core.comparison_request import build_comparison
-from core.convert import convert, make_plan
-from core.errors import ConversionError, DifferenceError, InputError, ReshardError, TargetError, VerificationError
-from core.manifest import parse_manifest
-from core.merge import MergeReport
-from core.report import ConversionReport, StandIn, VerificationReport, summarize_plan
-from core.request import VerifyLevel
-from core.verify import verify_target
-from core.wording import printable, size_text
-from tasks.pages import (
+from reshard.core.budget import Budget
+from reshard.core.compare import compare_checkpoints
+from reshard.core.comparison_request import build_comparison
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import (
+    ConversionError,
+    DifferenceError,
+    InputError,
+    ReshardError,
+    TargetError,
+    VerificationError,
+)
+from reshard.core.manifest import parse_manifest
+from reshard.core.merge import MergeReport
+from reshard.core.report import ConversionReport, StandIn, VerificationReport, summarize_plan
+from reshard.core.request import VerifyLevel
+from reshard.core.verify import verify_target
+from reshard.core.wording import printable, size_text
+from reshard.tasks.pages import (
     LARGEST_TABLE_ROWS,
     as_paragraph,
     comparison_page,

@@ -16,19 +16,19 @@ from prefect.states import Failed
 from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
 
-from core.convert import convert, make_plan
-from core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
-from core.progress import SilentProgress, reporting_to
-from core.resources import resources_of
-from core.session import open_session
-from tasks.assignment import Assignment
-from tasks.catalog import catalog_source
-from tasks.conversion import commit_target, transform_rank, transform_ranks
-from tasks.planning import plan_conversion
-from tasks.policies import retry_transient, untouched
-from tasks.progress import RunProgress
-from tasks.strategies import merge_strategy
-from tasks.verification import verify_rank
+from reshard.core.convert import convert, make_plan
+from reshard.core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
+from reshard.core.progress import SilentProgress, reporting_to
+from reshard.core.resources import resources_of
+from reshard.core.session import open_session
+from reshard.tasks.assignment import Assignment
+from reshard.tasks.catalog import catalog_source
+from reshard.tasks.conversion import commit_target, transform_rank, transform_ranks
+from reshard.tasks.planning import plan_conversion
+from reshard.tasks.policies import retry_transient, untouched
+from reshard.tasks.progress import RunProgress
+from reshard.tasks.strategies import merge_strategy
+from reshard.tasks.verification import verify_rank
 from tests.support.checkpoints import case, read_tree
 
 FOUR_TO_THREE = case(7009)

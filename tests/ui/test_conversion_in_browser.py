@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from core.manifest import parse_manifest
-from core.storage.urls import parse_url
 from demo.make_checkpoint import SOURCE, TARGET, make_demo
+from reshard.core.manifest import parse_manifest
+from reshard.core.storage.urls import parse_url
 from tests.support.browser import CHROMIUM, NO_CHROMIUM, PrefectPages, served_to_a_browser
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)]

@@ -11,13 +11,13 @@ import fsspec
 import pytest
 import xxhash
 
-from core.checkpoint.catalog import build_catalog
-from core.checkpoint.digests import content_digests
-from core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry, TensorEntry
-from core.checkpoint.records import CheckpointCatalog
-from core.dtypes import dtype_from_name
-from core.errors import CatalogError, CheckpointError, InputError, StorageError
-from core.storage.files import open_source
+from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.digests import content_digests
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry, TensorEntry
+from reshard.core.checkpoint.records import CheckpointCatalog
+from reshard.core.dtypes import dtype_from_name
+from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.storage.files import open_source
 from tests.support.remote_file import sparse_file
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -285,7 +285,7 @@ def test_digests_of_the_parameters_asked_for(source: Source) -> None:
 
 
 def test_digest_covers_blocks_and_pieces_in_order(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.checkpoint.catalog._BLOCK_BYTES", 48)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog._BLOCK_BYTES", 48)
     one, two = bytes(range(200)), bytes(range(7, 150))
     data = b"".join(field(1, field(1, b"w") + tensor(343, part)) for part in (one, two))
     source.add("rank_0/A.ckpt", data=data)
@@ -355,7 +355,7 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
         for part, size in enumerate(sizes)
     ]
     files = {f"{remote.url}/rank_{rank}/CKP-1_2.ckpt": sparse_file(entries) for rank in range(8)}
-    monkeypatch.setattr("core.checkpoint.opening.open_source", lambda location: files[str(location)])
+    monkeypatch.setattr("reshard.core.checkpoint.opening.open_source", lambda location: files[str(location)])
     result = catalog(remote.url, 8, digest=lambda rank, entry: entry.size_bytes == 2**14)
     assert [record.assumed for record in result.records.values()] == [False] + 7 * [True]
     assert all(len(record.digests) == 50 for record in result.records.values())
@@ -368,8 +368,8 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
 
 def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds what it has read ahead."""
-    monkeypatch.setattr("core.checkpoint.catalog._LONG_READS_AT_ONCE", 1)
-    monkeypatch.setattr("core.checkpoint.catalog._BLOCK_BYTES", 100)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog._LONG_READS_AT_ONCE", 1)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog._BLOCK_BYTES", 100)
     alone = Lock()
 
     def watched(*arguments: Any, **options: Any) -> list[str]:
@@ -378,7 +378,7 @@ def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypa
         alone.release()
         return list(content_digests(*arguments, **options))
 
-    monkeypatch.setattr("core.checkpoint.catalog.content_digests", watched)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog.content_digests", watched)
     for rank in range(3):
         remote.add(f"rank_{rank}/A.ckpt", data=rank_contents(rank, "ab"))
     assert len(catalog(remote.url, 3, digest=everything).records) == 3
@@ -387,14 +387,16 @@ def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypa
 def test_transient_failure_is_not_blamed_on_the_input(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.add_ranks(3)
     source.add("rank_0/CKP-1_2.ckpt", data=b"")
-    monkeypatch.setattr("core.checkpoint.opening.open_source", failing_on(2, StorageError("slow down", transient=True)))
+    monkeypatch.setattr(
+        "reshard.core.checkpoint.opening.open_source", failing_on(2, StorageError("slow down", transient=True))
+    )
     with pytest.raises(StorageError, match="slow down"):
         catalog(source.url, 3)
 
 
 def test_file_that_cannot_be_read_is_the_inputs_fault(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     source.add_ranks(3)
-    monkeypatch.setattr("core.checkpoint.opening.open_source", failing_on(2, StorageError("permission denied")))
+    monkeypatch.setattr("reshard.core.checkpoint.opening.open_source", failing_on(2, StorageError("permission denied")))
     with pytest.raises(InputError, match="permission denied"):
         catalog(source.url, 3)
 
@@ -423,7 +425,7 @@ def test_files_are_closed(source: Source, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(file, "close", close_and_tell)
         return file
 
-    monkeypatch.setattr("core.checkpoint.opening.open_source", watched)
+    monkeypatch.setattr("reshard.core.checkpoint.opening.open_source", watched)
     with pytest.raises(CheckpointError):
         catalog(source.url, 2)
     assert len(closed) == 2

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
-from core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry, text_entry
-from core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from core.dtypes import INT4, MAP_TENSOR, dtype_from_name
-from core.errors import CatalogError
+from reshard.core.checkpoint.catalog_json import catalog_from_json, catalog_to_json
+from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry, text_entry
+from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
+from reshard.core.dtypes import INT4, MAP_TENSOR, dtype_from_name
+from reshard.core.errors import CatalogError
 
 
 def index(*entries: TensorEntry, **options: Any) -> FileIndex:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint import checksums
-from core.errors import CheckpointError
+from reshard.core.checkpoint import checksums
+from reshard.core.errors import CheckpointError
 from tests.support.ckpt_writer import MemoryFile
 from tests.support.remote_file import RemoteFile
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint import ckpt
-from core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
-from core.dtypes import MAP_TENSOR, TEXT, dtype_from_name, dtype_from_safetensors
-from core.errors import CheckpointError
-from core.storage.files import open_source
-from core.storage.urls import parse_url
+from reshard.core.checkpoint import ckpt
+from reshard.core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
+from reshard.core.dtypes import MAP_TENSOR, TEXT, dtype_from_name, dtype_from_safetensors
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import open_source
+from reshard.core.storage.urls import parse_url
 from tests.support.ckpt_writer import (
     CheckpointMessage,
     MemoryFile,

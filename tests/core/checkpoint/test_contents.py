@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.checkpoint import ckpt
-from core.checkpoint.catalog import catalog_files
-from core.checkpoint.contents import Stretch, read_stretches, share_of, text_bytes
-from core.checkpoint.formats import plan_file
-from core.checkpoint.model import CheckpointFormat, OutputEntry
-from core.checkpoint.opening import open_checkpoint
-from core.checkpoint.records import CatalogRecord
-from core.dtypes import TEXT, dtype_from_name
-from core.errors import CatalogError
-from core.storage.urls import parse_url
+from reshard.core.checkpoint import ckpt
+from reshard.core.checkpoint.catalog import catalog_files
+from reshard.core.checkpoint.contents import Stretch, read_stretches, share_of, text_bytes
+from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
+from reshard.core.checkpoint.opening import open_checkpoint
+from reshard.core.checkpoint.records import CatalogRecord
+from reshard.core.dtypes import TEXT, dtype_from_name
+from reshard.core.errors import CatalogError
+from reshard.core.storage.urls import parse_url
 from tests.support.ckpt_writer import filled
 from tests.support.models import random_bits
 

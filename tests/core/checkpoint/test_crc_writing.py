@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from core.checkpoint import formats
-from core.checkpoint.crc_writing import running_crc, stands_at_beginning
-from core.checkpoint.digests import FileDigests, content_digests, file_digests
-from core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
-from core.dtypes import INT4, TEXT, dtype_from_name
-from core.errors import CheckpointError
+from reshard.core.checkpoint import formats
+from reshard.core.checkpoint.crc_writing import running_crc, stands_at_beginning
+from reshard.core.checkpoint.digests import FileDigests, content_digests, file_digests
+from reshard.core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
+from reshard.core.dtypes import INT4, TEXT, dtype_from_name
+from reshard.core.errors import CheckpointError
 from tests.support.ckpt_writer import MemoryFile
 from tests.support.remote_file import RemoteFile
 

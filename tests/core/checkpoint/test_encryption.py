@@ -10,15 +10,15 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
-from core.checkpoint.encryption import DecryptedSource, EncryptedOutput, encrypted_bytes
-from core.checkpoint.formats import read_index
-from core.errors import CheckpointError
-from core.keys import Key
-from core.request import EncryptionMode
-from core.storage.files import open_source, read_bytes
-from core.storage.uploads import Buffer
-from core.storage.urls import parse_url
+from reshard.core.checkpoint.cipher_blocks import MAGICS, KeyMistakeError
+from reshard.core.checkpoint.encryption import DecryptedSource, EncryptedOutput, encrypted_bytes
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.errors import CheckpointError
+from reshard.core.keys import Key
+from reshard.core.request import EncryptionMode
+from reshard.core.storage.files import open_source, read_bytes
+from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import FIXTURES
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes
 from tests.support.remote_file import RemoteFile

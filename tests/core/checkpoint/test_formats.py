@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from core.checkpoint import formats
-from core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
-from core.dtypes import INT4, TEXT, dtype_from_name
-from core.errors import CheckpointError
-from core.storage.files import open_source
-from core.storage.urls import parse_url
+from reshard.core.checkpoint import formats
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
+from reshard.core.dtypes import INT4, TEXT, dtype_from_name
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import open_source
+from reshard.core.storage.urls import parse_url
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes, extents_bytes, filled
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint import ckpt
-from core.checkpoint.formats import read_template
-from core.checkpoint.heads import Template, piece_heads, unlike_error
-from core.checkpoint.model import OutputEntry, text_entry
-from core.dtypes import INT4, MAP_TENSOR, dtype_from_name
-from core.errors import CatalogError
+from reshard.core.checkpoint import ckpt
+from reshard.core.checkpoint.formats import read_template
+from reshard.core.checkpoint.heads import Template, piece_heads, unlike_error
+from reshard.core.checkpoint.model import OutputEntry, text_entry
+from reshard.core.dtypes import INT4, MAP_TENSOR, dtype_from_name
+from reshard.core.errors import CatalogError
 from tests.support.ckpt_writer import blob, checkpoint_bytes, number, varint
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint.formats import read_index
-from core.checkpoint.heads import piece_heads
-from core.checkpoint.indexing import Answer, Indexed, Item, Workers, read_indexes
-from core.checkpoint.model import FileIndex, OutputEntry
-from core.dtypes import TEXT, dtype_from_name
-from core.errors import CatalogError, CheckpointError, InputError, StorageError
-from core.retry import count_retry, counting_retries
-from core.storage.files import SourceFile
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.heads import piece_heads
+from reshard.core.checkpoint.indexing import Answer, Indexed, Item, Workers, read_indexes
+from reshard.core.checkpoint.model import FileIndex, OutputEntry
+from reshard.core.dtypes import TEXT, dtype_from_name
+from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.retry import count_retry, counting_retries
+from reshard.core.storage.files import SourceFile
 from tests.support.ckpt_writer import blob
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 

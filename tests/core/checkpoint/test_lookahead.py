@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint import ckpt
-from core.checkpoint.formats import read_index
-from core.checkpoint.model import FileIndex, OutputEntry
-from core.dtypes import MAP_TENSOR, TEXT, dtype_from_name
-from core.errors import CheckpointError
+from reshard.core.checkpoint import ckpt
+from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.model import FileIndex, OutputEntry
+from reshard.core.dtypes import MAP_TENSOR, TEXT, dtype_from_name
+from reshard.core.errors import CheckpointError
 from tests.support.ckpt_writer import blob, number, varint
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 

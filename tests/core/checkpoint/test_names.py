@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import CheckpointName, Step, group_prefixes, parse_name, parse_step, spelled_for
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.names import CheckpointName, Step, group_prefixes, parse_name, parse_step, spelled_for
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.checkpoint import reading
-from core.checkpoint.reading import WithEnds, read_ahead, read_long, read_near
-from core.errors import CheckpointError
-from core.storage.requests import submitted
+from reshard.core.checkpoint import reading
+from reshard.core.checkpoint.reading import WithEnds, read_ahead, read_long, read_near
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.requests import submitted
 from tests.support.remote_file import RemoteFile
 
 KIB, MIB = 2**10, 2**20

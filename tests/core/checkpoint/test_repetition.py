@@ -1,6 +1,6 @@
 import pytest
 
-from core.checkpoint.repetition import Repetition
+from reshard.core.checkpoint.repetition import Repetition
 
 
 def entries(*lengths: int, head_bytes: int = 10) -> Repetition:

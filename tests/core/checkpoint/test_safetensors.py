@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from core.checkpoint import safetensors
-from core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
-from core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
-from core.errors import CheckpointError
+from reshard.core.checkpoint import safetensors
+from reshard.core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
+from reshard.core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
+from reshard.core.errors import CheckpointError
 from tests.support.ckpt_writer import MemoryFile, extents_bytes, filled
 
 FORMATS = Path(__file__).parents[2] / "fixtures" / "formats"

@@ -2,10 +2,10 @@ import re
 
 import pytest
 
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import Step, parse_name
-from core.checkpoint.selection import Selection, select_files
-from core.errors import CatalogError
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.names import Step, parse_name
+from reshard.core.checkpoint.selection import Selection, select_files
+from reshard.core.errors import CatalogError
 
 
 def select(*folders: str, step: str | None = None, source_prefix: str | None = None, named: bool = False) -> Selection:

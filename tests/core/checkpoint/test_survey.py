@@ -5,10 +5,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from core.checkpoint.model import CheckpointFormat
-from core.checkpoint.names import Step
-from core.checkpoint.survey import CheckpointShape, survey
-from core.errors import CatalogError, InputError, StorageError
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.names import Step
+from reshard.core.checkpoint.survey import CheckpointShape, survey
+from reshard.core.errors import CatalogError, InputError, StorageError
 
 
 @pytest.fixture(params=["local", "memory"])

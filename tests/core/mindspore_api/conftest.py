@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core import mindspore_api
+from reshard.core import mindspore_api
 
 _OPTION = re.compile(r"(^|[\s('])--[a-z]")
 

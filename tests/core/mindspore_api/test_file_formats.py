@@ -6,8 +6,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from core import mindspore_api as mindspore
-from core.checkpoint import ckpt as ckpt_module
+from reshard.core import mindspore_api as mindspore
+from reshard.core.checkpoint import ckpt as ckpt_module
 from tests.core.mindspore_api.test_loading import FORMATS, KEYS, check_appended, check_parameters, ckpt
 from tests.support.checkpoints import read_ckpt, read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core import mindspore_api as mindspore
-from core.strategy.protobuf import build_layouts
-from core.strategy.strategy_pb2 import ParallelLayouts
-from core.values import INT4
+from reshard.core import mindspore_api as mindspore
+from reshard.core.strategy.protobuf import build_layouts
+from reshard.core.strategy.strategy_pb2 import ParallelLayouts
+from reshard.core.values import INT4
 from tests.core.mindspore_api.test_loading import ckpt
 from tests.core.test_layout import as_layout
 from tests.support.checkpoints import ALL_CASES

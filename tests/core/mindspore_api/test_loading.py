@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from core import mindspore_api as mindspore
-from core.values import INT4
+from reshard.core import mindspore_api as mindspore
+from reshard.core.values import INT4
 from tests.support.checkpoints import FIXTURES
 from tests.support.ckpt_writer import checkpoint_bytes
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from core import mindspore_api as mindspore
-from core.strategy.files import read_strategy
+from reshard.core import mindspore_api as mindspore
+from reshard.core.strategy.files import read_strategy
 from tests.support.ckpt_writer import blob, number
 from tests.support.strategy_writer import FileLayout, read_protobuf_strategy, write_strategy_file
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from core import mindspore_api as mindspore
-from core.storage.lease import held_lease, new_holder
-from core.storage.urls import parse_url
+from reshard.core import mindspore_api as mindspore
+from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file

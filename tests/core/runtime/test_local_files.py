@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from core.runtime.local_files import NotRegularError, check_regular, is_irregular, open_regular
+from reshard.core.runtime.local_files import NotRegularError, check_regular, is_irregular, open_regular
 
 
 def make_socket(path: Path) -> None:

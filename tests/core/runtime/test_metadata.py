@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from core.errors import LimitError
-from core.manifest import ParameterRecord
-from core.runtime import metadata
-from core.runtime.metadata import (
+from reshard.core.errors import LimitError
+from reshard.core.manifest import ParameterRecord
+from reshard.core.runtime import metadata
+from reshard.core.runtime.metadata import (
     Parse,
     check_metadata,
     json_bytes,
@@ -22,7 +22,7 @@ from core.runtime.metadata import (
     protobuf_bytes,
     records_bytes,
 )
-from core.strategy.protobuf import parse_protobuf
+from reshard.core.strategy.protobuf import parse_protobuf
 from tests.support.ckpt_writer import blob
 
 SIZE_BYTES = 200_000

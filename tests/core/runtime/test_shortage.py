@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from core.errors import OutOfMemoryError
-from core.runtime.shortage import naming_shortage
+from reshard.core.errors import OutOfMemoryError
+from reshard.core.runtime.shortage import naming_shortage
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location, parse_url
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def local(tmp_path: Path) -> Location:
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
-    monkeypatch.setattr("core.storage.lease.RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.lease.RENEWAL_SECONDS", 0.05)
     location = parse_url("memory://bucket/leases")
     yield location
     location.fs.store.clear()

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.storage.coalescing import coalesced
+from reshard.core.storage.coalescing import coalesced
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from s3fs import S3FileSystem
 
-from core.errors import InputError
-from core.storage.filesystems import open_filesystem, same_storage
-from core.storage.obs import OBSFileSystem
+from reshard.core.errors import InputError
+from reshard.core.storage.filesystems import open_filesystem, same_storage
+from reshard.core.storage.obs import OBSFileSystem
 
 KEYS = {"key": "k", "secret": "s"}
 AWS_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "OBS_ENDPOINT")

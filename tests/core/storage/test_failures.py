@@ -16,10 +16,10 @@ from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
 from yarl import URL
 
-from core.errors import CheckpointError, StorageError
-from core.storage.failures import mapped_errors
-from core.storage.obs import OBSFileSystem
-from core.storage.urls import Location, parse_url
+from reshard.core.errors import CheckpointError, StorageError
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.obs import OBSFileSystem
+from reshard.core.storage.urls import Location, parse_url
 
 S3 = parse_url("s3://models/run/file")
 OBS = Location(OBSFileSystem(endpoint_url="obs.example.com", key="k", secret="s"), "models/run/file")

@@ -17,10 +17,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry, known_implementations
 from s3fs import S3FileSystem
 
-from core.errors import InputError
-from core.storage.filesystems import open_filesystem, url_of
-from core.storage.obs import OBSFileSystem
-from core.storage.requests import REQUESTS_AT_ONCE
+from reshard.core.errors import InputError
+from reshard.core.storage.filesystems import open_filesystem, url_of
+from reshard.core.storage.obs import OBSFileSystem
+from reshard.core.storage.requests import REQUESTS_AT_ONCE
 
 ROOT = Path(__file__).parents[3]
 OBS = {"endpoint_url": "obs.cn-north-4.myhuaweicloud.com", "key": "own", "secret": "own secret"}
@@ -220,7 +220,7 @@ def test_other_options_are_another_file_system(monkeypatch: pytest.MonkeyPatch) 
 def test_a_fork_gets_a_file_system_of_its_own() -> None:
     program = (
         "import os, sys\n"
-        "from core.storage.filesystems import open_filesystem\n"
+        "from reshard.core.storage.filesystems import open_filesystem\n"
         "of_parent = open_filesystem('s3://models/run', {})[0]\n"
         "assert open_filesystem('s3://models/run', {})[0] is of_parent\n"
         "child = os.fork()\n"
@@ -258,7 +258,7 @@ def test_the_package_that_a_protocol_needs_is_named(monkeypatch: pytest.MonkeyPa
         ("hdfs", "pyarrow", "pyarrow"),
     ):
         monkeypatch.delitem(_registry, protocol, raising=False)
-        monkeypatch.delitem(sys.modules, "core.storage.obs", raising=False)
+        monkeypatch.delitem(sys.modules, "reshard.core.storage.obs", raising=False)
         monkeypatch.setitem(sys.modules, module, None)
         told = refusal(f"{protocol}://models/run")
         assert told.endswith(f"{protocol}:// needs a package that is not installed: pip install {package}")

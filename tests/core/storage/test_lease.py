@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import StorageError, TargetBusyError, TargetError
-from core.storage.claims import check_claim
-from core.storage.files import copy_file, write_bytes, write_file
-from core.storage.lease import (
+from reshard.core.errors import StorageError, TargetBusyError, TargetError
+from reshard.core.storage.claims import check_claim
+from reshard.core.storage.files import copy_file, write_bytes, write_file
+from reshard.core.storage.lease import (
     LeaseHolder,
     exclusive,
     held_lease,
@@ -25,15 +25,15 @@ from core.storage.lease import (
     parse_holder,
     remove_place,
 )
-from core.storage.onlooking import seen_holders
-from core.storage.urls import Location, parse_url
+from reshard.core.storage.onlooking import seen_holders
+from reshard.core.storage.urls import Location, parse_url
 
 PROJECT = Path(__file__).parents[3]
 DEAD_AFTER_SECONDS = 0.5
 HOLDING = """
 import sys, time
-from core.storage.lease import held_lease, new_holder
-from core.storage.urls import parse_url
+from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print("held", flush=True)
     time.sleep(60)
@@ -43,7 +43,7 @@ with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
 @pytest.fixture
 def remote(remote: Location, monkeypatch: pytest.MonkeyPatch) -> Location:
     """Where one sees soon that a holder is dead."""
-    monkeypatch.setattr("core.storage.lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
     return remote
 
 
@@ -269,7 +269,7 @@ def test_a_full_disk_leaves_no_lease(local: Location, monkeypatch: pytest.Monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("core.storage.lease.json.dumps", full)  # the write, as far as the caller can see
+    monkeypatch.setattr("reshard.core.storage.lease.json.dumps", full)  # the write, as far as the caller can see
     with pytest.raises(StorageError, match="leases: cannot take a lease: No space left on device"):
         take(local, 0)
     assert leases_in(local) == []
@@ -437,7 +437,7 @@ def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
 
 
 def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("reshard.core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
     pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
 
     def failing(*args: object, **kwargs: object) -> None:
@@ -518,7 +518,7 @@ def test_a_lease_whose_file_cannot_be_closed(local: Location, monkeypatch: pytes
     def opened(file: str | int, mode: str, *, buffering: int = -1) -> io.FileIO:
         return (Unclosable if mode == "xb" else io.FileIO)(file, mode)
 
-    monkeypatch.setattr("core.storage.lease.open", opened, raising=False)
+    monkeypatch.setattr("reshard.core.storage.lease.open", opened, raising=False)
     with (
         pytest.raises(StorageError, match="leases: cannot close a file in it: Input/output error"),
         held_lease(local, new_holder([0])),

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConversionError, InputError
-from core.request import build_request
-from core.storage.named_options import named_storages, options_for, storages_of
-from core.storage.urls import parse_url
+from reshard.core.errors import ConversionError, InputError
+from reshard.core.request import build_request
+from reshard.core.storage.named_options import named_storages, options_for, storages_of
+from reshard.core.storage.urls import parse_url
 
 SECRET = "hunter2-hunter2"
 

@@ -9,7 +9,7 @@ from botocore import UNSIGNED  # type: ignore[import-untyped]
 from botocore.credentials import Credentials  # type: ignore[import-untyped]
 from s3fs import S3FileSystem
 
-from core.storage.obs import OBSFileSystem
+from reshard.core.storage.obs import OBSFileSystem
 
 BEIJING = "obs.cn-north-4.myhuaweicloud.com"
 KEYS: dict[str, Any] = {"key": "own", "secret": "own secret"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import TargetError
-from core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
-from core.storage.urls import Location, parse_url
+from reshard.core.errors import TargetError
+from reshard.core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
+from reshard.core.storage.urls import Location, parse_url
 
 STATE = Listing({"plan", "identity"}.__contains__, {re.compile("records"): Listing({"rank_0.json"}.__contains__)})
 

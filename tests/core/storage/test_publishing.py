@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import StorageError, TargetError
-from core.storage.files import remove_file
-from core.storage.publishing import (
+from reshard.core.errors import StorageError, TargetError
+from reshard.core.storage.files import remove_file
+from reshard.core.storage.publishing import (
     check_room,
     foreign_names,
     list_names,
@@ -22,7 +22,7 @@ from core.storage.publishing import (
     remove_tree,
     working_location,
 )
-from core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location, parse_url
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -6,18 +6,18 @@ from contextvars import ContextVar
 
 import pytest
 
-from core import retry
-from core.errors import StorageError
-from core.retry import RetryPolicy, counting_retries, retries_counted
-from core.storage.requests import REQUESTS_AT_ONCE, at_once, requested, submitted
-from core.storage.urls import parse_url
+from reshard.core import retry
+from reshard.core.errors import StorageError
+from reshard.core.retry import RetryPolicy, counting_retries, retries_counted
+from reshard.core.storage.requests import REQUESTS_AT_ONCE, at_once, requested, submitted
+from reshard.core.storage.urls import parse_url
 
 PLACE = parse_url("memory://bucket/x")
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.retry.REQUESTS", RetryPolicy(retry.REQUESTS.attempts, 0.0))
+    monkeypatch.setattr("reshard.core.retry.REQUESTS", RetryPolicy(retry.REQUESTS.attempts, 0.0))
 
 
 def failing(times: int, error: Exception) -> Callable[[], str]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from core.errors import StorageError
-from core.storage.files import takes_rewriting, write_file
-from core.storage.urls import parse_url
+from reshard.core.errors import StorageError
+from reshard.core.storage.files import takes_rewriting, write_file
+from reshard.core.storage.urls import parse_url
 
 
 def test_a_local_file(tmp_path: Path) -> None:

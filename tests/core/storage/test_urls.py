@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import InputError
-from core.storage.urls import parse_url
+from reshard.core.errors import InputError
+from reshard.core.storage.urls import parse_url
 
 
 def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

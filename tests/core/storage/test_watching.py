@@ -12,28 +12,28 @@ from queue import SimpleQueue
 
 import pytest
 
-from core.errors import StorageError, TargetError
-from core.storage.claims import check_claim
-from core.storage.files import write_bytes, write_file
-from core.storage.lease import LeaseName, current_lease, held_lease, new_holder
-from core.storage.urls import Location, parse_url
-from core.storage.watching import watched_lease
+from reshard.core.errors import StorageError, TargetError
+from reshard.core.storage.claims import check_claim
+from reshard.core.storage.files import write_bytes, write_file
+from reshard.core.storage.lease import LeaseName, current_lease, held_lease, new_holder
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.watching import watched_lease
 
 PROJECT = Path(__file__).parents[3]
 HOLDING = """
 import sys, time
-from core.storage.lease import current_lease, held_lease, new_holder
-from core.storage.urls import parse_url
+from reshard.core.storage.lease import current_lease, held_lease, new_holder
+from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print(current_lease().run, flush=True)
     sys.stdin.read()
 """
 WATCHING = """
 import sys, threading
-from core.storage.files import write_file
-from core.storage.lease import LeaseName
-from core.storage.urls import parse_url
-from core.storage.watching import watched_lease
+from reshard.core.storage.files import write_file
+from reshard.core.storage.lease import LeaseName
+from reshard.core.storage.urls import parse_url
+from reshard.core.storage.watching import watched_lease
 with watched_lease(LeaseName(sys.argv[1], sys.argv[2]), threading.Event(), lambda: True):
     with write_file(parse_url(sys.argv[3])) as file:
         file.write(b"late")
@@ -44,7 +44,7 @@ with watched_lease(LeaseName(sys.argv[1], sys.argv[2]), threading.Event(), lambd
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.storage.watching.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.watching.LOOK_SECONDS", 0.05)
 
 
 def await_stop(stop: threading.Event) -> None:
@@ -162,7 +162,7 @@ def test_who_only_looks_does_not_hold(local: Location) -> None:
 
 
 def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("reshard.core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
     holder = new_holder([0])
     location = remote.child(f"{holder.run}.json")
     remote.fs.pipe_file(location.path, json.dumps(asdict(holder)).encode())

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
-from core.strategy.derivation import StrategyWish, TensorFacts, derive_strategy
-from core.strategy.files import read_strategy
-from core.strategy.model import StageStrategy, Strategy
-from core.strategy.roles import device_roles
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.derivation import StrategyWish, TensorFacts, derive_strategy
+from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.roles import device_roles
 from tests.core.test_plan import sides
 from tests.support.checkpoints import ALL_CASES, Case
 

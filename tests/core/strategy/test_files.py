@@ -9,15 +9,15 @@ from shutil import copytree
 import fsspec
 import pytest
 
-from core.errors import StorageError, StrategyError
-from core.layout import ParameterLayout
-from core.storage.files import SourceFile, open_source
-from core.storage.urls import Location
-from core.strategy import files
-from core.strategy.files import read_strategy, write_strategy
-from core.strategy.merging import split_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from core.strategy.protobuf import parse_protobuf
+from reshard.core.errors import StorageError, StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.urls import Location
+from reshard.core.strategy import files
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.merging import split_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.strategy.protobuf import parse_protobuf
 
 CONVERSIONS = Path(__file__).parents[2] / "fixtures/conversions"
 STAGE_DIRECTORIES = sorted(CONVERSIONS.glob("*/*_stages"))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import StrategyError
-from core.strategy.groups import parse_groups, read_groups
+from reshard.core.errors import StrategyError
+from reshard.core.strategy.groups import parse_groups, read_groups
 from tests.support.ckpt_writer import blob, number
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
-from core.strategy.json_file import build_json, parse_json
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from core.strategy.protobuf import parse_protobuf
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.json_file import build_json, parse_json
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.strategy.protobuf import parse_protobuf
 
 CASE = Path(__file__).parents[2] / "fixtures/conversions/case_7010"
 

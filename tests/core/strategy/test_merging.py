@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
-from core.strategy.merging import merge_strategies, split_strategy
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.merging import merge_strategies, split_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 
 LAYOUT = ParameterLayout((2, 2), ((1,), ()))
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.layout import ParameterLayout
-from core.strategy.optimizer_shards import copies_of, with_optimizer_shard, without_optimizer_shard
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.optimizer_shards import copies_of, with_optimizer_shard, without_optimizer_shard
 
 ROWS = ParameterLayout((2, 4), ((0,), ()))
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import StrategyError
-from core.layout import ALL_REPEATED_AXES, ParameterLayout
-from core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from core.strategy.protobuf import build_protobuf, parse_protobuf
-from core.strategy.strategy_pb2 import ParallelGroupMap, ParallelLayouts, ParallelStrategyMap
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
+from reshard.core.strategy.strategy_pb2 import ParallelGroupMap, ParallelLayouts, ParallelStrategyMap
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 MINDSPORE_FILES = sorted(FIXTURES.glob("conversions/**/*strategy*.ckpt"))

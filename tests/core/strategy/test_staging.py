@@ -2,10 +2,10 @@
 
 import pytest
 
-from core.errors import StrategyError
-from core.layout import ParameterLayout
-from core.strategy.model import StageStrategy, Strategy
-from core.strategy.staging import Staging, assign_stages, owner_of, parse_place
+from reshard.core.errors import StrategyError
+from reshard.core.layout import ParameterLayout
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.staging import Staging, assign_stages, owner_of, parse_place
 
 LAYOUT = ParameterLayout((2,), ((),))
 

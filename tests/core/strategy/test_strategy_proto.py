@@ -5,7 +5,7 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from grpc_tools import protoc
 
-from core.strategy import strategy_pb2
+from reshard.core.strategy import strategy_pb2
 
 ROOT = Path(__file__).parents[3]
 
