@@ -1,32 +1,19 @@
 """Running the command, in this process and as one of its own."""
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from reshard.cli.main import run
+from tests.support.command import Result
+from tests.support.places import PROJECT
 
-ROOT = Path(__file__).parents[2]
 _MOST_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 @pytest.fixture
@@ -47,7 +34,7 @@ def spawned() -> Callable[..., Result]:
 
     def call(*arguments: object) -> Result:
         command = [sys.executable, "-m", "reshard.cli.main", *map(str, arguments)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False)
         return Result(done.returncode, done.stdout, done.stderr)
 
     return call

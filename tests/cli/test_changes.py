@@ -12,11 +12,10 @@ import pytest
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.manifest import parse_manifest
 from reshard.core.strategy.files import write_strategy
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import Contents, read_tree
 from tests.support.composing import join_arrays, split_array
 from tests.support.models import Model
+from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout, shard_of
 
 DOCUMENT = r"""

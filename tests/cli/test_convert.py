@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from reshard.core.report import ConversionReport, PlanSummary
-from tests.support.checkpoints import FIXTURES, case, read_tree
+from tests.support.checkpoints import case, read_tree
+from tests.support.places import FIXTURES
 
 CASE = case(7010)
 SOURCE = CASE.directory / "src"

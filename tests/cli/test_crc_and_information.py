@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_written_crc import check_crc_of
-from tests.support.checkpoints import FIXTURES
+from tests.support.checkpoints import check_crc_of
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import FIXTURES
 
 PLAIN = FIXTURES / "formats/plain.ckpt"
 DIRECT = ("--engine", "direct")

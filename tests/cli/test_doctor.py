@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from reshard.core.strategy.files import write_strategy
-from tests.core.test_doctor import STAGES, strategy, write
-from tests.support.checkpoints import FIXTURES
+from tests.support.places import FIXTURES
+from tests.support.two_stages import STAGES, strategy, write
 
 SIDES = (("source", "src_strategy.ckpt"), ("target", "dst_strategy.ckpt"))
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from tests.support.checkpoints import FIXTURES, case, read_tree
+from tests.support.checkpoints import case, read_tree
+from tests.support.places import FIXTURES
 
 FOUR_TO_THREE = case(7009)
 SECRET = "a secret of 16 b"

@@ -7,8 +7,9 @@ import pytest
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.model import CheckpointFormat
-from tests.support.checkpoints import FIXTURES, case
+from tests.support.checkpoints import case
 from tests.support.models import Model, random_bits
+from tests.support.places import FIXTURES
 from tests.support.reference import RandomLayout
 
 CASE = case(7010).directory

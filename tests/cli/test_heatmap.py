@@ -14,8 +14,8 @@ from reshard.core.convert import make_plan
 from reshard.core.layout import ParameterLayout
 from reshard.core.picture import feeds_of
 from reshard.core.plan import ConversionPlan
-from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of
 from tests.support.checkpoints import case
+from tests.support.plans import entry, make_catalog, make_strategy, plan_of
 
 TRUE_COLOR: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor"}
 

@@ -12,8 +12,9 @@ from reshard.core.layout import ParameterLayout
 from reshard.core.manifest import Manifest
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from tests.support.checkpoints import FIXTURES, case
+from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import FIXTURES
 
 FORMATS = FIXTURES / "formats"
 EXPECT = json.loads((FORMATS / "expect.json").read_text())["params"]

@@ -11,8 +11,8 @@ import pytest
 
 from reshard.core.errors import ConversionError, StorageError, VerificationError
 from tests.support.checkpoints import case
+from tests.support.places import PROJECT
 
-ROOT = Path(__file__).parents[2]
 CASE = case(7010)
 SOURCE = CASE.directory / "src"
 STRATEGIES = (
@@ -46,10 +46,12 @@ def loaded_modules(*arguments: str) -> set[str]:
         f"code = run({list(arguments)!r})\n"
         "print(code, *sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
     exit_code, *modules = done.stderr.splitlines()[-1].split()
     assert exit_code == "0", done.stderr
-    return {module.partition(".")[0] for module in modules} | {module for module in modules if module.startswith("reshard.")}
+    return {module.partition(".")[0] for module in modules} | {
+        module for module in modules if module.startswith("reshard.")
+    }
 
 
 def test_help_loads_next_to_nothing() -> None:
@@ -217,7 +219,7 @@ def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
         "--engine",
         "direct",
     ]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGINT)
@@ -229,7 +231,7 @@ def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
 def test_a_reader_that_leaves_is_no_bug() -> None:
     """`reshard inspect … | head -0`."""
     command = [sys.executable, "-m", "reshard.cli.main", "inspect", str(SOURCE)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -12,8 +12,9 @@ from reshard.core.convert import make_plan
 from reshard.core.layout import ParameterLayout
 from reshard.core.report import PlanSummary
 from reshard.core.strategy.files import write_strategy
-from tests.core.test_plan import make_strategy
-from tests.support.checkpoints import FIXTURES, case, read_ckpt
+from tests.support.checkpoints import case, read_ckpt
+from tests.support.places import FIXTURES
+from tests.support.plans import make_strategy
 
 CASE = case(7010)
 SOURCE = CASE.directory / "src"

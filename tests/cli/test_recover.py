@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.test_recover import file_of, whole_shards
+from tests.support.damaged import file_of, whole_shards
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from reshard.core.convert import convert
-from tests.cli.conftest import ROOT
-from tests.core.runtime.test_local_files import make_socket
 from tests.support.checkpoints import case, read_tree
+from tests.support.places import PROJECT
+from tests.support.special_files import make_socket
 
 CASE = case(7010)
 STRATEGIES = (
@@ -135,7 +135,7 @@ def test_a_key_without_end_is_not_read(tmp_path: Path) -> None:
         "reshard.cli.main",
         *map(str, arguments),
     ]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    shown = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 2
     assert "file:/dev/zero: cannot be read: a device, not a regular file" in shown.stderr
 

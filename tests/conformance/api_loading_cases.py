@@ -10,8 +10,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tests.conformance.api_harness import ApiCase, Call, array, function, network, parameter, strategy
-from tests.support.checkpoints import FIXTURES
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import FIXTURES
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 
 Files = Callable[[Path], object]

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.checkpoints import Contents
+from tests.support.places import PROJECT
 
-ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".venv-mindspore" / "bin" / "python"
+PYTHON = PROJECT / ".venv-mindspore" / "bin" / "python"
 _SCRIPT = Path(__file__).with_name("judge.py")
 # the slowest take about a second; MindSpore waits for ever for a child that died
 _TIMEOUT_SECONDS = 120.0

@@ -7,7 +7,8 @@ import pytest
 
 from reshard.core.convert import convert
 from reshard.core.request import build_request
-from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, case, read_ckpt, read_safetensors, read_tree
+from tests.support.checkpoints import ALL_CASES, Case, case, read_ckpt, read_safetensors, read_tree
+from tests.support.places import FIXTURES
 
 EXPECT = json.loads((FIXTURES / "formats" / "expect.json").read_text())
 

@@ -14,11 +14,10 @@ from reshard.core.dtypes import dtype_from_name
 from reshard.core.layout import whole_layout
 from reshard.core.request import build_request
 from reshard.core.strategy.files import write_strategy
-from tests.core.test_changed_plans import SHAPES, random_changes
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import make_strategy
+from tests.support.changed_plans import SHAPES, random_changes
 from tests.support.checkpoints import read_tree
 from tests.support.models import UNSIGNED, Model
+from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import DEVICE_COUNTS, layouts, shard_of
 
 DTYPES = {"Float32": np.float32, "BFloat16": ml_dtypes.bfloat16, "Float64": np.float64}

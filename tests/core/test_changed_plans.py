@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.changes import CastRule, JoinRule, RenameRule, SplitRule, TransposeRule
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
 from reshard.core.effects import effects_of, effects_text, excluded_text
@@ -21,14 +20,11 @@ from reshard.core.plan_file import plan_identity
 from reshard.core.report import plan_notes
 from reshard.core.sharing import group_ranks
 from reshard.core.strategy.model import StageStrategy, Strategy
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of, vector
-from tests.support.composing import join_arrays, split_array
+from tests.support.changed_plans import SHAPES, declared, random_changes
+from tests.support.plans import as_layout, entry, make_catalog, make_strategy, plan_of, vector
 from tests.support.reference import DEVICE_COUNTS, RandomLayout, layouts, shard_of
 
 FLOAT, HALF = dtype_from_name("Float32"), dtype_from_name("Float16")
-SHAPES = {"qkv": (72, 24), "gate": (24, 48), "up": (24, 48), "turned": (24, 48), "plain": (24,)}
-"""All axes are multiples of 24, before and after the changes, and so divide by all random layouts."""
 
 
 @dataclass(frozen=True)
@@ -61,31 +57,6 @@ def sides(draw: st.DrawFn, shapes: Mapping[str, tuple[int, ...]]) -> Side:
         if not held:
             held[first] = draw(layouts(devices, len(shapes[first])))
     return Side(devices, tuple(stages))
-
-
-@st.composite
-def random_changes(draw: st.DrawFn, wholes: Mapping[str, np.ndarray]) -> tuple[Changes, dict[str, np.ndarray]]:
-    """Random changes, and what they make of whole tensors."""
-    made = dict(wholes)
-    rules: dict[str, list[object]] = {"split": [], "join": [], "transpose": [], "rename": [], "cast": []}
-    groups = draw(st.sampled_from([1, 2, 4]))
-    if draw(st.booleans()):
-        parts = split_array(made.pop("qkv"), 0, (1, 1, 1), groups)
-        made |= dict(zip(("q", "k", "v"), parts, strict=True))
-        rules["split"].append(SplitRule(parameters="(q)kv", into=(r"\1", "k", "v"), groups=groups))
-    if draw(st.booleans()):
-        axis = draw(st.integers(0, 1))
-        made["gate_up"] = join_arrays([made.pop("gate"), made.pop("up")], axis, groups)
-        rules["join"].append(JoinRule(parameters=("gate", "up"), into="gate_up", axis=axis, groups=groups))
-    for name in draw(st.sets(st.sampled_from(sorted({*made} - {"plain"})))):
-        made[name] = made[name].T
-        rules["transpose"].append(TransposeRule(parameters=name))
-    if draw(st.booleans()):
-        made = {f"model.{name}": array for name, array in made.items()}
-        rules["rename"].append(RenameRule(pattern="(.*)", to=r"model.\1"))
-    if draw(st.booleans()):
-        rules["cast"].append(CastRule(parameters="*", dtype="float16"))
-    return declared(**rules), made
 
 
 def without_redundancy(data: st.DataObject, side: Side, shards: dict[int, dict[str, np.ndarray]]) -> None:
@@ -153,10 +124,6 @@ def carried_out(plan: ConversionPlan, parameter, shards: Mapping[int, Mapping[st
         filled[place] += 1
     assert (filled == 1).all()
     return result
-
-
-def declared(**fields: Any) -> Changes:
-    return Changes.model_validate(fields)
 
 
 def changed(entries: list[TensorEntry], **rules: object) -> ConversionPlan:

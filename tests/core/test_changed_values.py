@@ -15,7 +15,7 @@ from reshard.core.errors import CastError
 from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.storage.urls import parse_url
 from reshard.core.transform import transform_ranks
-from tests.core.test_transform import BUFFER_SIZES, Buffers
+from tests.support.buffers import BUFFER_SIZES, Buffers
 from tests.support.changed_values import (
     TARGET_DEVICES,
     WHOLE,

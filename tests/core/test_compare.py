@@ -21,10 +21,11 @@ from reshard.core.layout import ParameterLayout
 from reshard.core.model_fingerprint import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
 from reshard.core.request import NOWHERE, build_request
 from reshard.core.strategy.files import write_strategy
-from tests.core.test_plan import make_strategy
-from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, case
+from tests.support.checkpoints import ALL_CASES, Case, case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.models import UNSIGNED, Model, random_bits
+from tests.support.places import FIXTURES
+from tests.support.plans import make_strategy
 from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts
 
 ROWS = RandomLayout((2,), ((0,),), ())

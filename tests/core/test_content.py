@@ -26,7 +26,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.target import Workspace, read_manifest
 from reshard.core.transform import transform_ranks
 from reshard.core.verify import verify_target
-from tests.core.test_transform import Buffers
+from tests.support.buffers import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, Case, case
 from tests.support.records import change_record

@@ -37,11 +37,11 @@ from reshard.core.transform import transform_ranks
 from reshard.core.verify import RankVerification, verify_rank, verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
+from tests.support.places import PROJECT
 from tests.support.records import change_record
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
-PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from reshard.core.declared import declared_changes, parse_changes, read_changes
 from reshard.core.errors import InputError, StorageError
 from reshard.core.plan_file import plan_identity
 from reshard.core.request import build_request
-from tests.core.test_plan import entry, make_catalog, plan_of
+from tests.support.plans import entry, make_catalog, plan_of
 
 DOCUMENT = {
     "select": "weights-only",

@@ -26,6 +26,7 @@ from reshard.core.errors import InputError
 from reshard.core.request import build_request
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_tree
+from tests.support.places import PROJECT
 
 # a training script in short: `saved` names the file of a rank, `before` and `after` are lines around set_config
 _TRAINING = """
@@ -44,7 +45,6 @@ while True:
     time.sleep(0.01)
 """
 _CONFIG = "exception_checkpoint.set_config(save, (sys.argv[1], os.environ['RANK']){})"
-_ROOT = Path(__file__).parents[2]
 
 
 class Job:
@@ -66,7 +66,7 @@ class Job:
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-c", script, str(self.directory)],
-                    env={**os.environ, "PYTHONPATH": str(_ROOT), **told},
+                    env={**os.environ, "PYTHONPATH": str(PROJECT), **told},
                     cwd=self.directory,
                     text=True,
                     stdin=subprocess.PIPE,
@@ -302,7 +302,7 @@ def test_importing_costs_little() -> None:
     heavy = "print(sorted({'numpy', 'fsspec', 'pydantic', 'prefect', 'reshard.core.checkpoint'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", f"import reshard.core.elastic, sys; {heavy}"],
-        cwd=_ROOT,
+        cwd=PROJECT,
         capture_output=True,
         text=True,
         check=True,

@@ -22,10 +22,9 @@ from reshard.core.recover import StepState, assess_recovery
 from reshard.core.request import NOWHERE, VerifyLevel, build_request
 from reshard.core.strategy.files import write_strategy
 from reshard.core.verify import verify_target
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout
 
 HALF = np.arange(8, dtype=np.float32)

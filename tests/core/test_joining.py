@@ -26,9 +26,10 @@ from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.target import read_manifest, record_digest
 from reshard.core.verify import verify_target
-from tests.core.test_plan import make_strategy
-from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
+from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import FIXTURES
+from tests.support.plans import make_strategy
 from tests.support.records import change_record
 
 CASE = CONVERSIONS / "case_7010"

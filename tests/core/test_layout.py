@@ -7,17 +7,8 @@ from hypothesis import strategies as st
 
 from reshard.core.errors import LayoutError
 from reshard.core.layout import ParameterLayout, whole_layout
-from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of, wholes
-
-
-def as_layout(random: RandomLayout) -> ParameterLayout:
-    return ParameterLayout(
-        random.device_matrix,
-        random.tensor_map,
-        nested=True,
-        optimizer_shard_step=1 if random.optimizer_parts else 0,
-        optimizer_shard_size=random.optimizer_size,
-    )
+from tests.support.plans import as_layout
+from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, layouts, shard_of, wholes
 
 
 @given(st.data())

@@ -11,13 +11,16 @@ from safetensors.numpy import load_file, save_file
 from demo.make_checkpoint import make_demo
 from reshard.core.convert import convert
 from reshard.core.errors import InputError, StrategyError
+from reshard.core.layout import ParameterLayout
 from reshard.core.make_strategy import make_strategy_file
 from reshard.core.request import build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import StrategyWish, told_by_strategy
 from reshard.core.strategy.files import read_strategy, write_strategy
-from tests.core.strategy.test_derivation import WHOLE_MATRIX, strategy
 from tests.support.checkpoints import case, read_ckpt
+from tests.support.plans import make_strategy
+
+WHOLE_MATRIX = ParameterLayout((1,), ((), ()))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_nothing_is_overwritten_unasked(demo: Path, tmp_path: Path) -> None:
 
 
 def test_several_device_axes_on_one_tensor_axis_want_protobuf(tmp_path: Path) -> None:
-    write_strategy(strategy({"l.0.wq": WHOLE_MATRIX}), str(tmp_path / "like.ckpt"))
+    write_strategy(make_strategy({"l.0.wq": WHOLE_MATRIX}), str(tmp_path / "like.ckpt"))
     wish = StrategyWish(2, 2, 1, cuts=["*=0:data,0:model"])
     with pytest.raises(StrategyError, match=re.escape("write it under a name that does not end in .json")):
         make_strategy_file(str(tmp_path / "like.ckpt"), str(tmp_path / "made.json"), wish)

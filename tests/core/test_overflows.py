@@ -20,9 +20,9 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.target import read_manifest
 from reshard.core.transform import transform_ranks
-from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.plans import make_strategy
 
 ROWS, WHOLE = ParameterLayout((4,), ((0,), ()), True), ParameterLayout((4,), ((), ()), True)
 VALUES = np.ones((8, 4), np.float32)

@@ -17,8 +17,8 @@ from reshard.core.page import plan_page, write_page
 from reshard.core.picture import feeds_of
 from reshard.core.plan import ConversionPlan, build_plan
 from reshard.core.report import PlanSummary
-from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of
 from tests.support.checkpoints import case
+from tests.support.plans import entry, make_catalog, make_strategy, plan_of
 
 VOID = {"meta", "br"}
 

@@ -17,8 +17,9 @@ from reshard.core.request import build_request
 from reshard.core.storage.files import open_source, read_bytes
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.urls import parse_url
-from tests.support.checkpoints import CONVERSIONS, FIXTURES, Contents, read_ckpt, read_tree
+from tests.support.checkpoints import CONVERSIONS, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import FIXTURES
 
 CASE = CONVERSIONS / "case_7010"
 PARTS = FIXTURES / "subnetwork_parts"

@@ -25,9 +25,11 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.target import read_manifest
-from tests.core.test_plan import Side, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
-from tests.support.checkpoints import FIXTURES, Contents, read_ckpt, read_tree
+from tests.support.checkpoints import Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.damaged import DATA_PARALLEL, NAMES, file_of, whole_shards
+from tests.support.places import FIXTURES
+from tests.support.plans import Side, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.reference import AXIS_LENGTH, shard_of, wholes
 
 REMOVED = FIXTURES / "formats/redundancy_removed"
@@ -230,26 +232,6 @@ def entries_of(path: Path) -> list[tuple[str, str, tuple[int, ...], bytes]]:
     return [(name, *value) for name, value in read_ckpt(path).items()]
 
 
-DATA_PARALLEL = ParameterLayout((3, 2), ((0,),))
-"""Two slices, each on three ranks."""
-NAMES = ("a", "b", "c")
-
-
-def whole_shards(directory: Path, drop: Mapping[int, set[str]] | None = None) -> Path:
-    """A checkpoint of six ranks of DATA_PARALLEL, of which some lack entries."""
-    for rank in range(6):
-        entries = [
-            (name, "Int32", (2,), np.array([10 * n + rank % 2, 10 * n + 5], np.int32).tobytes())
-            for n, name in enumerate(NAMES)
-            if name not in (drop or {}).get(rank, set())
-        ]
-        path = directory / "src" / f"rank_{rank}" / "net-1_1.ckpt"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(checkpoint_bytes(*entries))
-    write_strategy(make_strategy(dict.fromkeys(NAMES, DATA_PARALLEL)), str(directory / "strategy.ckpt"))
-    return directory
-
-
 def request_of(directory: Path, **options: object) -> ConversionRequest:
     defaults = {
         "source": str(directory / "src"),
@@ -342,10 +324,6 @@ def read_plan(request: ConversionRequest) -> dict[str, int]:
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return whole_shards(tmp_path)
-
-
-def file_of(directory: Path, rank: int, step: str = "1_1") -> Path:
-    return directory / f"src/rank_{rank}/net-{step}.ckpt"
 
 
 def test_a_file_that_fails_its_crc(directory: Path) -> None:

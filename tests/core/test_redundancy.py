@@ -24,9 +24,9 @@ from reshard.core.storage.files import write_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.verify import verify_target
-from tests.core.test_plan import catalog_of, entry, make_catalog, make_strategy, plan_of, sides, vector
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.plans import catalog_of, entry, make_catalog, make_strategy, plan_of, sides, vector
 from tests.support.reference import AXIS_LENGTH, wholes
 
 

@@ -27,7 +27,8 @@ from reshard.core.storage.files import remove_file
 from reshard.core.storage.lease import held_lease, new_holder
 from reshard.core.storage.urls import Location, parse_url
 from tests.conformance.mindspore_process import PYTHON
-from tests.support.training import CASE, PROJECT, latest_request, save_step
+from tests.support.places import PROJECT
+from tests.support.training import CASE, latest_request, save_step
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 SOURCE = "/data/training"

@@ -37,9 +37,10 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.verify import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import PROJECT
 from tests.support.records import as_record
 
-DOCUMENT = Path(__file__).parents[2] / "docs/verification.md"
+DOCUMENT = PROJECT / "docs/verification.md"
 LEVELS = tuple(VerifyLevel)
 CHECKING = LEVELS[1:]
 """What a finished checkpoint can be verified with."""

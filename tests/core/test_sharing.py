@@ -24,11 +24,10 @@ from reshard.core.session import open_session
 from reshard.core.sharing import group_ranks
 from reshard.core.strategy.files import write_strategy
 from reshard.core.transform import transform_ranks
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import FLOAT, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.columns import COLUMN_RANKS, ColumnCase, column_case
+from tests.support.plans import FLOAT, as_layout, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
 from tests.support.reference import AXIS_LENGTH, RandomLayout, shard_of, wholes
 
 

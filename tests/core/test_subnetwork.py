@@ -11,8 +11,9 @@ from reshard.core.plan import ConversionPlan
 from reshard.core.request import ConversionRequest, build_request
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.subnetwork import part_of_target
-from tests.core.test_plan import entry, make_catalog, make_strategy, plan_of, vector
-from tests.support.checkpoints import CONVERSIONS, FIXTURES, read_ckpt, read_tree
+from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree
+from tests.support.places import FIXTURES
+from tests.support.plans import entry, make_catalog, make_strategy, plan_of, vector
 
 CASE = CONVERSIONS / "case_7010"
 PARTS = FIXTURES / "subnetwork_parts"

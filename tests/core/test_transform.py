@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import fsspec
@@ -12,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import reshard.core.gather as gather_module
-from reshard.core.budget import Budget, Shares, share_out
+from reshard.core.budget import share_out
 from reshard.core.checkpoint import ckpt
 from reshard.core.checkpoint.catalog import build_catalog
 from reshard.core.checkpoint.formats import plan_file
@@ -23,33 +22,13 @@ from reshard.core.layout import ParameterLayout
 from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.storage.urls import parse_url
 from reshard.core.transform import transform_ranks
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import make_strategy
+from tests.support.buffers import BUFFER_SIZES, Buffers
 from tests.support.checkpoints import read_rank
 from tests.support.ckpt_writer import checkpoint_bytes, filled
+from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import AXIS_LENGTH, RandomLayout, layouts, shard_of
 
-BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
 DTYPES = {"Int8": np.int8, "Float16": np.float16, "Int32": np.int32, "Int64": np.int64}
-
-
-@dataclass(frozen=True)
-class Buffers(Budget):
-    """Buffers far smaller than a budget gives, so that small tensors meet their borders."""
-
-    workers: int = 1
-    worker_bytes: int = 0
-    worker_files: int = 0
-    scratch_bytes: int = 0
-    a_block_bytes: int = 0
-    wide_bytes: int = 0
-    sources: int = 1
-
-    def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
-        shares = Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
-        if not wide:
-            return shares
-        return replace(shares, wide_block_bytes=self.wide_bytes, wide_asked_bytes=self.scratch_bytes)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,40 +1,20 @@
 """Conversions that give the target's files a CRC."""
 
-import json
-import zlib
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
-import safetensors
 from safetensors.numpy import save_file
 
 from reshard.core.convert import convert
 from reshard.core.errors import CheckpointError, TargetError
 from reshard.core.request import VerifyLevel, build_request
 from reshard.core.verify import verify_target
-from tests.support.checkpoints import ALL_CASES, Case, case, read_rank, read_tree
+from tests.support.checkpoints import ALL_CASES, Case, case, check_crc_of, read_rank, read_tree
 
 CASE = case(7010)
 FORMATS = ["ckpt", "safetensors"]
-
-
-def check_crc_of(path: Path) -> None:
-    """As MindSpore does, by other means than reshard's."""
-    data = path.read_bytes()
-    if path.suffix == ".ckpt":
-        assert data[-17:-10] == b"crc_num"
-        assert int.from_bytes(data[-10:]) == zlib.crc32(data[:-17])
-        return
-    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    crc = 0
-    for name, entry in sorted(safetensors.deserialize(data)):
-        content = bytes(entry["data"])
-        if not entry["shape"] and entry["dtype"].lstrip("U").startswith("I"):
-            content = bytes(int.from_bytes(content, "little"))
-        crc = zlib.crc32(content, zlib.crc32(name.encode(), crc))
-    assert metadata["crc_num"] == str(crc)
 
 
 def files_of(target: Path) -> list[Path]:

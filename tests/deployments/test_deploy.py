@@ -17,7 +17,7 @@ from prefect.schedules import Interval
 
 from reshard import __version__
 from reshard.deployments.deploy import CRASHED_AUTOMATION, RANKS_LIMIT
-from tests.deployments.conftest import reshard
+from tests.support.deployed import reshard
 from tests.support.prefect_server import PrefectServer, until
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from prefect.client.schemas.objects import Log
 
-from tests.deployments.conftest import CONVERT, Demo, outcomes_of, start_slow_run
+from tests.support.deployed import CONVERT, Demo, outcomes_of, start_slow_run
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,

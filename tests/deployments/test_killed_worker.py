@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reshard.deployments.deploy import crashed_automation
-from tests.deployments.conftest import Demo, outcomes_of, start_slow_run
+from tests.support.deployed import Demo, outcomes_of, start_slow_run
 from tests.support.prefect_server import PrefectServer, await_run, prefect_worker, retry_run
 from tests.support.runs import Files, check_finished, recorded_ranks
 from tests.support.s3_proxy import S3Proxy

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import Log
 from prefect.exceptions import PrefectHTTPStatusError
 
 from reshard.cli.main import run
-from tests.deployments.conftest import CONVERT, Demo, outcomes_of
+from tests.support.deployed import CONVERT, Demo, outcomes_of
 from tests.support.prefect_server import (
     PrefectServer,
     Worker,

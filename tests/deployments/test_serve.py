@@ -13,7 +13,7 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.schedules import Interval
 
 from reshard.cli.main import run
-from tests.deployments.conftest import CONVERT, Demo, reshard
+from tests.support.deployed import CONVERT, Demo, reshard
 from tests.support.prefect_server import PrefectServer, Worker, await_run, logs_of, prefect_server, start_run, until
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from demo.make_checkpoint import make_demo
 from reshard.core import mindspore_api
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_ckpt, read_rank
+from tests.support.places import PROJECT
 
-PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "docs" / "mindspore_api.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

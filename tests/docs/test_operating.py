@@ -15,9 +15,9 @@ import pytest
 
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
+from tests.support.places import PROJECT
 from tests.support.prefect_server import START_SECONDS, free_port, until
 
-PROJECT = Path(__file__).parents[2]
 BLOCKS = re.findall(
     r"^```(shell|console|python)\n(.*?)^```", (PROJECT / "docs" / "operating.md").read_text(), re.MULTILINE | re.DOTALL
 )

@@ -11,9 +11,9 @@ from prefect.exceptions import ObjectNotFound
 
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
+from tests.support.places import PROJECT
 from tests.support.prefect_server import PrefectServer, Worker, prefect_server, until
 
-PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "docs" / "programs.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)

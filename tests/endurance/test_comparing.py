@@ -12,7 +12,8 @@ from reshard.core.dtypes import dtype_from_name
 from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from tests.support.runs import PROJECT, RESHARD
+from tests.support.places import PROJECT
+from tests.support.runs import RESHARD
 
 pytestmark = pytest.mark.slow
 

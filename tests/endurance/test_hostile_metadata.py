@@ -18,7 +18,8 @@ from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.wording import size_text
 from tests.support.ckpt_writer import blob
-from tests.support.runs import PROJECT, RESHARD
+from tests.support.places import PROJECT
+from tests.support.runs import RESHARD
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoints import case
+from tests.support.places import PROJECT
 from tests.support.runs import (
-    PROJECT,
     RESHARD,
     Conversion,
     Files,

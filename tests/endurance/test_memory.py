@@ -24,7 +24,8 @@ from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.support.ckpt_writer import blob, number, varint
-from tests.support.runs import PROJECT, RESHARD, Conversion
+from tests.support.places import PROJECT
+from tests.support.runs import RESHARD, Conversion
 
 pytestmark = pytest.mark.slow
 

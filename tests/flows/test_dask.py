@@ -24,7 +24,8 @@ from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import column_case
 from tests.support.dask_processes import DaskProcesses, dask_processes
-from tests.support.runs import PROJECT, files_of, partial, recorded_ranks
+from tests.support.places import PROJECT
+from tests.support.runs import files_of, partial, recorded_ranks
 from tests.support.s3_server import s3_server
 
 FOUR_TO_THREE = case(7009)

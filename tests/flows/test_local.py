@@ -17,10 +17,10 @@ from reshard.core.errors import ConversionError, InputError
 from reshard.core.progress import SilentProgress
 from reshard.flows.local import run_locally
 from tests.support.checkpoints import case, read_tree
+from tests.support.places import PROJECT
 from tests.support.prefect_server import until
 
 FOUR_TO_THREE = case(7009)
-PROJECT = Path(__file__).parents[2]
 
 ENDLESS_RUN = """
 import json, sys, time

@@ -18,7 +18,8 @@ from reshard.core.map_parameters import build_map_parameter, parse_map_parameter
 from reshard.core.request import EncryptionMode
 from reshard.core.storage.uploads import Buffer
 from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors
-from tests.fuzz.parsers import FIXTURES, Parser
+from tests.fuzz.parsers import Parser
+from tests.support.places import FIXTURES
 from tests.support.remote_file import RemoteFile
 
 _NAME = "hostile_file"

@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from reshard.core.errors import InputError
 from tests.fuzz.mutations import Mutator
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from reshard.core.sealing import seal, unseal
 from reshard.core.storage.lease import parse_holder
 from reshard.core.storage.urls import parse_url
 from tests.fuzz.mutations import damaged_gzip, damaged_json
-from tests.fuzz.parsers import FIXTURES, Parser
+from tests.fuzz.parsers import Parser
+from tests.support.places import FIXTURES
 
 _ORIGIN = "hostile_record"
 

@@ -9,7 +9,8 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
 from reshard.core.strategy.strategy_pb2 import ParallelGroupItem, ParallelGroupMap, ParallelGroupRanks
 from tests.fuzz.mutations import damaged_json, damaged_protobuf
-from tests.fuzz.parsers import FIXTURES, Parser
+from tests.fuzz.parsers import Parser
+from tests.support.places import FIXTURES
 
 _ORIGIN = "hostile_strategy"
 

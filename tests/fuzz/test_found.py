@@ -22,7 +22,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.groups import parse_groups
 from tests.fuzz import checkpoints, records
 from tests.fuzz.engine import outcome
-from tests.fuzz.parsers import FIXTURES
+from tests.support.places import FIXTURES
 
 _DEEP = 100_000
 

@@ -1,54 +1,14 @@
 """A real S3 server behind a proxy, for all tests of a session, and a place in it for each test."""
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from s3fs import S3FileSystem
 
 from reshard.cli.main import run
-from reshard.core.storage.obs import OBSFileSystem
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.s3_server import S3Server, s3_server
-
-BUCKET = "checkpoints"
-
-
-@dataclass(frozen=True)
-class Store:
-    """A place in an object store that belongs to one test.
-
-    Attributes:
-        protocol: s3 or obs.
-        proxy: all requests go through it.
-    """
-
-    protocol: str
-    server: S3Server
-    proxy: S3Proxy
-    prefix: str
-
-    def url(self, path: str) -> str:
-        """The URL of an object, or of a directory."""
-        return f"{self.protocol}://{BUCKET}/{self.prefix}/{path}"
-
-    def files(self, path: str) -> Path:
-        """Where it is stored, past all requests."""
-        return self.server.path(BUCKET, f"{self.prefix}/{path}")
-
-    def add(self, source: Path, path: str) -> str:
-        """Puts a file or a directory there, past all requests; its URL."""
-        target = self.files(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target)
-        else:
-            shutil.copyfile(source, target)
-        self.server.look_again()
-        return self.url(path)
+from tests.support.stores import BUCKET, Store, forget_connections
 
 
 @pytest.fixture(scope="session")
@@ -94,12 +54,6 @@ def store(
     yield Store(protocol, server, shared_proxy, prefix)
     shared_proxy.begin_anew()
     forget_connections()
-
-
-def forget_connections() -> None:
-    """fsspec gives the same file system for the same options, which the environment is not among."""
-    for kind in (S3FileSystem, OBSFileSystem):
-        kind.clear_instance_cache()
 
 
 @pytest.fixture

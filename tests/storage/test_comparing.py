@@ -8,9 +8,9 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.compare import compare_checkpoints
 from reshard.core.comparison_request import build_comparison
-from tests.storage.conftest import BUCKET, Store
 from tests.support.checkpoints import case
 from tests.support.s3_server import S3Server, s3_server
+from tests.support.stores import BUCKET, Store
 
 CASE = case(7010).directory
 

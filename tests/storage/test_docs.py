@@ -13,9 +13,10 @@ import pytest
 
 from demo.make_checkpoint import make_demo
 from reshard.core.storage.urls import parse_url
+from tests.support.places import PROJECT
 from tests.support.s3_server import S3Server, s3_server
 
-PAGE = Path(__file__).parents[2] / "docs" / "storage.md"
+PAGE = PROJECT / "docs" / "storage.md"
 EXAMPLES = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
 RESULTS = [
     ("serving/llama/four", 4),

@@ -11,9 +11,9 @@ from reshard.core.convert import convert
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.keys import Key
 from reshard.core.request import EncryptionMode
-from tests.storage.conftest import Store
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.columns import column_case
+from tests.support.stores import Store
 
 FOUR_TO_THREE = case(7009)
 SECRET = "a secret of 16 b"

@@ -21,12 +21,11 @@ from reshard.core.request import ConversionRequest
 from reshard.core.retry import RetryPolicy
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from tests.storage.conftest import BUCKET, Store
-from tests.storage.test_uploads import stored, unfinished_uploads
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.s3_client import s3_client
 from tests.support.s3_traffic import Exchange, Fault, Kind
+from tests.support.stores import BUCKET, Store, stored, unfinished_uploads
 
 PROTOCOLS = ["s3", pytest.param("obs", marks=pytest.mark.slow)]
 FOUR_TO_THREE = case(7009)

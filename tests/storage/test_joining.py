@@ -6,10 +6,9 @@ from reshard.core.convert import convert
 from reshard.core.joining import join_parts
 from reshard.core.request import VerifyLevel, build_request
 from reshard.core.verify import verify_target
-from tests.storage.conftest import BUCKET, Store
-from tests.storage.test_uploads import unfinished_uploads
 from tests.support.checkpoints import CONVERSIONS, read_tree
 from tests.support.s3_client import s3_client
+from tests.support.stores import BUCKET, Store, unfinished_uploads
 
 CASE = CONVERSIONS / "case_7010"
 

@@ -14,12 +14,11 @@ import pytest
 from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from tests.storage.conftest import Store
-from tests.storage.test_uploads import unfinished_uploads
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.runs import RESHARD, start
 from tests.support.s3_traffic import Exchange
+from tests.support.stores import Store, unfinished_uploads
 
 pytestmark = pytest.mark.slow
 

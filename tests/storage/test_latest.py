@@ -15,8 +15,8 @@ from reshard.core.storage import lease
 from reshard.core.storage.files import remove_files
 from reshard.core.storage.publishing import REMOVING_NAME
 from reshard.core.storage.urls import parse_url
-from tests.storage.conftest import Store
 from tests.support.checkpoints import read_tree
+from tests.support.stores import Store
 from tests.support.training import CASE, RANKS, file_of, latest_request, save_step, truncate
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from reshard.core.convert import convert
 from reshard.core.load import load_rank, plan_load
-from tests.storage.conftest import Store, forget_connections
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.stores import Store, forget_connections
 
 FOUR_TO_THREE = case(7009)
 

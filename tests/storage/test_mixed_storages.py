@@ -9,9 +9,9 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.convert import convert
 from reshard.core.strategy.files import read_strategy
-from tests.storage.conftest import Store
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.runs import files_of
+from tests.support.stores import Store
 
 PROTOCOLS = ["s3", "obs"]
 SOME_CASES = [case(number) for number in (7009, 7010)]

@@ -8,9 +8,9 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.convert import convert
 from reshard.core.errors import TargetError
-from tests.storage.conftest import BUCKET, Store
 from tests.support.checkpoints import case, read_tree
 from tests.support.s3_server import S3Server, s3_server
+from tests.support.stores import BUCKET, Store
 
 
 def obs_leads_to(server: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

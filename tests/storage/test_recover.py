@@ -6,8 +6,9 @@ import shutil
 from reshard.cli.main import run
 from reshard.core.convert import convert
 from reshard.core.request import build_request
-from tests.storage.conftest import Store
-from tests.support.checkpoints import FIXTURES, read_tree
+from tests.support.checkpoints import read_tree
+from tests.support.places import FIXTURES
+from tests.support.stores import Store
 
 REMOVED = FIXTURES / "formats/redundancy_removed"
 

@@ -23,12 +23,12 @@ from reshard.core.convert import convert
 from reshard.core.errors import ReshardError
 from reshard.core.retry import RetryPolicy
 from reshard.core.storage.named_options import named_storages
-from tests.storage.conftest import Store
 from tests.support.checkpoints import case, read_tree
 from tests.support.http_wire import Head
 from tests.support.runs import RESHARD, start
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 from tests.support.s3_traffic import Call, Exchange, Fault, Kind, S3Error
+from tests.support.stores import Store
 
 FOUR_TO_THREE = case(7009)
 TOKEN = "hunter2-is-the-session-token"

@@ -24,7 +24,7 @@ from reshard.core.storage.files import (
     write_file,
 )
 from reshard.core.storage.urls import parse_url
-from tests.storage.conftest import Store
+from tests.support.stores import Store
 
 PROTOCOLS = ["s3", pytest.param("obs", marks=pytest.mark.slow)]
 THREADS = 32

@@ -20,9 +20,9 @@ from reshard.core.report import ConversionReport
 from reshard.core.request import build_request
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from tests.storage.conftest import Store
 from tests.support.checkpoints import read_ckpt
 from tests.support.ckpt_writer import filled
+from tests.support.stores import Store
 
 FLOAT = dtype_from_name("Float32")
 NESTED = 1.05

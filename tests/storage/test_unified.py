@@ -6,8 +6,8 @@ from typing import Any
 from reshard.core.convert import convert
 from reshard.core.request import VerifyLevel
 from reshard.core.verify import verify_target
-from tests.storage.conftest import Store
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
+from tests.support.stores import Store
 
 CASE = case(7010)
 

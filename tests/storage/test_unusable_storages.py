@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import WRONG_INPUT, run
-from tests.storage.conftest import BUCKET, Store, forget_connections
 from tests.support.checkpoints import case
+from tests.support.stores import BUCKET, Store, forget_connections
 
 CASE = case(7009).directory
 STRATEGIES = [f"--source-strategy={CASE / 'src_strategy.ckpt'}", f"--target-strategy={CASE / 'dst_strategy.ckpt'}"]

@@ -16,10 +16,10 @@ from reshard.core.retry import RetryPolicy
 from reshard.core.storage.files import copy_file, write_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
-from tests.storage.conftest import BUCKET, Store
 from tests.support.checkpoints import case, read_tree
 from tests.support.s3_client import s3_client
 from tests.support.s3_traffic import Exchange, Fault, Kind
+from tests.support.stores import BUCKET, Store, content_of, of_operation, stored, unfinished_uploads
 
 PROTOCOLS = ["s3", pytest.param("obs", marks=pytest.mark.slow)]
 PART = 2**18
@@ -37,10 +37,6 @@ def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "WORK", RetryPolicy(retry.WORK.attempts, 0.001))
 
 
-def content_of(size: int) -> bytes:
-    return np.random.default_rng(size).bytes(size)
-
-
 def send(store: Store, content: bytes, buffers: UploadBuffers = PARTS, piece_bytes: int = 300_000) -> None:
     """Writes it as `file.bin`, in pieces whose buffer is used again at once."""
     buffer = bytearray(piece_bytes)
@@ -56,30 +52,6 @@ def begin_to_send(store: Store, content: bytes) -> None:
     with write_file(parse_url(store.url("file.bin")), PARTS) as file:
         file.write(content)
         raise ZeroDivisionError
-
-
-def stored(store: Store, path: str = "file.bin") -> bytes | None:
-    """What is there, by a client of its own that goes past the proxy."""
-    client = s3_client(store.server.url)
-    try:
-        body: bytes = client.get_object(Bucket=BUCKET, Key=f"{store.prefix}/{path}")["Body"].read()
-    except client.exceptions.NoSuchKey:
-        return None
-    return body
-
-
-def unfinished_uploads(store: Store) -> list[str]:
-    """Keys of what was begun to be sent and neither completed nor given up."""
-    client = s3_client(store.server.url)
-    try:
-        page = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{store.prefix}/")
-    except client.exceptions.NoSuchUpload:  # the server's way to say that there are none in all of the bucket
-        return []
-    return [upload["Key"] for upload in page.get("Uploads", [])]
-
-
-def of_operation(store: Store, operation: str) -> list[Exchange]:
-    return [each for each in store.proxy.exchanges() if each.call.operation == operation]
 
 
 @pytest.mark.parametrize(

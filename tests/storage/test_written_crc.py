@@ -15,11 +15,9 @@ from reshard.core.retry import RetryPolicy
 from reshard.core.storage.files import write_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.verify import verify_target
-from tests.core.test_written_crc import check_crc_of
-from tests.storage.conftest import Store
-from tests.storage.test_uploads import content_of, of_operation, stored, unfinished_uploads
-from tests.support.checkpoints import case, read_tree
+from tests.support.checkpoints import case, check_crc_of, read_tree
 from tests.support.s3_traffic import Fault, Kind
+from tests.support.stores import Store, content_of, of_operation, stored, unfinished_uploads
 
 PART = 2**18
 

@@ -12,10 +12,9 @@ from reshard.core.changes import CastRule, Changes, JoinRule, OverflowPolicy, Sp
 from reshard.core.checkpoint.catalog import build_catalog
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import make_strategy
 from tests.support.checkpoints import Contents
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout, layouts, shard_of
 
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 
 from reshard.core.request import ConversionRequest, build_request
-from tests.support.ckpt_writer import CheckpointMessage
+from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
+from tests.support.places import FIXTURES
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
 CONVERSIONS = FIXTURES / "conversions"
 _NAMES = {
     "I8": "Int8",
@@ -102,3 +103,28 @@ ALL_CASES = [Case(path) for path in sorted(CONVERSIONS.iterdir())]
 def case(number: int) -> Case:
     """One of the conversions."""
     return Case(CONVERSIONS / f"case_{number}")
+
+
+def check_crc_of(path: Path) -> None:
+    """As MindSpore does, by other means than reshard's."""
+    data = path.read_bytes()
+    if path.suffix == ".ckpt":
+        assert data[-17:-10] == b"crc_num"
+        assert int.from_bytes(data[-10:]) == zlib.crc32(data[:-17])
+        return
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    crc = 0
+    for name, entry in sorted(safetensors.deserialize(data)):
+        content = bytes(entry["data"])
+        if not entry["shape"] and entry["dtype"].lstrip("U").startswith("I"):
+            content = bytes(int.from_bytes(content, "little"))
+        crc = zlib.crc32(content, zlib.crc32(name.encode(), crc))
+    assert metadata["crc_num"] == str(crc)
+
+
+def ckpt(path: Path, **arrays: np.ndarray) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dtypes = {"float32": "Float32", "int32": "Int32"}
+    entries = [(name, dtypes[array.dtype.name], array.shape, array.tobytes()) for name, array in arrays.items()]
+    path.write_bytes(checkpoint_bytes(*entries))
+    return str(path)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[2]
+from tests.support.places import PROJECT
 
 
 def follow(page: str, directory: Path) -> str:

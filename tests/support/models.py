@@ -12,9 +12,8 @@ from reshard.core.checkpoint.formats import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.dtypes import dtype_from_name
 from reshard.core.strategy.files import write_strategy
-from tests.core.test_layout import as_layout
-from tests.core.test_plan import make_strategy
 from tests.support.ckpt_writer import filled
+from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout, shard_of
 
 UNSIGNED = {

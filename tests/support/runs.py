@@ -16,8 +16,8 @@ from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from tests.support.checkpoints import Case
+from tests.support.places import PROJECT
 
-PROJECT = Path(__file__).parents[2]
 RESHARD = (sys.executable, "-m", "reshard.cli.main")
 
 Files = Mapping[str, bytes]

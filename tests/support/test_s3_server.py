@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.runs import PROJECT
+from tests.support.places import PROJECT
 from tests.support.s3_client import code_of, s3_client
 from tests.support.s3_server import S3Server, s3_server
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from reshard.core.latest_request import LatestConversionRequest
 from reshard.core.request import build_options
 from tests.support.checkpoints import case
+from tests.support.places import PROJECT
 
 CASE = case(7009)
 """4 ranks to 3."""
 RANKS = range(4)
 LONG_AGO_SECONDS = 100_000.0
 PREFIX = "CKP"
-PROJECT = Path(__file__).parents[2]
 
 
 def file_of(directory: Path, step: str, rank: int, prefix: str = PREFIX) -> Path:

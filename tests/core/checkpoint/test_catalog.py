@@ -18,9 +18,8 @@ from reshard.core.checkpoint.records import CheckpointCatalog
 from reshard.core.dtypes import dtype_from_name
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.storage.files import open_source
+from tests.support.places import FIXTURES
 from tests.support.remote_file import sparse_file
-
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -23,8 +23,8 @@ from tests.support.ckpt_writer import (
     number,
     varint,
 )
+from tests.support.places import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 FORMATS = FIXTURES / "formats"
 TENSOR_DTYPES = [
     "Int8", "UInt8", "Int16", "UInt16", "Int32", "UInt32", "Int64", "UInt64",

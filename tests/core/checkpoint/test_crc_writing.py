@@ -19,9 +19,10 @@ from reshard.core.checkpoint.model import CheckpointFormat, Content, FilePlan, O
 from reshard.core.dtypes import INT4, TEXT, dtype_from_name
 from reshard.core.errors import CheckpointError
 from tests.support.ckpt_writer import MemoryFile
+from tests.support.places import FIXTURES
 from tests.support.remote_file import RemoteFile
 
-FORMATS = Path(__file__).parents[2] / "fixtures" / "formats"
+FORMATS = FIXTURES / "formats"
 NAMES = st.text(st.sampled_from("ab.é昇"), min_size=1, max_size=4)
 DTYPES = ("Int8", "UInt8", "Int64", "UInt64", "Float32", "BFloat16", "Bool", "Int4")
 ENTRIES = st.lists(

@@ -19,8 +19,8 @@ from reshard.core.request import EncryptionMode
 from reshard.core.storage.files import open_source, read_bytes
 from reshard.core.storage.uploads import Buffer
 from reshard.core.storage.urls import parse_url
-from tests.support.checkpoints import FIXTURES
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes
+from tests.support.places import FIXTURES
 from tests.support.remote_file import RemoteFile
 
 GCM, CBC, SM4 = EncryptionMode.AES_GCM, EncryptionMode.AES_CBC, EncryptionMode.SM4_CBC

@@ -11,8 +11,8 @@ from reshard.core.errors import CheckpointError
 from reshard.core.storage.files import open_source
 from reshard.core.storage.urls import parse_url
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes, extents_bytes, filled
+from tests.support.places import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 CKPT = checkpoint_bytes(("w", "Float32", [2], bytes(8)))
 SAFETENSORS = save({"w": np.zeros(2)})
 

@@ -15,8 +15,9 @@ from reshard.core.checkpoint.model import Extent, FileIndex, OutputEntry, Tensor
 from reshard.core.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
 from reshard.core.errors import CheckpointError
 from tests.support.ckpt_writer import MemoryFile, extents_bytes, filled
+from tests.support.places import FIXTURES
 
-FORMATS = Path(__file__).parents[2] / "fixtures" / "formats"
+FORMATS = FIXTURES / "formats"
 NUMPY_DTYPES = {
     "I8": "Int8", "U8": "UInt8", "I16": "Int16", "U16": "UInt16", "I32": "Int32", "U32": "UInt32", "I64": "Int64",
     "U64": "UInt64", "F16": "Float16", "F32": "Float32", "F64": "Float64", "BOOL": "Bool", "BF16": "BFloat16",

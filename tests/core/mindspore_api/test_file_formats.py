@@ -8,9 +8,9 @@ import pytest
 
 from reshard.core import mindspore_api as mindspore
 from reshard.core.checkpoint import ckpt as ckpt_module
-from tests.core.mindspore_api.test_loading import FORMATS, KEYS, check_appended, check_parameters, ckpt
-from tests.support.checkpoints import read_ckpt, read_safetensors
+from tests.support.checkpoints import ckpt, read_ckpt, read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.format_cases import FORMATS, KEYS, check_appended, check_parameters
 
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
 

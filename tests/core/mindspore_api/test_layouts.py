@@ -12,9 +12,8 @@ from reshard.core import mindspore_api as mindspore
 from reshard.core.strategy.protobuf import build_layouts
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
 from reshard.core.values import INT4
-from tests.core.mindspore_api.test_loading import ckpt
-from tests.core.test_layout import as_layout
-from tests.support.checkpoints import ALL_CASES
+from tests.support.checkpoints import ALL_CASES, ckpt
+from tests.support.plans import as_layout
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, layouts, shard_of
 from tests.support.strategy_writer import FileLayout, read_protobuf_strategy, write_strategy_file
 

@@ -1,50 +1,22 @@
 import io
-import json
 import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from reshard.core import mindspore_api as mindspore
 from reshard.core.values import INT4
-from tests.support.checkpoints import FIXTURES
+from tests.support.checkpoints import ckpt
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.format_cases import EXPECTED, FORMATS, KEYS, check_appended, check_parameters
+from tests.support.places import FIXTURES
 
-FORMATS = FIXTURES / "formats"
-EXPECTED = json.loads((FORMATS / "expect.json").read_text())
-KEYS = {mode: key.encode() for mode, key in EXPECTED["keys"].items()}
-NUMPY = {"BFloat16": np.dtype(ml_dtypes.bfloat16), "Bool": np.dtype(bool)}
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-def check_parameters(found: dict[str, Any], names: set[str] | None = None) -> None:
-    for name, expected in EXPECTED["params"].items():
-        if names is None or name in names:
-            value = found[name]
-            assert value.dtype == NUMPY.get(expected["dtype"]) or value.dtype.name == expected["dtype"].lower()
-            assert list(value.shape) == expected["shape"]
-            assert value.tobytes().hex() == expected["hex"]
-
-
-def check_appended(found: dict[str, Any]) -> None:
-    for name, expected in EXPECTED["append"].items():
-        value = found[name]
-        assert value == expected
-        assert isinstance(value, str) or value.shape == ()
-
-
-def ckpt(path: Path, **arrays: np.ndarray) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    dtypes = {"float32": "Float32", "int32": "Int32"}
-    entries = [(name, dtypes[array.dtype.name], array.shape, array.tobytes()) for name, array in arrays.items()]
-    path.write_bytes(checkpoint_bytes(*entries))
-    return str(path)
 
 
 @pytest.mark.parametrize("name", ["plain.ckpt", "crc.ckpt"])

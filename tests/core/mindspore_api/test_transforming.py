@@ -11,8 +11,9 @@ from safetensors.numpy import save_file
 from reshard.core import mindspore_api as mindspore
 from reshard.core.storage.lease import held_lease, new_holder
 from reshard.core.storage.urls import parse_url
-from tests.support.checkpoints import ALL_CASES, FIXTURES, Case, Contents, read_ckpt, read_tree
+from tests.support.checkpoints import ALL_CASES, Case, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.places import FIXTURES
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 
 ROWS = FileLayout((2,), ((0,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))

@@ -1,7 +1,6 @@
 """Only regular files are opened, without waiting."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.runtime.local_files import NotRegularError, check_regular, is_irregular, open_regular
-
-
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        directory = os.open(path.parent, os.O_PATH)
-        made.bind(f"/proc/self/fd/{directory}/{path.name}")  # a socket's whole path may have 107 bytes
-        os.close(directory)
+from tests.support.special_files import make_socket
 
 
 @pytest.mark.parametrize(

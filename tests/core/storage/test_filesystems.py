@@ -21,8 +21,8 @@ from reshard.core.errors import InputError
 from reshard.core.storage.filesystems import open_filesystem, url_of
 from reshard.core.storage.obs import OBSFileSystem
 from reshard.core.storage.requests import REQUESTS_AT_ONCE
+from tests.support.places import PROJECT
 
-ROOT = Path(__file__).parents[3]
 OBS = {"endpoint_url": "obs.cn-north-4.myhuaweicloud.com", "key": "own", "secret": "own secret"}
 
 
@@ -228,7 +228,7 @@ def test_a_fork_gets_a_file_system_of_its_own() -> None:
         "    os._exit(open_filesystem('s3://models/run', {})[0] is of_parent)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, timeout=60, check=False).returncode == 0
 
 
 # ---- which one ----
@@ -241,7 +241,7 @@ def test_obs_is_ours_whatever_else_is_installed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_fsspec_is_told_of_obs_when_the_project_is_installed() -> None:
-    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fsspec.specs"]
+    entries = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["entry-points"]["fsspec.specs"]
     module, _, name = entries["obs"].partition(":")
     assert getattr(importlib.import_module(module), name) is OBSFileSystem
 

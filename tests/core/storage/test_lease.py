@@ -27,8 +27,8 @@ from reshard.core.storage.lease import (
 )
 from reshard.core.storage.onlooking import seen_holders
 from reshard.core.storage.urls import Location, parse_url
+from tests.support.places import PROJECT
 
-PROJECT = Path(__file__).parents[3]
 DEAD_AFTER_SECONDS = 0.5
 HOLDING = """
 import sys, time

@@ -18,8 +18,8 @@ from reshard.core.storage.files import write_bytes, write_file
 from reshard.core.storage.lease import LeaseName, current_lease, held_lease, new_holder
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.watching import watched_lease
+from tests.support.places import PROJECT
 
-PROJECT = Path(__file__).parents[3]
 HOLDING = """
 import sys, time
 from reshard.core.storage.lease import current_lease, held_lease, new_holder

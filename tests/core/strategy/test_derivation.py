@@ -12,8 +12,8 @@ from reshard.core.strategy.derivation import StrategyWish, TensorFacts, derive_s
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.roles import device_roles
-from tests.core.test_plan import sides
 from tests.support.checkpoints import ALL_CASES, Case
+from tests.support.plans import sides
 
 ROWS = ParameterLayout((2, 4), ((0,), ()))
 COLUMNS = ParameterLayout((2, 4), ((), (0,)))

@@ -18,8 +18,9 @@ from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.merging import split_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf import parse_protobuf
+from tests.support.places import FIXTURES
 
-CONVERSIONS = Path(__file__).parents[2] / "fixtures/conversions"
+CONVERSIONS = FIXTURES / "conversions"
 STAGE_DIRECTORIES = sorted(CONVERSIONS.glob("*/*_stages"))
 LAYOUT = ParameterLayout((2, 2), ((1,), ()))
 

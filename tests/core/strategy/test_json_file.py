@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf import parse_protobuf
+from tests.support.places import FIXTURES
 
-CASE = Path(__file__).parents[2] / "fixtures/conversions/case_7010"
+CASE = FIXTURES / "conversions/case_7010"
 
 
 def document() -> dict[str, Any]:

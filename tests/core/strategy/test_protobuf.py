@@ -10,8 +10,8 @@ from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap, ParallelLayouts, ParallelStrategyMap
+from tests.support.places import FIXTURES
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 MINDSPORE_FILES = sorted(FIXTURES.glob("conversions/**/*strategy*.ckpt"))
 FLAT = ParameterLayout((2, 2), ((1,), ()))
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.roles import device_roles, model_axes_of
-from tests.core.test_layout import as_layout
+from tests.support.plans import as_layout
 from tests.support.reference import DEVICE_COUNTS, layouts
 
 ROWS = ParameterLayout((2, 1, 4), ((0,), ()))

@@ -6,14 +6,13 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from grpc_tools import protoc
 
 from reshard.core.strategy import strategy_pb2
-
-ROOT = Path(__file__).parents[3]
+from tests.support.places import PROJECT
 
 
 def test_generated_module_is_up_to_date(tmp_path: Path) -> None:
     written = tmp_path / "descriptors"
     source = "core/strategy/strategy.proto"
-    assert protoc.main(["protoc", f"-I{ROOT}", f"--descriptor_set_out={written}", f"{ROOT}/{source}"]) == 0
+    assert protoc.main(["protoc", f"-I{PROJECT}", f"--descriptor_set_out={written}", f"{PROJECT}/{source}"]) == 0
     (descriptor,) = FileDescriptorSet.FromString(written.read_bytes()).file
     assert descriptor.name == source
     # generated modules leave out the names that fields have in JSON

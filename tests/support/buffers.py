@@ -1,0 +1,28 @@
+"""Budgets of buffers far smaller than real ones."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from reshard.core.budget import Budget, Shares
+
+BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
+
+
+@dataclass(frozen=True)
+class Buffers(Budget):
+    """Buffers far smaller than a budget gives, so that small tensors meet their borders."""
+
+    workers: int = 1
+    worker_bytes: int = 0
+    worker_files: int = 0
+    scratch_bytes: int = 0
+    a_block_bytes: int = 0
+    wide_bytes: int = 0
+    sources: int = 1
+
+    def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
+        shares = Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
+        if not wide:
+            return shares
+        return replace(shares, wide_block_bytes=self.wide_bytes, wide_asked_bytes=self.scratch_bytes)
