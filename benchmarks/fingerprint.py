@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reshard.core.fingerprint import box_fingerprint
+from reshard.core.tensor.fingerprint import box_fingerprint
 
 _BYTES = 2**26
 _COLUMNS = 4096

@@ -15,10 +15,10 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.core.dtypes import dtype_from_name
-from reshard.core.layout import ParameterLayout
-from reshard.core.slices import Shape, TensorSlice
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.tensor.dtypes import dtype_from_name
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape, TensorSlice
 
 FLOAT = dtype_from_name("Float32")
 _POOL_LENGTH = 2**24 - 3

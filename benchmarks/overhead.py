@@ -22,7 +22,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.files import write_checkpoint, write_strategies
 from benchmarks.models import cut_by, matrices
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.support.dask_processes import dask_processes
 

@@ -10,12 +10,12 @@ import sys
 import time
 
 from benchmarks.models import FLOAT
+from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
-from reshard.core.checkpoint.records import CatalogRecord, CheckpointCatalog
-from reshard.core.layout import ParameterLayout
-from reshard.core.plan import PlanInputs, build_plan
-from reshard.core.slices import Shape
+from reshard.core.plan.plan import PlanInputs, build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 _SOURCE_RANKS = 4096
 _TARGET_RANKS = 3072

@@ -9,8 +9,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from reshard.core.secrets import scrubbed
-from reshard.core.wording import printable_lines, seconds_text, size_text
+from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.wording import printable_lines, seconds_text, size_text
 
 
 class Bar:

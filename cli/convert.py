@@ -14,11 +14,11 @@ from reshard.cli.output import (
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
-from reshard.core.request import ConversionRequest, VerifyLevel, build_request
-from reshard.core.wording import counted, ranks_text, seconds_text, size_text
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.runtime.wording import counted, ranks_text, seconds_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.report import ConversionReport
+    from reshard.core.conversion.report import ConversionReport
 
 _MOST_NOTED = 20
 
@@ -68,7 +68,7 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         _check_direct(request)
     with shown_progress("converting") as progress:
         if engine == "direct":
-            from reshard.core.convert import convert
+            from reshard.core.conversion.convert import convert
 
             with resources_named_in(request):
                 report = convert(request, progress)
@@ -96,9 +96,9 @@ def _check_direct(request: ConversionRequest) -> None:
 
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
     from reshard.cli.plan import print_plan
-    from reshard.core.convert import describe_plan
+    from reshard.core.conversion.convert import describe_plan
     from reshard.core.storage.urls import parse_url
-    from reshard.core.target import Target
+    from reshard.core.target.target import Target
 
     plan, summary = describe_plan(request)
     Target(parse_url(request.target), plan, request.overwrite).check_usable()
@@ -110,7 +110,7 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport") -> None:
     """Prints what a conversion did."""
-    from reshard.core.report import stand_ins_text, worlds_text
+    from reshard.core.conversion.report import stand_ins_text, worlds_text
 
     step = f", step {report.step}" if report.step else ""
     worlds = worlds_text(report)
@@ -160,7 +160,7 @@ def _verified_text(report: "ConversionReport") -> str:
 
 
 def _print_ranks(report: "ConversionReport") -> None:
-    from reshard.core.report import RANK
+    from reshard.core.conversion.report import RANK
 
     print_table(
         ("rank" if report.target_kind == RANK else "number", "file", "size", "how", "read", "source ranks", "seconds"),

@@ -9,12 +9,12 @@ from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_op
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.request import build_options
-from reshard.core.wording import counted
+from reshard.core.request.conversion import build_options
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from reshard.core.latest import LatestReport
+    from reshard.core.conversion.latest import LatestReport
 
 
 @click.command("convert-latest", cls=GroupedCommand)
@@ -37,7 +37,7 @@ def command(source: str, target: str, as_json: bool, **options: Any) -> None:
       every ten minutes, keeping the five newest:
         */10 * * * *  reshard convert-latest ckpt converted --source-strategy strategy --keep-checkpoint-max 5
     """
-    from reshard.core.latest import convert_latest
+    from reshard.core.conversion.latest import convert_latest
 
     request = build_options(LatestConversionRequest, source=source, target=target, **options)
     check_output(request.target)

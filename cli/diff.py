@@ -10,11 +10,11 @@ from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line, print_table
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import resolvers_for
-from reshard.core.comparison_request import ComparisonRequest, build_comparison
-from reshard.core.wording import seconds_text, size_text
+from reshard.core.request.comparison import ComparisonRequest, build_comparison
+from reshard.core.runtime.wording import seconds_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.comparison_report import ComparisonReport
+    from reshard.core.verification.comparison_report import ComparisonReport
 
 _Row = tuple[str, str, str]
 _MOST_LISTED = 50
@@ -42,7 +42,7 @@ def command(as_json: bool, **options: Any) -> int:
       reshard diff ckpt there.json --strategy-a strategy
     """
     request = build_comparison(**options)
-    from reshard.core.compare import compare_checkpoints
+    from reshard.core.verification.compare import compare_checkpoints
 
     names = (request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b)
     with shown_progress("comparing") as progress:

@@ -8,11 +8,11 @@ from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 from reshard.core.errors import InputError
-from reshard.core.request import IntegratedSave
-from reshard.core.wording import counted
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from reshard.core.doctor import Diagnosis, Finding
+    from reshard.core.source.diagnosis import Diagnosis, Finding
 
 
 @click.command("doctor")
@@ -55,7 +55,7 @@ def command(
       reshard doctor checkpoint --source-strategy strategy
       reshard doctor checkpoint --source-strategy merged.ckpt --step 10_5 --json
     """
-    from reshard.core.doctor import diagnose
+    from reshard.core.source.diagnosis import diagnose
 
     urls = [url for url in (source, source_strategy) if url]
     with storage_named(storage, *urls), key_named(decrypt_key, decrypt_mode):
@@ -78,7 +78,7 @@ def command(
 
 
 def _print_diagnosis(diagnosis: "Diagnosis") -> None:
-    from reshard.core.doctor import CHECKS
+    from reshard.core.source.diagnosis import CHECKS
 
     print_facts((*diagnosis.facts, *_answer(diagnosis)))
     if diagnosis.strategy:

@@ -8,11 +8,11 @@ from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import resolvers_for
-from reshard.core.request import NOWHERE, build_request
-from reshard.core.wording import counted, printable, size_text
+from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.runtime.wording import counted, printable, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.model_fingerprint import ModelFingerprint
+    from reshard.core.verification.fingerprint_file import ModelFingerprint
 
 _OPTIONS = (
     *("source_strategy", "integrated_save", "step", "source_prefix", "select", "include", "exclude"),
@@ -40,7 +40,7 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
       reshard fingerprint ckpt --source-strategy strategy --json > here.json
     """
     request = build_request(source=checkpoint, target=NOWHERE, check_crc=False, **options)
-    from reshard.core.compare import fingerprint_checkpoint
+    from reshard.core.verification.compare import fingerprint_checkpoint
 
     with shown_progress("reading") as progress:
         document = fingerprint_checkpoint(request, progress, resolvers_for(request.source_storage, request.decrypt_key))

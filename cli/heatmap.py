@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from reshard.core.picture import FIRST_DARK, SHADES, Feeds, feeds_of, legend_of, levels_of, ranks_of
-from reshard.core.plan import ConversionPlan
+from reshard.core.conversion.views.picture import FIRST_DARK, SHADES, Feeds, feeds_of, legend_of, levels_of, ranks_of
+from reshard.core.plan.plan import ConversionPlan
 
 _MOST_LINES = 32
 _MOST_LABELS = 8

@@ -5,7 +5,7 @@ import click
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, storage_named, storage_option
-from reshard.core.wording import counted, seconds_text, size_text
+from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 
 @click.command("join-parts")
@@ -35,7 +35,7 @@ def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage
       reshard join-parts stage0 stage1 whole
       reshard join-parts s3://bucket/stage0 s3://bucket/stage1 s3://bucket/whole
     """
-    from reshard.core.joining import join_parts
+    from reshard.core.conversion.join_stages import join_parts
 
     check_output(target)
     with storage_named(storage, *parts, target), shown_progress("joining") as progress:

@@ -7,11 +7,11 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.storages import check_output, key_named, key_options, storage_named, storage_option
-from reshard.core.request import IntegratedSave
-from reshard.core.wording import counted
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from reshard.core.make_strategy import MadeCut, MakeReport
+    from reshard.core.conversion.make_strategy import MadeCut, MakeReport
 
 
 @click.command("make-strategy")
@@ -122,7 +122,7 @@ def command(
       reshard make-strategy out.ckpt --like strategy -D 2 -M 4 -P 4 --layers 0-6,7-14,15-22,23-29
       reshard make-strategy out.ckpt --like hf_llama -D 1 -M 8 --cut '*.[qkv]_proj.weight=0' --cut '*.o_proj.weight=1'
     """
-    from reshard.core.make_strategy import make_strategy_file
+    from reshard.core.conversion.make_strategy import make_strategy_file
     from reshard.core.strategy.derivation import StrategyWish
 
     check_output(out)

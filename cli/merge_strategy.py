@@ -4,7 +4,7 @@ import click
 
 from reshard.cli.output import print_json, print_line
 from reshard.cli.storages import check_output, storage_named, storage_option
-from reshard.core.wording import counted
+from reshard.core.runtime.wording import counted
 
 
 @click.command("merge-strategy")
@@ -25,7 +25,7 @@ def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bo
       reshard merge-strategy strategy merged.ckpt
       reshard merge-strategy strategy merged.json --overwrite
     """
-    from reshard.core.merge import merge_files
+    from reshard.core.conversion.merge_strategy import merge_files
 
     check_output(out)
     with storage_named(storage, directory, out):

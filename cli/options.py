@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

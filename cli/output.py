@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reshard.core.secrets import scrubbed
-from reshard.core.wording import printable, printable_lines
+from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.wording import printable, printable_lines
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from reshard.cli.output import print_facts, print_line, print_table
-from reshard.core.overlaps import ParameterOverlaps, TargetCell
-from reshard.core.wording import counted, ranks_text, size_text
+from reshard.core.plan.overlaps import ParameterOverlaps, TargetCell
+from reshard.core.runtime.wording import counted, ranks_text, size_text
 
 
 def describe_overlaps(overlaps: ParameterOverlaps) -> dict[str, Any]:

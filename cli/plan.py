@@ -11,14 +11,14 @@ from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json, print_line, print_table
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
-from reshard.core.request import NOWHERE, build_request
-from reshard.core.wording import ranks_text, size_text
+from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.runtime.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
     from reshard.core.checkpoint.model import Extent
-    from reshard.core.overlaps import ParameterOverlaps
-    from reshard.core.plan import ConversionPlan, ParameterPlan, ReadItem
-    from reshard.core.report import PlanSummary
+    from reshard.core.conversion.report import PlanSummary
+    from reshard.core.plan.overlaps import ParameterOverlaps
+    from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
 
 _MOST_EFFECTS = 16
 """Of changed parameters, and of those that are left out, that are shown."""
@@ -72,7 +72,7 @@ def command(
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
     check_output(html or "")
     request = build_request(source=source, target=target or NOWHERE, **options)
-    from reshard.core.convert import describe_plan
+    from reshard.core.conversion.convert import describe_plan
 
     with resources_named_in(request):
         plan, summary = describe_plan(request)
@@ -98,7 +98,7 @@ def command(
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """A plan's summary, and a table of those ranks."""
-    from reshard.core.report import FILE, stand_ins_text, worlds_text
+    from reshard.core.conversion.report import FILE, stand_ins_text, worlds_text
 
     unified = summary.target_kind == FILE
     step = f", step {summary.step}" if summary.step else ""
@@ -153,7 +153,7 @@ def _overlaps(plan: "ConversionPlan", name: str) -> "ParameterOverlaps":
     Raises:
         InputError: there is no such parameter, or it is not cut.
     """
-    from reshard.core.overlaps import overlaps_of
+    from reshard.core.plan.overlaps import overlaps_of
 
     parameter = next((found for found in plan.match.moved if found.name == name), None)
     if parameter is not None:
@@ -181,7 +181,7 @@ def _show_overlaps(overlaps: "ParameterOverlaps", as_json: bool) -> None:
 def _write_page(
     path: str, plan: "ConversionPlan", summary: "PlanSummary", overlaps: "ParameterOverlaps | None"
 ) -> None:
-    from reshard.core.page import plan_page, write_page
+    from reshard.core.conversion.views.page import plan_page, write_page
 
     write_page(path, plan_page(plan, summary, overlaps))
     print_line(f"reshard: the plan is shown in {path}", err=True)
@@ -255,7 +255,7 @@ def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, An
 
 
 def _describe_read(plan: "ConversionPlan", parameter: "ParameterPlan", read: "ReadItem") -> dict[str, Any]:
-    from reshard.core.slices import byte_span, contiguous_axis
+    from reshard.core.tensor.slices import byte_span, contiguous_axis
 
     entry = plan.source_entry(read.source_rank, parameter.sources[read.source].name)
     described = {

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from reshard.cli.output import print_lines
-from reshard.core.progress import Progress
-from reshard.core.wording import seconds_text, size_text
+from reshard.core.runtime.progress import Progress
+from reshard.core.runtime.wording import seconds_text, size_text
 
 LINE_EVERY_SECONDS = 10.0
 

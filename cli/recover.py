@@ -7,11 +7,11 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.storages import resources_named_in
-from reshard.core.request import NOWHERE, build_request
-from reshard.core.wording import counted, ranks_text
+from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.runtime.wording import counted, ranks_text
 
 if TYPE_CHECKING:
-    from reshard.core.recover import RecoveryReport
+    from reshard.core.source.recovery import RecoveryReport
 
 _OPTIONS = (
     "source_strategy",
@@ -54,7 +54,7 @@ def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json:
       reshard recover ckpt --group-info group_info.json --step 10_5
     """
     request = build_request(source=source, target=NOWHERE, recover=True, fault_ranks=fault_ranks, **options)
-    from reshard.core.recover import assess_recovery
+    from reshard.core.source.recovery import assess_recovery
 
     with resources_named_in(request):
         report = assess_recovery(request, group_info)
@@ -66,7 +66,7 @@ def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json:
 
 
 def _print_report(report: "RecoveryReport") -> None:
-    from reshard.core.recover import StepState
+    from reshard.core.source.recovery import StepState
 
     answers = {
         StepState.WHOLE: "WHOLE: every rank has its file",

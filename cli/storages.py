@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.core.errors import InputError
-from reshard.core.request import KEY_DESCRIPTION, EncryptionMode, key_name, mode_with_key
+from reshard.core.request.conversion import KEY_DESCRIPTION, EncryptionMode, key_name, mode_with_key
 
 if TYPE_CHECKING:
-    from reshard.core.named_values import Resolver
-    from reshard.core.request import ConversionOptions
+    from reshard.core.request.conversion import ConversionOptions
+    from reshard.core.runtime.named_values import Resolver
 
 storage_option = click.option(
     "--storage",
@@ -52,7 +52,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
     Raises:
         InputError: it is no name, or there is no such key.
     """
-    from reshard.core.keys import KeyNames, named_keys
+    from reshard.core.runtime.keys import KeyNames, named_keys
 
     chosen = EncryptionMode(mode)
     try:
@@ -66,7 +66,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
 @contextmanager
 def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
     """Opens what a request names with the storage options and the keys that it names."""
-    from reshard.core.resources import resources_of
+    from reshard.core.request.resources import resources_of
 
     names = (request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key)
     with resources_of(request, resolvers_for(*names)):

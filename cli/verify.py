@@ -7,11 +7,11 @@ import click
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import key_options, resolvers_for, storage_option
-from reshard.core.request import EncryptionMode, VerifyLevel
-from reshard.core.wording import counted, seconds_text, size_text
+from reshard.core.request.conversion import EncryptionMode, VerifyLevel
+from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.report import VerificationReport
+    from reshard.core.conversion.report import VerificationReport
 
 _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 
@@ -55,8 +55,8 @@ def command(as_json: bool, **options: str) -> int:
       reshard verify out --level content        reads the source again, all of it
       reshard verify s3://bucket/out --json
     """
-    from reshard.core.request import build_options
-    from reshard.core.verify import VerificationRequest, resources_to_verify, verify_target
+    from reshard.core.request.conversion import build_options
+    from reshard.core.verification.files import VerificationRequest, resources_to_verify, verify_target
 
     request = build_options(VerificationRequest, **options)
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)

@@ -25,8 +25,8 @@ disk and damaged content stay as they are however often one asks, and are not re
 
 import errno
 
-from reshard.core.secrets import scrubbed
-from reshard.core.wording import printable_lines
+from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.wording import printable_lines
 
 _TRANSIENT_ERRNOS = frozenset(
     {

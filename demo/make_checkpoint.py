@@ -15,12 +15,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from demo.model import Job, Parameter, stage_parameters, training_state, values
-from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.formats.dispatch import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
-from reshard.core.dtypes import DType, dtype_from_name
 from reshard.core.storage.files import write_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.dtypes import DType, dtype_from_name
 
 SOURCE = Job(stages=2, data_parallel=2, tensor_parallel=2)
 TARGET = Job(stages=1, data_parallel=2, tensor_parallel=2, optimizer_shards=2)

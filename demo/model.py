@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reshard.core.dtypes import DType, dtype_from_name
-from reshard.core.layout import ParameterLayout
-from reshard.core.slices import Shape
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.tensor.dtypes import DType, dtype_from_name
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 LAYERS = 4
 _HIDDEN = 128

@@ -17,12 +17,12 @@ from prefect.runtime import flow_run
 from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.merge import MergeRequest
-from reshard.core.request import ConversionRequest, describe_validation
-from reshard.core.verify import VerificationRequest
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.request.conversion import ConversionRequest, describe_validation
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.verification.files import VerificationRequest
 from reshard.deployments.places import deployed_pattern, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion

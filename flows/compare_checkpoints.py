@@ -3,9 +3,9 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from reshard.core.comparison_report import ComparisonReport
-from reshard.core.comparison_request import ComparisonRequest
 from reshard.core.errors import DifferenceError
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.flows.outcome import carried_out, tail_of
 from reshard.tasks.artifacts import publish_comparison
 from reshard.tasks.comparison import compare_checkpoints as compare_sides

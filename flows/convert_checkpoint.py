@@ -5,12 +5,12 @@ import time
 from prefect import flow
 from prefect.runtime import flow_run
 
-from reshard.core.convert import check_target
-from reshard.core.report import ConversionReport, summarize_plan
-from reshard.core.request import ConversionRequest
-from reshard.core.resources import resources_of
-from reshard.core.retry import with_retries
-from reshard.core.session import open_session, raise_failures
+from reshard.core.conversion.convert import check_target
+from reshard.core.conversion.report import ConversionReport, summarize_plan
+from reshard.core.conversion.session import open_session, raise_failures
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.resources import resources_of
+from reshard.core.runtime.retry import with_retries
 from reshard.flows.outcome import carried_out, check_output, tail_of
 from reshard.flows.ranks import read_sources, run_ranks
 from reshard.flows.runners import CrewRunner, crew_of

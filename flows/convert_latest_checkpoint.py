@@ -4,12 +4,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from reshard.core.latest import LatestReport, run_latest
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.progress import Progress, current_progress, reporting_to
-from reshard.core.report import ConversionReport
-from reshard.core.request import ConversionRequest
-from reshard.core.resources import resources_of
+from reshard.core.conversion.latest import LatestReport, run_latest
+from reshard.core.conversion.report import ConversionReport
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.resources import resources_of
+from reshard.core.runtime.progress import Progress, current_progress, reporting_to
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.outcome import carried_out, check_output, tail_of
 from reshard.tasks.artifacts import publish_latest

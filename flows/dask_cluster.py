@@ -18,8 +18,8 @@ from prefect import Task, settings
 from prefect.context import FlowRunContext
 from prefect_dask.task_runners import DaskTaskRunner
 
-from reshard.core.budget import Crew
 from reshard.core.errors import ConversionError, InputError
+from reshard.core.runtime.budget import Crew
 from reshard.flows.embedded_server import is_embedded
 from reshard.flows.runners import Future, Outcome, RunnerLostError
 

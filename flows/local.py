@@ -24,14 +24,14 @@ from prefect.client.schemas.sorting import TaskRunSort
 from prefect.events.worker import EventsWorker
 
 from reshard.core.errors import ConversionError
-from reshard.core.progress import Progress, SilentProgress, reporting_to
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.runtime.progress import Progress, SilentProgress, reporting_to
 from reshard.flows.embedded_server import embedded_server_error, is_embedded, start_server
 
 if TYPE_CHECKING:
     from prefect import Flow
 
-    from reshard.core.report import ConversionReport
+    from reshard.core.conversion.report import ConversionReport
 
     ConversionFlow = Flow[[ConversionRequest], ConversionReport]
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from prefect import Task
 
-from reshard.core.batches import RanksFailedError, batch_groups
-from reshard.core.content import ContentCheck
+from reshard.core.conversion.batches import RanksFailedError, batch_groups
+from reshard.core.conversion.session import Session
 from reshard.core.errors import ConversionError, ReshardError
-from reshard.core.retry import count_retry
-from reshard.core.session import Session
+from reshard.core.runtime.retry import count_retry
+from reshard.core.verification.values import ContentCheck
 from reshard.flows.runners import CrewRunner, Future, Outcome, Runner, RunnerLostError, threads
 from reshard.flows.slots import Answer, Slot, Slots, not_had
 from reshard.tasks.assignment import Assignment, Deeds

@@ -14,9 +14,9 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from reshard.core.budget import Crew
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.runtime.budget import Crew
 
 Future = PrefectFuture[Any]
 Outcome = State[Any] | BaseException

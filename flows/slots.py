@@ -15,7 +15,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.progress import current_progress
+from reshard.core.runtime.progress import current_progress
 
 _LEASE_SECONDS = 60.0
 """The server takes a slot back so long after its run was killed; no shorter time is allowed."""

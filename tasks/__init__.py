@@ -1,1 +1,1 @@
-"""One Prefect task for each unit of work: thin, over the steps of reshard.core.convert."""
+"""One Prefect task for each unit of work: thin, over the steps of reshard.core.conversion.convert."""

@@ -12,13 +12,13 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from reshard.core.comparison_report import ComparisonReport
+from reshard.core.conversion.latest import LatestReport
+from reshard.core.conversion.merge_strategy import MergeReport
+from reshard.core.conversion.report import ConversionReport, PlanSummary, VerificationReport
+from reshard.core.conversion.views.picture import draw_feeds, feeds_of
 from reshard.core.errors import ReshardError
-from reshard.core.latest import LatestReport
-from reshard.core.merge import MergeReport
-from reshard.core.picture import draw_feeds, feeds_of
-from reshard.core.plan import ConversionPlan
-from reshard.core.report import ConversionReport, PlanSummary, VerificationReport
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.tasks.pages import (
     as_paragraph,
     comparison_page,

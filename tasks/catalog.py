@@ -2,9 +2,9 @@
 
 from prefect import task
 
-from reshard.core import convert
-from reshard.core.checkpoint.records import CheckpointCatalog
-from reshard.core.request import ConversionRequest
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.conversion import convert
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.strategy.model import Strategy
 from reshard.tasks.policies import RETRIED
 

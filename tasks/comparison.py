@@ -2,10 +2,10 @@
 
 from prefect import task
 
-from reshard.core import compare
-from reshard.core.comparison_report import ComparisonReport
-from reshard.core.comparison_request import ComparisonRequest
-from reshard.core.progress import current_progress
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.runtime.progress import current_progress
+from reshard.core.verification import compare
+from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.tasks.policies import RETRIED
 from reshard.tasks.storages import RESOLVERS
 

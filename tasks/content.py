@@ -8,8 +8,8 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Completed
 
-from reshard.core.content import ContentCheck
-from reshard.core.wording import ranks_text, seconds_text
+from reshard.core.runtime.wording import ranks_text, seconds_text
+from reshard.core.verification.values import ContentCheck
 from reshard.tasks.assignment import Assignment, Deeds, taken_up
 from reshard.tasks.policies import RETRIED, ending_with_its_run
 

@@ -14,11 +14,11 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Completed
 
-from reshard.core import session as steps
-from reshard.core.batches import convert_batch
-from reshard.core.manifest import ShardRecord
-from reshard.core.report import ConversionReport
-from reshard.core.wording import ranks_text, seconds_text, size_text
+from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.conversion import session as steps
+from reshard.core.conversion.batches import convert_batch
+from reshard.core.conversion.report import ConversionReport
+from reshard.core.runtime.wording import ranks_text, seconds_text, size_text
 from reshard.tasks.assignment import Assignment, Deeds, taken_up
 from reshard.tasks.policies import RETRIED, ending_with_its_run
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from prefect.events import emit_event
 
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError
-from reshard.core.report import ConversionReport
-from reshard.core.request import ConversionRequest
-from reshard.core.retry import retries_counted
-from reshard.core.secrets import scrubbed
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.runtime.retry import retries_counted
+from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.wording import printable_lines
 from reshard.core.storage.urls import parse_url
-from reshard.core.wording import printable_lines
 
 COMPLETED = "reshard.conversion.completed"
 FAILED = "reshard.conversion.failed"

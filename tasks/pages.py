@@ -12,11 +12,9 @@ from collections.abc import Iterable, Sequence
 from shlex import quote
 from typing import Any
 
-from reshard.core.comparison_report import ComparisonReport
-from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
-from reshard.core.latest import LatestOutcome, LatestReport
-from reshard.core.merge import MergeReport
-from reshard.core.report import (
+from reshard.core.conversion.latest import LatestOutcome, LatestReport
+from reshard.core.conversion.merge_strategy import MergeReport
+from reshard.core.conversion.report import (
     RANK,
     ConversionReport,
     Outcome,
@@ -27,9 +25,11 @@ from reshard.core.report import (
     stand_ins_text,
     worlds_text,
 )
-from reshard.core.request import VerifyLevel
-from reshard.core.secrets import scrubbed
-from reshard.core.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
+from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
+from reshard.core.verification.comparison_report import ComparisonReport
 
 LARGEST_TABLE_ROWS = 5000
 """The UI's tables stay quick up to here."""

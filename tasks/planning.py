@@ -2,11 +2,11 @@
 
 from prefect import task
 
-from reshard.core import convert
-from reshard.core.checkpoint.records import CheckpointCatalog
-from reshard.core.other_stages import check_part
-from reshard.core.plan import ConversionPlan
-from reshard.core.request import ConversionRequest
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.conversion import convert
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.source.other_stages import check_part
 from reshard.core.strategy.model import Strategy
 from reshard.tasks.policies import UNCACHED
 

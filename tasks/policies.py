@@ -16,7 +16,7 @@ from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
 from reshard.core.errors import StoppedError, is_transient
-from reshard.core.retry import WORK
+from reshard.core.runtime.retry import WORK
 
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")

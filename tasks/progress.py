@@ -11,9 +11,9 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
-from reshard.core.progress import Progress, advancing
-from reshard.core.secrets import scrubbed
-from reshard.core.wording import printable_lines, size_text
+from reshard.core.runtime.progress import Progress, advancing
+from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.wording import printable_lines, size_text
 
 PROGRESS_KEY = "run-progress"
 _SHOWN_EVERY_SECONDS = 2.0

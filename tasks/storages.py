@@ -9,7 +9,7 @@ from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.filesystems import RemoteFileSystem
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.named_values import Resolver
+from reshard.core.runtime.named_values import Resolver
 
 
 def options_of_block(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Checkpoint files: what is in them, where its bytes are, and how such files are written."""
+"""Checkpoint files: what they hold, where its bytes are, and how such files are written."""

@@ -7,12 +7,12 @@ from itertools import tee
 
 import numpy as np
 
-from reshard.core.checkpoint.heads import Head, piece_heads, unlike_error
+from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.model import Extent, TensorEntry
-from reshard.core.checkpoint.reading import read_ahead
-from reshard.core.checkpoint.records import CatalogRecord
-from reshard.core.slices import TensorSlice, byte_span, contiguous_boxes
+from reshard.core.checkpoint.remote_index.heads import Head, piece_heads, unlike_error
+from reshard.core.checkpoint.remote_index.reading import read_ahead
 from reshard.core.storage.files import SourceFile
+from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes
 
 Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 """An entry, a box of its shard, and the box's elements as unsigned integers; an array of the box's shape."""

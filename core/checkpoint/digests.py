@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import xxhash
 
-from reshard.core.checkpoint.ckpt import CRC_TRAILER_BYTES
-from reshard.core.checkpoint.crc_writing import Stretch, crc_of_index
-from reshard.core.checkpoint.encryption import DecryptedSource
-from reshard.core.checkpoint.heads import Head, piece_heads
+from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.formats.ckpt import CRC_TRAILER_BYTES
+from reshard.core.checkpoint.formats.crc_writing import Stretch, crc_of_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.checkpoint.reading import read_ahead
+from reshard.core.checkpoint.remote_index.heads import Head, piece_heads
+from reshard.core.checkpoint.remote_index.reading import read_ahead
 from reshard.core.storage.files import SourceFile
 
 

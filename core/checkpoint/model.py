@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from reshard.core.dtypes import TEXT, DType
-from reshard.core.slices import Shape
+from reshard.core.tensor.dtypes import TEXT, DType
+from reshard.core.tensor.slices import Shape
 
 MAX_TEXT_BYTES = 1 << 20
 """Of one text entry, as UTF-32: texts are kept whole in an index, so they have to stay small."""

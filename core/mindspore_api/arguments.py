@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reshard.core.keys import Key
 from reshard.core.mindspore_api.failures import reading
-from reshard.core.request import EncryptionMode
+from reshard.core.request.conversion import EncryptionMode
+from reshard.core.runtime.keys import Key
 
 DEFAULT_MODE = "AES-GCM"
 _MOST_DIGITS = 10

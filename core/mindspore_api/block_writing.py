@@ -5,13 +5,13 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from reshard.core.budget import UploadBuffers
-from reshard.core.checkpoint import opening
-from reshard.core.checkpoint.crc_writing import RunningCrc, running_crc, stands_at_beginning
-from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.encryption import opening
+from reshard.core.checkpoint.formats.crc_writing import RunningCrc, running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats.dispatch import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.errors import InputError
-from reshard.core.keys import Key
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.keys import Key
 from reshard.core.storage.files import OutputFile, takes_rewriting
 from reshard.core.storage.urls import Location
 

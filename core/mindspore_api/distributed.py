@@ -27,11 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.checkpoint.values import Value
 from reshard.core.errors import CatalogError, LayoutError
-from reshard.core.keys import Key
-from reshard.core.layout import ParameterLayout
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
@@ -48,11 +47,12 @@ from reshard.core.mindspore_api.loading import open_readable, read_values
 from reshard.core.mindspore_api.networks import Network, checked_network, fill_network
 from reshard.core.mindspore_api.paths import checked_directory, given_strategy
 from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
+from reshard.core.runtime.keys import Key
 from reshard.core.storage.files import SourceFile, kind_of
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.records import StrategyRecords, assemble_strategy
-from reshard.core.values import Value
+from reshard.core.tensor.layout import ParameterLayout
 
 _MOST_NAMES_TOLD = 10
 _NEVER_UNIFIED = "accu_grads"

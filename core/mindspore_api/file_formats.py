@@ -23,16 +23,16 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reshard.core.checkpoint.formats import check_crc, read_index
+from reshard.core.checkpoint.formats.dispatch import check_crc, read_index
 from reshard.core.checkpoint.model import CheckpointFormat, Content, Extent, OutputEntry, TensorEntry
-from reshard.core.checkpoint.reading import read_ahead
-from reshard.core.dtypes import MAP_TENSOR
+from reshard.core.checkpoint.remote_index.reading import read_ahead
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.loading import open_readable
 from reshard.core.storage.files import SourceFile, kind_of, list_folder
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.tensor.dtypes import MAP_TENSOR
 
 NameMap = Mapping[str, str] | None
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from reshard.core.blocks import expected_entries
-from reshard.core.budget import Budget, open_files_limit, share_out
+from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import VerificationError
-from reshard.core.manifest import ShardRecord
-from reshard.core.plan import ConversionPlan
-from reshard.core.request import VerifyLevel
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.budget import Budget, open_files_limit, share_out
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.transform import transform_ranks
-from reshard.core.verify import verify_rank
+from reshard.core.transfer.file_blocks import expected_entries
+from reshard.core.transfer.writer import transform_ranks
+from reshard.core.verification.files import verify_rank
 
 MEMORY_BYTES = 2**31
 """For the buffers of all workers together, as a conversion has by default."""

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from reshard.core.checkpoint.values import array_of, is_array_like
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.layout import ParameterLayout, cell_box
 from reshard.core.mindspore_api.arguments import check_type, rank_in_environment
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.paths import given_strategy
@@ -32,7 +32,7 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.protobuf import build_layouts, parse_layouts
 from reshard.core.strategy.records import list_records
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
-from reshard.core.values import array_of, is_array_like
+from reshard.core.tensor.layout import ParameterLayout, cell_box
 
 _RANK_FOLDER = re.compile(r"rank_([0-9]+)")
 _NOT_WEIGHTS = ("accu_grads", "inputs")

@@ -26,18 +26,17 @@ from io import BytesIO
 
 import numpy as np
 
-from reshard.core.checkpoint.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption import DecryptedSource
-from reshard.core.checkpoint.formats import check_crc as check_file_crc
-from reshard.core.checkpoint.formats import read_index
-from reshard.core.checkpoint.memory_file import MemoryFile
+from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
+from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.dispatch import check_crc as check_file_crc
+from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
-from reshard.core.checkpoint.opening import open_checkpoint
-from reshard.core.checkpoint.reading import read_ahead
-from reshard.core.dtypes import MAP_TENSOR
+from reshard.core.checkpoint.remote_index.memory_file import MemoryFile
+from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.checkpoint.values import Value, is_same, numpy_dtype
 from reshard.core.errors import CheckpointError
-from reshard.core.keys import Key
-from reshard.core.map_parameters import parse_map_parameter
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
@@ -53,9 +52,10 @@ from reshard.core.mindspore_api.arguments import (
 )
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.networks import Network, fill_network
+from reshard.core.runtime.keys import Key
 from reshard.core.storage.files import SourceFile, kind_of, list_folder, read_bytes
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.values import Value, is_same, numpy_dtype
+from reshard.core.tensor.dtypes import MAP_TENSOR
 
 _MAGIC_BYTES = 4
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from reshard.core.errors import LayoutError, PlanError
-from reshard.core.holders import CopyGrid, SourceCopy, common_units
-from reshard.core.layout import ParameterLayout, whole_layout
-from reshard.core.slices import Shape
+from reshard.core.plan.ownership import CopyGrid, SourceCopy, common_units
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from reshard.core.tensor.slices import Shape
 
 
 def from_zero(strategy: Strategy | None) -> Strategy | None:

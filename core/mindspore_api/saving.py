@@ -29,10 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from reshard.core.checkpoint.map_parameters import build_map_parameter
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
-from reshard.core.dtypes import MAP_TENSOR, TEXT
-from reshard.core.keys import Key
-from reshard.core.map_parameters import build_map_parameter
+from reshard.core.checkpoint.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
@@ -44,9 +43,10 @@ from reshard.core.mindspore_api.arguments import (
 )
 from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing
+from reshard.core.runtime.keys import Key
 from reshard.core.storage.files import kind_of
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 
 _KEYWORDS = ("incremental", "global_step_num", "remove_redundancy")
 _EXCEPTION_MARK = "__exception_save__"

@@ -34,11 +34,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog import catalog_files
+from reshard.core.checkpoint.catalog.catalog import catalog_files
+from reshard.core.checkpoint.catalog.selection import listed, rank_names
+from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.checkpoint.selection import listed, rank_names
-from reshard.core.checkpoint.survey import CheckpointSurvey
-from reshard.core.convert import convert, of_own_stage, wants_digest
+from reshard.core.conversion.convert import convert, of_own_stage, wants_digest
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from reshard.core.mindspore_api.arguments import FORMATS
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
@@ -47,16 +48,15 @@ from reshard.core.mindspore_api.needed_ranks import check_rank, from_zero, neede
 from reshard.core.mindspore_api.paths import checked_directory, given_strategy
 from reshard.core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
-from reshard.core.plan import ConversionPlan, PlanInputs
-from reshard.core.report import ConversionReport
-from reshard.core.request import ConversionRequest, build_options
-from reshard.core.shared import with_shared_compared
+from reshard.core.plan.partial_stage import part_of_target
+from reshard.core.plan.plan import ConversionPlan, PlanInputs
+from reshard.core.request.conversion import ConversionRequest, build_options
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import stages_beside
 from reshard.core.strategy.model import Strategy
-from reshard.core.subnetwork import part_of_target
-from reshard.core.target import check_apart
+from reshard.core.target.target import check_apart
+from reshard.core.verification.tied_parameters import with_shared_compared
 
 _WORK_DIRECTORY = ".reshard-transform"
 _ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.core.checkpoint.formats import read_index
+from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
-from reshard.core.checkpoint.weight_maps import read_weight_map
+from reshard.core.checkpoint.values import Value, numpy_dtype
 from reshard.core.errors import CatalogError, LayoutError
-from reshard.core.slices import TensorSlice, byte_span, contiguous_boxes, row_major_strides
 from reshard.core.storage.files import SourceFile, kind_of, list_folder, open_source
+from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
-from reshard.core.unified_names import MAP_NAME, OTHERS_NAME
-from reshard.core.values import Value, numpy_dtype
+from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes, row_major_strides
 
 _BLOCK_BYTES = 4 << 20
 

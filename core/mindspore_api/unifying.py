@@ -25,23 +25,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.selection import listed
+from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, FoundFile
+from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
-from reshard.core.checkpoint.records import CheckpointCatalog
-from reshard.core.checkpoint.selection import listed
-from reshard.core.checkpoint.survey import CheckpointSurvey, FoundFile
-from reshard.core.checkpoint.weight_maps import dump_weight_map
-from reshard.core.held import names_in_order
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
 from reshard.core.mindspore_api.paths import checked_directory, given_strategy
 from reshard.core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import survey_ranks
-from reshard.core.plan import ConversionPlan, PlanInputs
+from reshard.core.plan.plan import ConversionPlan, PlanInputs
+from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.files import write_bytes
+from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
-from reshard.core.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 
 PART_BYTES = 3 * 2**30
 """About as large the files become."""

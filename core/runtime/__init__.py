@@ -1,1 +1,1 @@
-"""Operating-system concerns: opening local files, bounding memory, text encodings."""
+"""What a process brings: progress, retries, threads, the memory budget, secrets and keys, wording."""

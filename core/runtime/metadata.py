@@ -18,7 +18,7 @@ from typing import Any
 
 from reshard.core.errors import LimitError
 from reshard.core.runtime.shortage import release_frames
-from reshard.core.wording import size_text
+from reshard.core.runtime.wording import size_text
 
 DEFAULT_LIMIT_BYTES = 2 << 30
 SMALLEST_LIMIT_BYTES = 512 << 20

@@ -1,1 +1,1 @@
-"""Records that a source carries about itself, read before planning."""
+"""A source opened and examined: damage, integrated saves, findings, diagnosis, recovery."""

@@ -1,1 +1,1 @@
-"""Where bytes are: URLs through fsspec, reading at offsets, writing whole files, coalescing of reads."""
+"""Where bytes are: URLs through fsspec, range reads, uploads, leases, atomic publishing."""

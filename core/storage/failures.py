@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from reshard.core.errors import ReshardError, StorageError, UnusableStorageError, is_transient
-from reshard.core.secrets import scrubbed
+from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage.s3_answers import Reason, reason_of
 from reshard.core.storage.urls import Location
 

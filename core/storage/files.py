@@ -12,18 +12,18 @@ from typing import Any, Protocol, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from reshard.core.budget import UploadBuffers
 from reshard.core.errors import CheckpointError, StorageError, TargetError, UnusableStorageError
-from reshard.core.progress import current_progress
+from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.local_files import check_regular, is_irregular, open_regular
 from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
-from reshard.core.storage.claims import check_claim
+from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import local_version, remote_version
 from reshard.core.storage.joined import JoinedFile, parts_of
-from reshard.core.storage.requests import at_once, requested
+from reshard.core.storage.transfers import at_once, requested
 from reshard.core.storage.uploads import Buffer, Upload, takes_parts
 from reshard.core.storage.urls import Location
+from reshard.core.storage.write_guard import check_claim
 
 Result = TypeVar("Result")
 

@@ -17,7 +17,7 @@ from fsspec.config import apply_config
 from fsspec.implementations.local import LocalFileSystem
 
 from reshard.core.errors import InputError
-from reshard.core.secrets import ADVICE, carries_credentials, scrubbed
+from reshard.core.runtime.secrets import ADVICE, carries_credentials, scrubbed
 from reshard.core.storage.endpoints import check_endpoint, same_server
 
 Options = Mapping[str, Any]
@@ -29,7 +29,7 @@ _S3_DEFAULTS: dict[str, Any] = {
     "config_kwargs": {
         "connect_timeout": 10,
         "read_timeout": 60,
-        # requests are repeated in reshard.core.storage.requests alone: retries of several layers multiply
+        # requests are repeated in reshard.core.storage.transfers alone: retries of several layers multiply
         "retries": {"mode": "standard", "total_max_attempts": 1},
         # twice the requests that a process makes at once
         "max_pool_connections": 64,

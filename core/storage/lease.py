@@ -24,13 +24,13 @@ from datetime import UTC, datetime
 from typing import BinaryIO
 
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
-from reshard.core.progress import current_progress
 from reshard.core.runtime.local_files import open_regular
-from reshard.core.storage.claims import claimed_while
+from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.wording import printable
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
 from reshard.core.storage.urls import Location
-from reshard.core.wording import printable
+from reshard.core.storage.write_guard import claimed_while
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS

@@ -1,6 +1,6 @@
 """Storage options by name: a request says `env:NAME`, and what stands there opens its URLs; it is written nowhere.
 
-What is kept there (`reshard.core.named_values`) is a JSON object of fsspec's storage options:
+What is kept there (`reshard.core.runtime.named_values`) is a JSON object of fsspec's storage options:
 {"endpoint_url": "…", "key": "…", "secret": "…"}
 
 Names are resolved once, where their block is entered. Which URLs they are for, and the options, are carried by the
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 
 from reshard.core.errors import InputError
-from reshard.core.named_values import Resolver, value_of
-from reshard.core.request import ConversionOptions
-from reshard.core.secrets import NAME_ADVICE
+from reshard.core.request.conversion import ConversionOptions
+from reshard.core.runtime.named_values import Resolver, value_of
+from reshard.core.runtime.secrets import NAME_ADVICE
 from reshard.core.storage.filesystems import Options, open_filesystem, url_of
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://

@@ -21,8 +21,8 @@ from reshard.core.errors import StorageError, TargetError
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
 from reshard.core.storage.joined import parts_of
+from reshard.core.storage.unified_names import is_unified_name
 from reshard.core.storage.urls import Location
-from reshard.core.unified_names import is_unified_name
 
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from reshard.core.secrets import scrubbed
+from reshard.core.runtime.secrets import scrubbed
 
 
 @dataclass(frozen=True)

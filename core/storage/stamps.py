@@ -8,7 +8,7 @@ from typing import Any
 
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.files import file_info, unless_missing
-from reshard.core.storage.requests import at_once
+from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 
 

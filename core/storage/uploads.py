@@ -14,12 +14,12 @@ from functools import partial
 from io import BytesIO
 from typing import Any
 
-from reshard.core.budget import UploadBuffers
 from reshard.core.errors import StorageError
-from reshard.core.storage.claims import check_claim
+from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.filesystems import speaks_s3
-from reshard.core.storage.requests import requested, submitted
+from reshard.core.storage.transfers import requested, submitted
 from reshard.core.storage.urls import Location
+from reshard.core.storage.write_guard import check_claim
 
 Buffer = bytes | bytearray | memoryview
 

@@ -9,9 +9,9 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from reshard.core.errors import InputError
+from reshard.core.runtime.wording import NameText
 from reshard.core.storage.filesystems import open_filesystem, url_of
 from reshard.core.storage.named_options import options_for
-from reshard.core.wording import NameText
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Strategies: how every parameter of a checkpoint is cut, stage by stage, and the files that say so."""
+"""Strategies: the layout of every parameter, stage by stage, and the files that hold them."""

@@ -8,10 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reshard.core.dtypes import DType
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
-from reshard.core.slices import Shape
+from reshard.core.runtime.wording import counted
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import (
     copies_of,
@@ -23,7 +21,9 @@ from reshard.core.strategy.optimizer_shards import (
 from reshard.core.strategy.rescaling import CutRule, Rescaler, parse_cut
 from reshard.core.strategy.roles import Roles, device_roles
 from reshard.core.strategy.staging import Staging, assign_stages, fits, owner_of, parse_place
-from reshard.core.wording import counted
+from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 _MOST_TOLD = 12
 _ASSUMED_ITEMSIZE = 4

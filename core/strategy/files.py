@@ -7,7 +7,7 @@ from dataclasses import replace
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
-from reshard.core.storage.requests import at_once
+from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.kinds import START_BYTES, with_guess

@@ -18,9 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.runtime.metadata import load_json
-from reshard.core.slices import Shape
 from reshard.core.strategy.kinds import START_BYTES, with_guess
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
@@ -32,6 +30,8 @@ from reshard.core.strategy.records import (
     encode_axes,
     list_records,
 )
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 
 class _UnsuitableError(ValueError):

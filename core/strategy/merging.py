@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.model import Strategy
+from reshard.core.tensor.layout import ParameterLayout
 
 _MOST_FILES_TOLD = 8
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
+from reshard.core.tensor.layout import ParameterLayout
 
 
 @dataclass(frozen=True)

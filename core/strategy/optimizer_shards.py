@@ -10,8 +10,8 @@ from dataclasses import replace
 from math import prod
 
 from reshard.core.errors import LayoutError
-from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
-from reshard.core.slices import Shape
+from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 
 def without_optimizer_shard(layout: ParameterLayout) -> ParameterLayout:

@@ -11,9 +11,7 @@ from typing import Protocol
 from google.protobuf.message import DecodeError, Message
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.runtime.metadata import parsing, protobuf_bytes
-from reshard.core.slices import Shape
 from reshard.core.strategy.kinds import START_BYTES, with_guess
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
@@ -32,6 +30,8 @@ from reshard.core.strategy.strategy_pb2 import (
     ParallelStrategyItem,
     ParallelStrategyMap,
 )
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 
 class _Dims(Protocol):

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
-from reshard.core.slices import Shape
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 REPEATED = -1
 """What a tensor map says of a tensor axis that no device axis cuts."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.layout import ParameterLayout
-from reshard.core.slices import Shape
 from reshard.core.strategy.roles import Roles, is_cut_by_steps, model_axes_of
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 _DATA, _MODEL = "data", "model"
 _DATA_AXIS = -1

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from reshard.core.layout import ParameterLayout
-from reshard.core.slices import Shape
-from reshard.core.wording import counted
+from reshard.core.runtime.wording import counted
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape
 
 _MOST_NAMED = 2
 

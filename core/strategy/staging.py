@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from reshard.core.errors import StrategyError
+from reshard.core.runtime.wording import counted, ranks_text
 from reshard.core.strategy.model import Strategy
-from reshard.core.wording import counted, ranks_text
 
 _NUMBER = re.compile(r"(?:^|(?<=[._]))(?:(?:layers?|blocks?|h)_?)?([0-9]{1,6})(?=\.)")
 _STATE_WORDS = frozenset(

@@ -1,1 +1,1 @@
-"""Copies the bytes of checkpoints from file to file."""
+"""Carries out the plans of target ranks: reads, scatters and writes, block by block."""

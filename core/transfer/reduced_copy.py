@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reshard.core.blocks import planned_file
-from reshard.core.budget import UploadBuffers
-from reshard.core.checkpoint.crc_writing import RunningCrc, running_crc, stands_at_beginning
-from reshard.core.checkpoint.formats import read_index
-from reshard.core.checkpoint.heads import as_output
+from reshard.core.checkpoint.formats.crc_writing import RunningCrc, running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.checkpoint.model import FileIndex, FilePlan
-from reshard.core.plan import ConversionPlan
+from reshard.core.checkpoint.remote_index.heads import as_output
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file
 from reshard.core.storage.urls import Location
-from reshard.core.transform import heads_digest
+from reshard.core.transfer.file_blocks import planned_file
+from reshard.core.transfer.writer import heads_digest
 
 _BLOCK_BYTES = 8 * 2**20
 

@@ -1,1 +1,1 @@
-"""Checks a finished conversion against its records."""
+"""Checks what was written, and compares checkpoints by the values they hold."""

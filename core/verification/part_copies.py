@@ -5,11 +5,11 @@ All parts are cut alike, so equal boxes of a tensor have equal digests, on which
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from reshard.core.content import target_starts
-from reshard.core.manifest import ShardRecord
-from reshard.core.plan import ConversionPlan
-from reshard.core.shared import Differing
-from reshard.core.slices import Shape
+from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.tensor.slices import Shape
+from reshard.core.verification.tied_parameters import Differing
+from reshard.core.verification.values import target_starts
 
 
 class PartCopies:

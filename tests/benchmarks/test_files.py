@@ -9,8 +9,8 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.files import _check_rank, check_target, write_checkpoint, write_strategies
 from benchmarks.models import Model, Side, blocks, transformer
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.convert import convert
-from reshard.core.request import ConversionRequest
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import ConversionRequest
 from tests.support.checkpoints import read_rank
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.models import Parameter, Side, blocks, cut_by, transformer
-from reshard.core.slices import TensorSlice
+from reshard.core.tensor.slices import TensorSlice
 
 
 def values(parameter: Parameter, box: TensorSlice) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core.report import ConversionReport, PlanSummary
+from reshard.core.conversion.report import ConversionReport, PlanSummary
 from tests.support.checkpoints import case, read_tree
 from tests.support.places import FIXTURES
 

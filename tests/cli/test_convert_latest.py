@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core.latest import LatestReport
+from reshard.core.conversion.latest import LatestReport
 from tests.support.checkpoints import read_tree
 from tests.support.training import CASE, save_step
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from reshard.cli.heatmap import print_feeds
-from reshard.core.convert import make_plan
-from reshard.core.layout import ParameterLayout
-from reshard.core.picture import feeds_of
-from reshard.core.plan import ConversionPlan
+from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.views.picture import feeds_of
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case
 from tests.support.plans import entry, make_catalog, make_strategy, plan_of
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reshard.core.convert import convert
-from reshard.core.layout import ParameterLayout
-from reshard.core.manifest import Manifest
+from reshard.core.checkpoint.manifest import Manifest
+from reshard.core.conversion.convert import convert
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.places import FIXTURES

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from tests.support.checkpoints import case, read_tree
 
 CASE = case(7010)

@@ -55,17 +55,24 @@ def loaded_modules(*arguments: str) -> set[str]:
 
 
 def test_help_loads_next_to_nothing() -> None:
-    assert not loaded_modules("--help") & {"prefect", "numpy", "rich", "pydantic", "fsspec", "reshard.core.convert"}
+    assert not loaded_modules("--help") & {
+        "prefect",
+        "numpy",
+        "rich",
+        "pydantic",
+        "fsspec",
+        "reshard.core.conversion.convert",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_loads_no_engine(command: str) -> None:
-    assert not loaded_modules(command, "--help") & {"prefect", "numpy", "rich", "reshard.core.convert"}
+    assert not loaded_modules(command, "--help") & {"prefect", "numpy", "rich", "reshard.core.conversion.convert"}
 
 
 def test_the_direct_engine_never_loads_prefect(tmp_path: Path) -> None:
     modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES, "--engine", "direct")
-    assert "reshard.core.convert" in modules
+    assert "reshard.core.conversion.convert" in modules
     assert not modules & {"prefect", "rich", "sqlalchemy", "reshard.flows"}
 
 
@@ -163,7 +170,7 @@ def test_errors_have_their_codes(
     def failing(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("reshard.core.convert.convert", failing)
+    monkeypatch.setattr("reshard.core.conversion.convert.convert", failing)
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert (shown.code, shown.out, shown.err) == (code, "", f"reshard: error: {error}\n")
 
@@ -174,7 +181,7 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(
     def broken(*_: object) -> None:
         raise KeyError("two\nlines")
 
-    monkeypatch.setattr("reshard.core.convert.convert", broken)
+    monkeypatch.setattr("reshard.core.conversion.convert.convert", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert (shown.code, shown.out) == (70, "")
@@ -188,7 +195,7 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(
 def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
     reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("reshard.core.convert.convert", lambda *_: 1 / 0)
+    monkeypatch.setattr("reshard.core.conversion.convert.convert", lambda *_: 1 / 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert shown.code == 70
@@ -198,14 +205,14 @@ def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
 
 def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     code = (
-        "import os, time, reshard.core.convert\n"
+        "import os, time, reshard.core.conversion.convert\n"
         "from reshard.cli.main import main\n"
         "def endless(workspace, plan, rank, budget, advance, *, group, lanes):\n"
         "    os.write(1, b'working\\n')\n"
         "    while True:\n"
         "        advance(0)\n"
         "        time.sleep(0.01)\n"
-        "reshard.core.convert.convert_rank = endless\n"
+        "reshard.core.conversion.convert.convert_rank = endless\n"
         "main()\n"
     )
     command = [

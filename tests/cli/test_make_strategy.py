@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 
 ROWS = ParameterLayout((2, 2), ((0,), ()), tensor_shape=(12, 8))
 WHOLE = ParameterLayout((2, 2), ((),), tensor_shape=(8,))

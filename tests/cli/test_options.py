@@ -8,8 +8,8 @@ from reshard.cli.convert import command as convert_command
 from reshard.cli.convert_latest import command as latest_command
 from reshard.cli.options import CONVERTING, CONVERTING_LATEST, PLANNING
 from reshard.cli.plan import command as plan_command
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.latest import LatestConversionRequest
 
 OWN = {"dry_run", "engine", "as_json"}
 

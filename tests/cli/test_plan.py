@@ -8,10 +8,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard.cli.plan import describe_reads
-from reshard.core.convert import make_plan
-from reshard.core.layout import ParameterLayout
-from reshard.core.report import PlanSummary
+from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.report import PlanSummary
 from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case, read_ckpt
 from tests.support.places import FIXTURES
 from tests.support.plans import make_strategy

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from tests.support.checkpoints import case, read_tree
 from tests.support.places import PROJECT
 from tests.support.special_files import make_socket

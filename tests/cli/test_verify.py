@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reshard.core.convert import convert
-from reshard.core.report import VerificationReport
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.report import VerificationReport
+from reshard.core.request.conversion import build_request
 from tests.support.checkpoints import case
 
 

@@ -1,4 +1,4 @@
-"""The functions of `reshard.core.mindspore_api` against MindSpore's own: the same calls in copies of one directory.
+"""The functions of `reshard.mindspore` against MindSpore's own: the same calls in copies of one directory.
 
 To add cases, append `ApiCase`s to the list `CASES` of a module that `MODULES` names. A case makes files in a directory;
 each side gets a copy, which is its current directory, and makes the calls there, whose paths are relative or begin with
@@ -37,7 +37,7 @@ from tests.support.checkpoints import read_ckpt, read_safetensors
 from tests.support.strategy_writer import read_protobuf_strategy
 
 MODULES = ("tests.conformance.api_conversion_cases", "tests.conformance.api_loading_cases")
-API = "reshard.core.mindspore_api"
+API = "reshard.mindspore"
 
 _HERE = "{here}"
 _ORDER = "$order"

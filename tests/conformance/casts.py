@@ -10,8 +10,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from reshard.core.convert import convert
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import build_request
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import Contents, read_ckpt
 

@@ -15,9 +15,9 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
-from reshard.core.request import build_request
+from reshard.core.request.conversion import build_request
 from tests.conformance.cases import Case, Cut, Side, rank_contents
 from tests.conformance.differences import differences, loading_differences, with_text, without
 from tests.conformance.mindspore_process import Judge, RefusalError

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from reshard.core.checkpoint_config import CheckpointConfig
+from reshard.core.request.checkpoint_config import CheckpointConfig
 
 KEY = b"0123456789abcdef"
 KEY_NAME = "env:CHECKPOINT_KEY"

@@ -4,9 +4,9 @@ import base64
 import os
 from pathlib import Path
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
-from reshard.core.request import EncryptionMode, build_request
+from reshard.core.request.conversion import EncryptionMode, build_request
 from tests.conformance.mindspore_process import Judge, RefusalError
 
 _KEY_BYTES = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from demo.make_checkpoint import make_demo
 from demo.model import Job
-from reshard.core.convert import convert
-from reshard.core.make_strategy import make_strategy_file
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.make_strategy import make_strategy_file
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import StrategyWish
 from reshard.core.strategy.files import read_strategy, write_strategy

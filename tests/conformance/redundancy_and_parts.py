@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.convert import convert
-from reshard.core.joining import join_parts
-from reshard.core.layout import ParameterLayout
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.join_stages import join_parts
+from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.conformance.mindspore_process import PYTHON, Judge
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import Strategy

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from reshard.core.mindspore_api import merge_pipeline_strategys, save_checkpoint
+from reshard.mindspore import merge_pipeline_strategys, save_checkpoint
 from tests.conformance.api_harness import ApiCase, Call, all_cases, array, check_api_case
 from tests.conformance.mindspore_process import Judge
 from tests.support.strategy_writer import FileLayout, write_strategy_file

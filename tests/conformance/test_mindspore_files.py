@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.convert import convert
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import build_request
 from tests.support.checkpoints import ALL_CASES, Case, case, read_ckpt, read_safetensors, read_tree
 from tests.support.places import FIXTURES
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reshard.core.convert import convert
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import build_request
 from tests.conformance.mindspore_process import Judge
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_tree
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from demo.make_checkpoint import make_demo
-from reshard.core.convert import convert
-from reshard.core.request import ConversionRequest
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.storage.urls import parse_url
 from tests.support.deployed import Demo, reshard
 from tests.support.prefect_server import (

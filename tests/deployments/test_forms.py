@@ -9,12 +9,12 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import validate
 from pydantic import BaseModel, ValidationError
 
-from reshard.core.comparison_request import ComparisonRequest
+from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.merge import MergeRequest
-from reshard.core.request import ConversionRequest
-from reshard.core.verify import VerificationRequest
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.verification.files import VerificationRequest
 from reshard.deployments import forms
 from reshard.deployments.forms import FIELD_ORDER
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demo.make_checkpoint import make_demo
-from reshard.core import mindspore_api
+from reshard import mindspore as mindspore_api
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_ckpt, read_rank
 from tests.support.places import PROJECT

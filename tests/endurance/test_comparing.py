@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.formats.dispatch import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
-from reshard.core.dtypes import dtype_from_name
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.dtypes import dtype_from_name
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.places import PROJECT
 from tests.support.runs import RESHARD
 

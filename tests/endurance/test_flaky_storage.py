@@ -12,15 +12,15 @@ import fsspec
 import pytest
 
 from reshard.cli.main import run
-from reshard.core import retry
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
-from reshard.core.layout import whole_layout
-from reshard.core.request import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.runtime import retry
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
-from reshard.core.target import read_manifest
-from reshard.core.verify import verify_target
+from reshard.core.target.target import read_manifest
+from reshard.core.tensor.layout import whole_layout
+from reshard.core.verification.files import verify_target
 from tests.endurance.flaky import PERMANENT, TRANSIENT, Faults, FlakyFileSystem
 from tests.support.checkpoints import case, read_tree
 from tests.support.runs import files_of
@@ -51,8 +51,8 @@ def filled() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _fresh(filled: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("reshard.core.retry.WORK", retry.RetryPolicy(retry.WORK.attempts, 0.0005))
-    monkeypatch.setattr("reshard.core.retry.REQUESTS", retry.RetryPolicy(retry.REQUESTS.attempts, 0.0001))
+    monkeypatch.setattr("reshard.core.runtime.retry.WORK", retry.RetryPolicy(retry.WORK.attempts, 0.0005))
+    monkeypatch.setattr("reshard.core.runtime.retry.REQUESTS", retry.RetryPolicy(retry.REQUESTS.attempts, 0.0001))
     # a run that could not give back its lease must not be waited for for long
     monkeypatch.setattr("reshard.core.storage.lease.RENEWAL_SECONDS", 0.02)
     monkeypatch.setattr("reshard.core.storage.lease._DEAD_AFTER_SECONDS", 0.08)

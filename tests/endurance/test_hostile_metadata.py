@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.layout import ParameterLayout
+from reshard.core.runtime.wording import size_text
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.wording import size_text
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.ckpt_writer import blob
 from tests.support.places import PROJECT
 from tests.support.runs import RESHARD
@@ -101,7 +101,7 @@ def test_a_plan_of_600_kb_that_unpacks_to_97_mb_of_lists_is_refused_before_it_is
     hostile_plan(path)
     assert path.stat().st_size < 700_000
     program = (
-        "import sys; from reshard.core.errors import LimitError; from reshard.core.plan_file import rebuild_plan\n"
+        "import sys; from reshard.core.errors import LimitError; from reshard.core.plan.plan_file import rebuild_plan\n"
         "try: rebuild_plan(sys.argv[1])\n"
         "except LimitError as error: print(error)"
     )

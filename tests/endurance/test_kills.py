@@ -158,7 +158,7 @@ def test_killed_again_and_again_until_it_is_done(
 
 DYING_RUNS = """
 import os, signal, sys
-import reshard.cli.convert, reshard.core.convert
+import reshard.cli.convert, reshard.core.conversion.convert
 from reshard.cli.main import run
 
 MUTATIONS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.copyfile"}

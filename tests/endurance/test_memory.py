@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.ckpt_writer import blob, number, varint
 from tests.support.places import PROJECT
 from tests.support.runs import RESHARD, Conversion

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from reshard.core.comparison_request import ComparisonRequest, build_comparison
 from reshard.core.errors import DifferenceError, InputError
+from reshard.core.request.comparison import ComparisonRequest, build_comparison
 from reshard.flows.compare_checkpoints import compare_checkpoints
 from tests.support.checkpoints import case
 

@@ -17,15 +17,15 @@ from prefect import Task
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Pending
 
-import reshard.core.gather
-import reshard.core.session
+import reshard.core.conversion.session
+import reshard.core.transfer.reader
+from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
-from reshard.core.layout import whole_layout
-from reshard.core.manifest import ShardRecord
-from reshard.core.progress import reporting_to
-from reshard.core.report import ConversionReport
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.runtime.progress import reporting_to
 from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.tensor.layout import whole_layout
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.tasks.conversion import transform_rank
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
@@ -147,14 +147,14 @@ def test_compares_the_values_with_the_sources(target: Path) -> None:
 
 
 def test_values_that_are_not_the_sources_fail_the_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = reshard.core.gather.LocalGatherer.fill
+    fill = reshard.core.transfer.reader.LocalGatherer.fill
 
     def zeroing(self: Any, blocks: Any) -> None:
         fill(self, blocks)
         part = blocks[0].parts[0]
         blocks[0].buffer[part.position : part.position + part.size_bytes] = 0
 
-    monkeypatch.setattr(reshard.core.gather.LocalGatherer, "fill", zeroing)
+    monkeypatch.setattr(reshard.core.transfer.reader.LocalGatherer, "fill", zeroing)
     state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
     assert state.is_failed()
     assert "its values are not those of the source" in str(state.message)
@@ -211,8 +211,10 @@ def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.Mo
 
         return counted
 
-    monkeypatch.setattr("reshard.core.session.convert_rank", count(reshard.core.session.convert_rank))
-    monkeypatch.setattr("reshard.core.session.check_rank", count(reshard.core.session.check_rank))
+    monkeypatch.setattr(
+        "reshard.core.conversion.session.convert_rank", count(reshard.core.conversion.session.convert_rank)
+    )
+    monkeypatch.setattr("reshard.core.conversion.session.check_rank", count(reshard.core.conversion.session.check_rank))
     convert_checkpoint(PIPELINES.request(target, workers=3))
     assert highest == 3
 
@@ -338,7 +340,7 @@ def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.Mo
             advance(1)
             time.sleep(0.01)
 
-    monkeypatch.setattr("reshard.core.session.convert_rank", endless)
+    monkeypatch.setattr("reshard.core.conversion.session.convert_rank", endless)
     with pytest.raises(KeyError):
         convert_checkpoint(FOUR_TO_THREE.request(target, workers=3))
 

@@ -11,13 +11,13 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun
 
-import reshard.core.session
-from reshard.core.convert import convert
+import reshard.core.conversion.session
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.latest import LatestReport
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, ConversionError, StorageError
-from reshard.core.latest import LatestReport
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.progress import SilentProgress, reporting_to
-from reshard.core.report import ConversionReport
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
 from tests.support.checkpoints import read_tree
 from tests.support.flow_runs import Run
@@ -26,8 +26,8 @@ from tests.support.training import CASE, latest_request, save_step, saving_slowl
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.steps.LOOK_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr("reshard.core.latest.RENEWAL_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.conversion.training_steps.LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.conversion.latest.RENEWAL_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_conversion_that_fails_is_a_failed_run_and_the_next_one_goes_on(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_step(source, "1_0")
-    write = reshard.core.session.convert_rank
+    write = reshard.core.conversion.session.convert_rank
 
     def fail(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> Any:
         if rank == 1:
@@ -175,7 +175,7 @@ def test_a_conversion_that_fails_is_a_failed_run_and_the_next_one_goes_on(
         return write(workspace, plan, rank, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr("reshard.core.session.convert_rank", fail)
+        patch.setattr("reshard.core.conversion.session.convert_rank", fail)
         run = LatestRun(latest_request(source, target))
     assert run.end[0] == "FAILED"
     assert "rank_1: its disk is broken" in run.end[1]
@@ -192,14 +192,14 @@ def test_a_run_that_finds_another_at_the_same_step_ends_well(
 ) -> None:
     save_step(source, "1_0")
     under_way, go_on = threading.Event(), threading.Event()
-    write = reshard.core.session.convert_rank
+    write = reshard.core.conversion.session.convert_rank
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         under_way.set()
         go_on.wait(60)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.session.convert_rank", slow)
+    monkeypatch.setattr("reshard.core.conversion.session.convert_rank", slow)
     request = latest_request(source, target)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(copy_context().run, convert_latest_checkpoint, request)

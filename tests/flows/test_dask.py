@@ -16,10 +16,10 @@ import pytest
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from reshard.core.convert import convert, make_plan
+from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request import ConversionRequest
-from reshard.core.session import open_session
+from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import column_case
@@ -135,7 +135,7 @@ def test_when_the_scheduler_dies_the_run_fails(cluster: DaskProcesses, tmp_path:
 
 FLOW = """
 import sys
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 if __name__ == "__main__":
     convert_checkpoint(ConversionRequest.model_validate_json(sys.argv[1]))
@@ -147,13 +147,13 @@ class SlowWorkers:
 
     MODULE = """
 import os, time
-import reshard.core.session, reshard.core.transform
+import reshard.core.conversion.session, reshard.core.transfer.writer
 def slowly(*args, **options):
     while os.path.exists({gate!r}):
         open({seen!r}, "a").close()
         time.sleep(0.05)
-    return reshard.core.transform.transform_ranks(*args, **options)
-reshard.core.session.transform_ranks = slowly
+    return reshard.core.transfer.writer.transform_ranks(*args, **options)
+reshard.core.conversion.session.transform_ranks = slowly
 """
 
     def __init__(self, directory: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from prefect import get_client
 from prefect.blocks.system import Secret
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
-from reshard.core.request import EncryptionMode, VerifyLevel
-from reshard.core.verify import VerificationRequest
+from reshard.core.request.conversion import EncryptionMode, VerifyLevel
+from reshard.core.verification.files import VerificationRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case, read_tree

@@ -14,7 +14,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.progress import SilentProgress
+from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.local import run_locally
 from tests.support.checkpoints import case, read_tree
 from tests.support.places import PROJECT
@@ -24,9 +24,9 @@ FOUR_TO_THREE = case(7009)
 
 ENDLESS_RUN = """
 import json, sys, time
-import reshard.core.session
-from reshard.core.progress import SilentProgress
-from reshard.core.request import build_request
+import reshard.core.conversion.session
+from reshard.core.runtime.progress import SilentProgress
+from reshard.core.request.conversion import build_request
 from reshard.flows.embedded_server import start_server
 from reshard.flows.local import run_locally
 
@@ -37,14 +37,14 @@ def endless(workspace, plan, rank, budget, advance, **_):
         advance(1)
         time.sleep(0.01)
 
-reshard.core.session.convert_rank = endless
+reshard.core.conversion.session.convert_rank = endless
 run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress())
 """
 
 ONE_RUN = """
 import json, sys
-from reshard.core.progress import SilentProgress
-from reshard.core.request import build_request
+from reshard.core.runtime.progress import SilentProgress
+from reshard.core.request.conversion import build_request
 from reshard.flows.local import run_locally
 print(run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress()).committed)
 assert "prefect.server" not in sys.modules, "importing a server takes seconds"

@@ -6,10 +6,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError, StrategyError
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.merge import MergeRequest
-from reshard.core.request import build_request
+from reshard.core.request.conversion import build_request
+from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.strategy.files import read_strategy
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint

@@ -14,14 +14,14 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalC
 from prefect.logging import disable_run_logger
 from prefect.states import Completed
 
-import reshard.core.session
-from reshard.core.budget import Crew
-from reshard.core.convert import make_plan
+import reshard.core.conversion.session
+from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.report import ConversionReport
+from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import ConversionError, InputError, StorageError
-from reshard.core.progress import SilentProgress
-from reshard.core.report import ConversionReport
-from reshard.core.request import ConversionRequest, VerifyLevel
-from reshard.core.session import Session, open_session
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.runtime.budget import Crew
+from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.ranks import _Dispatch, _Turn, _Unit, failures_of, run_ranks
 from reshard.flows.runners import RunnerLostError
@@ -171,8 +171,10 @@ def test_ranks_hold_a_slot_while_they_are_written_and_checked(
 
         return counted
 
-    monkeypatch.setattr("reshard.core.session.convert_rank", seen(reshard.core.session.convert_rank))
-    monkeypatch.setattr("reshard.core.session.check_rank", seen(reshard.core.session.check_rank))
+    monkeypatch.setattr(
+        "reshard.core.conversion.session.convert_rank", seen(reshard.core.conversion.session.convert_rank)
+    )
+    monkeypatch.setattr("reshard.core.conversion.session.check_rank", seen(reshard.core.conversion.session.check_rank))
     report = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=3))
     assert report.committed
     assert taken == [1] * 6
@@ -279,9 +281,11 @@ class _OneByOne:
         workspace, plan, rank = self._session.workspace, self._session.plan, parameters["rank"]
         if task is transform_rank:
             budget, group = self._session.budget, parameters["group"]
-            reshard.core.session.convert_rank(workspace, plan, rank, budget, lambda _: None, group=group, lanes=1)
+            reshard.core.conversion.session.convert_rank(
+                workspace, plan, rank, budget, lambda _: None, group=group, lanes=1
+            )
         else:
-            reshard.core.session.check_rank(workspace, plan, rank, VerifyLevel.CHECKSUM, lambda _: None)
+            reshard.core.conversion.session.check_rank(workspace, plan, rank, VerifyLevel.CHECKSUM, lambda _: None)
         future = _Ended()
         ended(future)
         return future

@@ -11,7 +11,7 @@ from prefect.filesystems import RemoteFileSystem
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request import ConversionRequest
+from reshard.core.request.conversion import ConversionRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.tasks.storages import options_of_block
 from tests.support.checkpoints import case

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, VerificationError
-from reshard.core.progress import reporting_to
-from reshard.core.request import VerifyLevel
-from reshard.core.verify import VerificationRequest
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.progress import reporting_to
+from reshard.core.verification.files import VerificationRequest
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from reshard.core.checkpoint.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption import DecryptedSource, EncryptedOutput
-from reshard.core.checkpoint.formats import check_crc, read_index
-from reshard.core.checkpoint.indexing import Indexed, Workers, read_indexes
+from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
+from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput
+from reshard.core.checkpoint.formats.dispatch import check_crc, read_index
+from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
+from reshard.core.checkpoint.map_parameters import build_map_parameter, parse_map_parameter
 from reshard.core.checkpoint.model import FileIndex
-from reshard.core.checkpoint.scalars import json_value, read_scalars
+from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes
 from reshard.core.errors import CheckpointError, InputError
-from reshard.core.keys import Key
-from reshard.core.map_parameters import build_map_parameter, parse_map_parameter
-from reshard.core.request import EncryptionMode
+from reshard.core.request.conversion import EncryptionMode
+from reshard.core.runtime.keys import Key
 from reshard.core.storage.uploads import Buffer
 from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import Parser

@@ -8,15 +8,15 @@ from functools import cache
 from pathlib import Path
 
 from reshard.core.checkpoint.digested import with_digest, without_digest
-from reshard.core.checkpoint.weight_maps import read_weight_map
-from reshard.core.convert import convert
-from reshard.core.elastic import parse_fault_ranks
+from reshard.core.checkpoint.formats.weight_maps import read_weight_map
+from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, TargetError
-from reshard.core.keys import Key
-from reshard.core.manifest import dump_record, parse_manifest, parse_shard_record
-from reshard.core.plan_file import load_plan, load_sources
-from reshard.core.request import EncryptionMode, build_request
-from reshard.core.sealing import seal, unseal
+from reshard.core.mindspore_api.elastic import parse_fault_ranks
+from reshard.core.plan.plan_file import load_plan, load_sources
+from reshard.core.request.conversion import EncryptionMode, build_request
+from reshard.core.runtime.keys import Key
+from reshard.core.runtime.sealing import seal, unseal
 from reshard.core.storage.lease import parse_holder
 from reshard.core.storage.urls import parse_url
 from tests.fuzz.mutations import damaged_gzip, damaged_json

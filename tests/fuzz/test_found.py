@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.convert import make_plan
+from reshard.core.checkpoint.manifest import parse_manifest, parse_shard_record
+from reshard.core.checkpoint.map_parameters import parse_map_parameter
+from reshard.core.conversion.convert import make_plan
 from reshard.core.errors import CheckpointError, InputError, StrategyError, TargetError
-from reshard.core.manifest import parse_manifest, parse_shard_record
-from reshard.core.map_parameters import parse_map_parameter
-from reshard.core.plan_file import load_plan, load_sources
-from reshard.core.request import build_request, parse_ranks
-from reshard.core.secrets import carries_credentials, scrubbed
+from reshard.core.plan.plan_file import load_plan, load_sources
+from reshard.core.request.conversion import build_request, parse_ranks
+from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from reshard.core.storage.lease import parse_holder
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.urls import parse_url

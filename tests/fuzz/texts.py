@@ -7,12 +7,12 @@ from contextlib import suppress
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError, RestXMLParser  # type: ignore[import-untyped]
 
-from reshard.core.checkpoint.names import group_prefixes, parse_name, parse_step
+from reshard.core.checkpoint.catalog.names import group_prefixes, parse_name, parse_step
 from reshard.core.errors import InputError
-from reshard.core.info_texts import parse_info
-from reshard.core.latest_request import LatestConversionRequest
-from reshard.core.request import ConversionRequest, build_options, build_request, parse_ranks, parse_size
-from reshard.core.secrets import scrubbed
+from reshard.core.request.conversion import ConversionRequest, build_options, build_request, parse_ranks, parse_size
+from reshard.core.request.info_texts import parse_info
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.s3_answers import reason_of
 from tests.fuzz.mutations import damaged_json

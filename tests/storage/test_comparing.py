@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.compare import compare_checkpoints
-from reshard.core.comparison_request import build_comparison
+from reshard.core.request.comparison import build_comparison
+from reshard.core.verification.compare import compare_checkpoints
 from tests.support.checkpoints import case
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.stores import BUCKET, Store

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.encryption import EncryptedOutput
-from reshard.core.convert import convert
+from reshard.core.checkpoint.encryption.files import EncryptedOutput
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, CheckpointError
-from reshard.core.keys import Key
-from reshard.core.request import EncryptionMode
+from reshard.core.request.conversion import EncryptionMode
+from reshard.core.runtime.keys import Key
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.columns import column_case
 from tests.support.stores import Store
@@ -27,8 +27,10 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", SECRET)
     monkeypatch.setenv("OTHER", SECRET[::-1])
     # blocks of 4 MiB would hold each file of these cases whole
-    monkeypatch.setattr("reshard.core.checkpoint.encryption.EncryptedOutput.__init__.__defaults__", (BLOCK_BYTES,))
-    monkeypatch.setattr("reshard.core.checkpoint.encryption.encrypted_bytes.__defaults__", (BLOCK_BYTES,))
+    monkeypatch.setattr(
+        "reshard.core.checkpoint.encryption.files.EncryptedOutput.__init__.__defaults__", (BLOCK_BYTES,)
+    )
+    monkeypatch.setattr("reshard.core.checkpoint.encryption.files.encrypted_bytes.__defaults__", (BLOCK_BYTES,))
 
 
 def key_options(mode: EncryptionMode, name: str = "env:KEY") -> dict[str, object]:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from reshard.cli.main import run
-from reshard.core import retry
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
-from reshard.core.layout import ParameterLayout
-from reshard.core.request import ConversionRequest
-from reshard.core.retry import RetryPolicy
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.runtime import retry
+from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.s3_client import s3_client

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from reshard.core.convert import convert
-from reshard.core.joining import join_parts
-from reshard.core.request import VerifyLevel, build_request
-from reshard.core.verify import verify_target
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.join_stages import join_parts
+from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_tree
 from tests.support.s3_client import s3_client
 from tests.support.stores import BUCKET, Store, unfinished_uploads

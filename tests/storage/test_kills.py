@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.runs import RESHARD, start

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reshard.core.latest import LatestReport, convert_latest
-from reshard.core.session import convert_rank
+from reshard.core.conversion.latest import LatestReport, convert_latest
+from reshard.core.conversion.session import convert_rank
 from reshard.core.storage import lease
 from reshard.core.storage.files import remove_files
 from reshard.core.storage.publishing import REMOVING_NAME
@@ -22,8 +22,8 @@ from tests.support.training import CASE, RANKS, file_of, latest_request, save_st
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.steps.LOOK_AGAIN_SECONDS", 0.1)
-    monkeypatch.setattr("reshard.core.latest.RENEWAL_SECONDS", 0.5)
+    monkeypatch.setattr("reshard.core.conversion.training_steps.LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("reshard.core.conversion.latest.RENEWAL_SECONDS", 0.5)
     monkeypatch.setattr(lease, "RENEWAL_SECONDS", 0.3)
 
 
@@ -137,7 +137,7 @@ def test_a_removal_that_was_cut_short_is_gone_on_with(
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr("reshard.core.retention._remove_claimed", die)
+        patch.setattr("reshard.core.conversion.retention._remove_claimed", die)
         with pytest.raises(KilledError):
             run(store, keep_checkpoint_max=1)
     state = store.files("converted/1_0/.reshard")
@@ -157,7 +157,7 @@ def test_runs_that_overlap_do_not_convert_twice(store: Store, tmp_path: Path, mo
         go_on.wait(60)
         return convert_rank(*args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.convert.convert_rank", slow)
+    monkeypatch.setattr("reshard.core.conversion.convert.convert_rank", slow)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(run, store)
         assert under_way.wait(60)

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.convert import convert
-from reshard.core.load import load_rank, plan_load
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.load import load_rank, plan_load
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.stores import Store, forget_connections

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.strategy.files import read_strategy
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.runs import files_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import TargetError
 from tests.support.checkpoints import case, read_tree
 from tests.support.s3_server import S3Server, s3_server

@@ -4,8 +4,8 @@ import json
 import shutil
 
 from reshard.cli.main import run
-from reshard.core.convert import convert
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import build_request
 from tests.support.checkpoints import read_tree
 from tests.support.places import FIXTURES
 from tests.support.stores import Store

@@ -18,10 +18,10 @@ from typing import Any, cast
 import pytest
 
 from reshard.cli.main import run
-from reshard.core import retry
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
-from reshard.core.retry import RetryPolicy
+from reshard.core.runtime import retry
+from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.named_options import named_storages
 from tests.support.checkpoints import case, read_tree
 from tests.support.http_wire import Head

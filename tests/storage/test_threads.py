@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core.budget import UploadBuffers
+from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.files import (
     copy_file,
     exists,

@@ -10,16 +10,16 @@ from math import prod
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.formats.dispatch import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
-from reshard.core.convert import convert, make_plan
-from reshard.core.dtypes import dtype_from_name
-from reshard.core.layout import ParameterLayout
-from reshard.core.plan import ConversionPlan
-from reshard.core.report import ConversionReport
-from reshard.core.request import build_request
+from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.report import ConversionReport
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.dtypes import dtype_from_name
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import read_ckpt
 from tests.support.ckpt_writer import filled
 from tests.support.stores import Store

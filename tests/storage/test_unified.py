@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from reshard.core.convert import convert
-from reshard.core.request import VerifyLevel
-from reshard.core.verify import verify_target
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
 from tests.support.stores import Store
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reshard.core import retry
-from reshard.core.budget import UploadBuffers
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError
-from reshard.core.layout import whole_layout
-from reshard.core.retry import RetryPolicy
+from reshard.core.runtime import retry
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.files import copy_file, write_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.tensor.layout import whole_layout
 from tests.support.checkpoints import case, read_tree
 from tests.support.s3_client import s3_client
 from tests.support.s3_traffic import Exchange, Fault, Kind

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reshard.core import retry
-from reshard.core.budget import UploadBuffers
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
 from reshard.core.errors import StorageError
-from reshard.core.request import VerifyLevel, build_request
-from reshard.core.retry import RetryPolicy
+from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.runtime import retry
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.files import write_file
 from reshard.core.storage.urls import parse_url
-from reshard.core.verify import verify_target
+from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import case, check_crc_of, read_tree
 from tests.support.s3_traffic import Fault, Kind
 from tests.support.stores import Store, content_of, of_operation, stored, unfinished_uploads

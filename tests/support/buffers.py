@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from reshard.core.budget import Budget, Shares
+from reshard.core.runtime.budget import Budget, Shares
 
 BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from reshard.core.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
+from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
 from tests.support.composing import join_arrays, split_array
 
 SHAPES = {"qkv": (72, 24), "gate": (24, 48), "up": (24, 48), "turned": (24, 48), "plain": (24,)}

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from reshard.core.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
-from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.request.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule
 from tests.support.checkpoints import Contents
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import as_layout, make_strategy

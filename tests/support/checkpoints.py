@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from reshard.core.request import ConversionRequest, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.places import FIXTURES
 

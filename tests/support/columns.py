@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reshard.core.layout import ParameterLayout
-from reshard.core.request import ConversionRequest, build_request
+from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import Contents
 from tests.support.ckpt_writer import checkpoint_bytes
 

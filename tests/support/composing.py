@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from reshard.core.pieces import Piece
+from reshard.core.tensor.segments import Piece
 
 
 def split_array(array: np.ndarray, axis: int, shares: Sequence[int], groups: int) -> list[np.ndarray]:

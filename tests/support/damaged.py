@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import make_strategy
 

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.objects import TaskRun as PrefectTaskRun
 from prefect.client.schemas.sorting import TaskRunSort
 
-import reshard.core.session
+import reshard.core.conversion.session
 
 Request = TypeVar("Request")
 Report = TypeVar("Report")
@@ -57,7 +57,7 @@ class Run(Generic[Request, Report]):
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None]) -> list[int]:
     """Makes writing a rank raise what `fails` says; returns the list of the ranks that were tried."""
     tried: list[int] = []
-    write = reshard.core.session.convert_rank
+    write = reshard.core.conversion.session.convert_rank
 
     def step(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> Any:
         tried.append(rank)
@@ -66,6 +66,6 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseExceptio
             raise error
         return write(workspace, plan, rank, *args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.session.convert_rank", step)
-    monkeypatch.setattr("reshard.core.batches.convert_rank", step)
+    monkeypatch.setattr("reshard.core.conversion.session.convert_rank", step)
+    monkeypatch.setattr("reshard.core.conversion.batches.convert_rank", step)
     return tried

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint import ckpt
-from reshard.core.checkpoint.formats import plan_file
+from reshard.core.checkpoint.formats import ckpt
+from reshard.core.checkpoint.formats.dispatch import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
-from reshard.core.dtypes import dtype_from_name
 from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.dtypes import dtype_from_name
 from tests.support.ckpt_writer import filled
 from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout, shard_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.ckpt_writer import checkpoint_bytes
 
 ROWS = ParameterLayout((2, 2), ((0,), ()))

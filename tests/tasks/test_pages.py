@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from reshard.core.budget import Budget
-from reshard.core.compare import compare_checkpoints
-from reshard.core.comparison_request import build_comparison
-from reshard.core.convert import convert, make_plan
+from reshard.core.checkpoint.manifest import parse_manifest
+from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.merge_strategy import MergeReport
+from reshard.core.conversion.report import ConversionReport, StandIn, VerificationReport, summarize_plan
 from reshard.core.errors import (
     ConversionError,
     DifferenceError,
@@ -19,12 +19,12 @@ from reshard.core.errors import (
     TargetError,
     VerificationError,
 )
-from reshard.core.manifest import parse_manifest
-from reshard.core.merge import MergeReport
-from reshard.core.report import ConversionReport, StandIn, VerificationReport, summarize_plan
-from reshard.core.request import VerifyLevel
-from reshard.core.verify import verify_target
-from reshard.core.wording import printable, size_text
+from reshard.core.request.comparison import build_comparison
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.budget import Budget
+from reshard.core.runtime.wording import printable, size_text
+from reshard.core.verification.compare import compare_checkpoints
+from reshard.core.verification.files import verify_target
 from reshard.tasks.pages import (
     LARGEST_TABLE_ROWS,
     as_paragraph,

@@ -16,11 +16,11 @@ from prefect.states import Failed
 from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
 
-from reshard.core.convert import convert, make_plan
+from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
-from reshard.core.progress import SilentProgress, reporting_to
-from reshard.core.resources import resources_of
-from reshard.core.session import open_session
+from reshard.core.request.resources import resources_of
+from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.tasks.assignment import Assignment
 from reshard.tasks.catalog import catalog_source
 from reshard.tasks.conversion import commit_target, transform_rank, transform_ranks

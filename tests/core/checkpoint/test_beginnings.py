@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from reshard.core.checkpoint.beginnings import beginnings
-from reshard.core.checkpoint.catalog import build_catalog
+from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.errors import CatalogError
 from reshard.core.storage.files import SourceFile, open_source
 from reshard.core.storage.urls import Location
@@ -66,7 +66,7 @@ def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch:
         all_open.wait(timeout=10)
         return open_source(location)
 
-    monkeypatch.setattr("reshard.core.checkpoint.opening.open_source", open_with_the_others)
+    monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", open_with_the_others)
     assert len(set(remote.beginnings("w00", 1))) == RANKS
 
 

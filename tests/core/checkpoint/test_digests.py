@@ -3,11 +3,11 @@ from collections.abc import Sequence
 import pytest
 import xxhash
 
-from reshard.core.checkpoint import ckpt
 from reshard.core.checkpoint.digests import UnlikeError, content_digests
+from reshard.core.checkpoint.formats import ckpt
 from reshard.core.checkpoint.model import OutputEntry, TensorEntry, text_entry
-from reshard.core.dtypes import MAP_TENSOR, dtype_from_name
 from reshard.core.errors import CheckpointError
+from reshard.core.tensor.dtypes import MAP_TENSOR, dtype_from_name
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file
 
 MIB = 2**20

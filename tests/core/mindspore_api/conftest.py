@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reshard.core import mindspore_api
+from reshard import mindspore
 
 _OPTION = re.compile(r"(^|[\s('])--[a-z]")
 
@@ -28,10 +28,10 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.fixture(autouse=True)
 def _messages_without_options(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped: dict[Any, Callable[..., Any]] = {}
-    for name in mindspore_api.__all__:
-        function = getattr(mindspore_api, name)
+    for name in mindspore.__all__:
+        function = getattr(mindspore, name)
         if callable(function) and not isinstance(function, type):
-            monkeypatch.setattr(mindspore_api, name, wrapped.setdefault(function, _checked(function)))
+            monkeypatch.setattr(mindspore, name, wrapped.setdefault(function, _checked(function)))
     warn = warnings.warn
 
     def checked_warn(message: Any, category: Any = None, stacklevel: int = 1, **keywords: Any) -> None:

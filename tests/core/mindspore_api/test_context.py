@@ -1,4 +1,4 @@
-from reshard.core import mindspore_api as mindspore
+from reshard import mindspore
 
 
 def test_settings_with_which_scripts_begin_are_accepted() -> None:

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from reshard.core import mindspore_api as mindspore
-from reshard.core.layout import ParameterLayout
-from reshard.core.mindspore_api import distributed, unified
-from reshard.core.values import INT4
+from reshard import mindspore
+from reshard.core.checkpoint.values import INT4
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.mindspore import distributed, unified
 from tests.support.checkpoints import ALL_CASES, Case, read_tree
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of
 from tests.support.strategy_writer import FileLayout, write_strategy_file

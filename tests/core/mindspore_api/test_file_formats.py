@@ -6,8 +6,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from reshard.core import mindspore_api as mindspore
-from reshard.core.checkpoint import ckpt as ckpt_module
+from reshard import mindspore
+from reshard.core.checkpoint.formats import ckpt as ckpt_module
 from tests.support.checkpoints import ckpt, read_ckpt, read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.format_cases import FORMATS, KEYS, check_appended, check_parameters

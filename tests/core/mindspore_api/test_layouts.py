@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core import mindspore_api as mindspore
+from reshard import mindspore
+from reshard.core.checkpoint.values import INT4
 from reshard.core.strategy.protobuf import build_layouts
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
-from reshard.core.values import INT4
 from tests.support.checkpoints import ALL_CASES, ckpt
 from tests.support.plans import as_layout
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, layouts, shard_of

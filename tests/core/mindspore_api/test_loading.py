@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reshard.core import mindspore_api as mindspore
-from reshard.core.values import INT4
+from reshard import mindspore
+from reshard.core.checkpoint.values import INT4
 from tests.support.checkpoints import ckpt
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.format_cases import EXPECTED, FORMATS, KEYS, check_appended, check_parameters

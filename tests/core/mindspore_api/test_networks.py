@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reshard.core import mindspore_api as mindspore
+from reshard import mindspore
 from reshard.core.mindspore_api.networks import Filling, checked_network, fill_network
 
 FLOATS = np.arange(4, dtype=np.float32)

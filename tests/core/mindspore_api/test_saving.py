@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_st
 
-from reshard.core import mindspore_api as mindspore
-from reshard.core.values import INT4
+from reshard import mindspore
+from reshard.core.checkpoint.values import INT4
 from tests.support.checkpoints import read_ckpt, read_safetensors
 
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)

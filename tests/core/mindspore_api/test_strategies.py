@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core import mindspore_api as mindspore
+from reshard import mindspore
 from reshard.core.strategy.files import read_strategy
 from tests.support.ckpt_writer import blob, number
 from tests.support.strategy_writer import FileLayout, read_protobuf_strategy, write_strategy_file

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reshard.core import mindspore_api as mindspore
+from reshard import mindspore
 from reshard.core.storage.lease import held_lease, new_holder
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import ALL_CASES, Case, Contents, read_ckpt, read_tree

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from reshard.core import mindspore_api as mindspore
-from reshard.core.mindspore_api import unifying
+from reshard import mindspore
 from reshard.core.mindspore_api.unifying import split_by_size
+from reshard.mindspore import unifying
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_safetensors
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from reshard.core.checkpoint.manifest import ParameterRecord
 from reshard.core.errors import LimitError
-from reshard.core.manifest import ParameterRecord
 from reshard.core.runtime import metadata
 from reshard.core.runtime.metadata import (
     Parse,

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import xxhash
 
-from reshard.core.compare import compare_checkpoints, fingerprint_checkpoint
-from reshard.core.comparison_request import build_comparison
-from reshard.core.convert import convert, describe_plan
-from reshard.core.doctor import diagnose
+from reshard.core.conversion.convert import convert, describe_plan
+from reshard.core.conversion.join_stages import join_parts
+from reshard.core.conversion.load import plan_load
 from reshard.core.errors import InputError, ReshardError, StrategyError
-from reshard.core.joining import join_parts
-from reshard.core.load import plan_load
-from reshard.core.recover import StepState, assess_recovery
-from reshard.core.request import NOWHERE, build_request
+from reshard.core.request.comparison import build_comparison
+from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.storage.files import read_own_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.records import change_record
@@ -320,6 +320,6 @@ def test_the_plan_of_a_source_is_read_once(made: Path, tmp_path: Path, monkeypat
         read.append(str(location))
         return read_own_file(location, limit_bytes)
 
-    monkeypatch.setattr("reshard.core.plan_file.read_own_file", reading)
+    monkeypatch.setattr("reshard.core.plan.plan_file.read_own_file", reading)
     whole(made, tmp_path / "whole")
     assert read.count(origin_of(made)) == 1

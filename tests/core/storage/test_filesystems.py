@@ -20,7 +20,7 @@ from s3fs import S3FileSystem
 from reshard.core.errors import InputError
 from reshard.core.storage.filesystems import open_filesystem, url_of
 from reshard.core.storage.obs import OBSFileSystem
-from reshard.core.storage.requests import REQUESTS_AT_ONCE
+from reshard.core.storage.transfers import REQUESTS_AT_ONCE
 from tests.support.places import PROJECT
 
 OBS = {"endpoint_url": "obs.cn-north-4.myhuaweicloud.com", "key": "own", "secret": "own secret"}

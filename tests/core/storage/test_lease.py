@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
-from reshard.core.storage.claims import check_claim
 from reshard.core.storage.files import copy_file, write_bytes, write_file
 from reshard.core.storage.lease import (
     LeaseHolder,
@@ -25,8 +24,9 @@ from reshard.core.storage.lease import (
     parse_holder,
     remove_place,
 )
-from reshard.core.storage.onlooking import seen_holders
+from reshard.core.storage.lease_observer import seen_holders
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.write_guard import check_claim
 from tests.support.places import PROJECT
 
 DEAD_AFTER_SECONDS = 0.5

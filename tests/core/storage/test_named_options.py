@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request import build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.named_options import named_storages, options_for, storages_of
 from reshard.core.storage.urls import parse_url
 

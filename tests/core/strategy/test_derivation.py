@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.derivation import StrategyWish, TensorFacts, derive_strategy
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.roles import device_roles
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import ALL_CASES, Case
 from tests.support.plans import sides
 

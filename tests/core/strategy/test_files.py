@@ -10,7 +10,6 @@ import fsspec
 import pytest
 
 from reshard.core.errors import StorageError, StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.storage.files import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from reshard.core.strategy import files
@@ -18,6 +17,7 @@ from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.merging import split_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf import parse_protobuf
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.places import FIXTURES
 
 CONVERSIONS = FIXTURES / "conversions"

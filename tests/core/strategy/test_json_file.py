@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf import parse_protobuf
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.places import FIXTURES
 
 CASE = FIXTURES / "conversions/case_7010"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.merging import merge_strategies, split_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
 
 LAYOUT = ParameterLayout((2, 2), ((1,), ()))
 

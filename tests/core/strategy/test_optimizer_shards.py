@@ -2,8 +2,8 @@
 
 import pytest
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.optimizer_shards import copies_of, with_optimizer_shard, without_optimizer_shard
+from reshard.core.tensor.layout import ParameterLayout
 
 ROWS = ParameterLayout((2, 4), ((0,), ()))
 

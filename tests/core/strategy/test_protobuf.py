@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap, ParallelLayouts, ParallelStrategyMap
+from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from tests.support.places import FIXTURES
 
 MINDSPORE_FILES = sorted(FIXTURES.glob("conversions/**/*strategy*.ckpt"))

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.roles import device_roles, model_axes_of
+from reshard.core.tensor.layout import ParameterLayout
 from tests.support.plans import as_layout
 from tests.support.reference import DEVICE_COUNTS, layouts
 

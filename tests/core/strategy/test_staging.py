@@ -3,9 +3,9 @@
 import pytest
 
 from reshard.core.errors import StrategyError
-from reshard.core.layout import ParameterLayout
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.staging import Staging, assign_stages, owner_of, parse_place
+from reshard.core.tensor.layout import ParameterLayout
 
 LAYOUT = ParameterLayout((2,), ((),))
 

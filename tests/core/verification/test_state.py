@@ -11,14 +11,14 @@ import pytest
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.digested import without_digest
-from reshard.core.convert import convert
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetError
-from reshard.core.joining import join_parts
-from reshard.core.keys import KeyNames, named_keys
-from reshard.core.request import EncryptionMode, VerifyLevel, build_request
+from reshard.core.request.conversion import EncryptionMode, VerifyLevel, build_request
+from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.storage.urls import parse_url
-from reshard.core.target import read_manifest
-from reshard.core.verify import verify_target
+from reshard.core.target.target import read_manifest
+from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import CONVERSIONS
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.records import as_record
@@ -259,7 +259,7 @@ def test_files_that_a_network_file_system_keeps_for_others_do_not_count(source: 
 def test_a_finished_target_where_nothing_can_be_written_any_more(
     source: str, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.core.target.os.access", lambda *_: False)
+    monkeypatch.setattr("reshard.core.target.target.os.access", lambda *_: False)
     assert convert(build_request(source=source, target=str(target))).committed
     with pytest.raises(TargetError, match="is not writable"):
         convert(build_request(source=source, target=f"{target}2"))

@@ -1,0 +1,421 @@
+"""The catalog of a checkpoint: for each rank the file that is its part, and from the headers what that file holds.
+
+The survey lists, the selection chooses by name, and only then are files opened, one a rank. Everything that is wrong
+with the ranks or with the files is one error.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from threading import Lock, Semaphore
+
+import numpy as np
+
+from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
+from reshard.core.checkpoint.catalog.names import Step, parse_step
+from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.selection import listed, rank_names, select_files
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.catalog.unified import check_index, names_outside
+from reshard.core.checkpoint.digests import UnlikeError, content_digests
+from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.dispatch import check_crc as check_file_crc
+from reshard.core.checkpoint.formats.dispatch import format_of, read_index
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
+from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.request.conversion import EncryptionMode
+from reshard.core.runtime.keys import source_key
+from reshard.core.storage.files import SourceFile
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.urls import Location
+
+__all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog", "catalog_files"]
+
+_BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
+_MAX_FILE_ERRORS = 20
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
+_WITHOUT_TAGS = (
+    "the source is encrypted as early releases of MindSpore did it, AES-GCM without a tag: whether it was changed "
+    "cannot be told"
+)
+
+WantsDigest = Callable[[int, TensorEntry], bool]
+_REFUSES_DAMAGE = DamagePolicy()
+
+
+def build_catalog(
+    url: str,
+    ranks: range | None,
+    *,
+    step: str | None = None,
+    source_prefix: str | None = None,
+    digest: WantsDigest,
+    check_crc: bool = True,
+    assume_alike: bool = True,
+    workers: int = 8,
+    allow_extra_ranks: bool = False,
+    found: CheckpointSurvey | None = None,
+    damage: DamagePolicy = _REFUSES_DAMAGE,
+) -> CheckpointCatalog:
+    """Finds the checkpoint's file of each rank and reads what it holds.
+
+    Args:
+        url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are rank
+            0's; or a pattern with `{rank}` that names each rank's folder or file.
+        ranks: the ranks that the source strategy has; None if there is no strategy: rank 0 holds all.
+        step: the step to take, `10_5` or `10_5_breakpoint`; None for the newest that every rank has.
+        source_prefix: the prefix of the files to take, where there are several.
+        digest: says of which parameters of which rank a digest of the contents is taken.
+        check_crc: whether files that carry a CRC are read whole to check it.
+        assume_alike: whether of remote files with the same size that agree in samples only one's headers are read; the
+            records of the others say so.
+        workers: files read at a time; more if they are remote.
+        allow_extra_ranks: whether there may be ranks besides `ranks`, which are then ignored.
+        found: the survey of `url`, if it was made already.
+        damage: what is to happen where ranks have no usable file. If it recovers, they are the catalog's lost ones, and
+            without `step` the newest step is taken that all ranks have which have files and are not faulty.
+
+    Raises:
+        CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory cannot
+            be read or is an unfinished conversion; or several files cannot be used.
+        CheckpointError: one file is damaged or cannot be used.
+        StorageError: a transient failure of the storage.
+    """
+    found = found or survey(url)
+    if found.unfinished:
+        raise CatalogError(
+            f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
+            "or name another checkpoint"
+        )
+    if found.shape is CheckpointShape.UNIFIED:
+        _check_nothing_to_choose(found, ranks, step or source_prefix, damage)
+        return _unified_catalog(found, digest, check_crc, workers)
+    needed = range(1) if ranks is None else ranks
+
+    def look_again() -> CheckpointCatalog:
+        tolerant = replace(damage, recovers=True)
+        return build_catalog(
+            url,
+            ranks,
+            step=step,
+            source_prefix=source_prefix,
+            digest=lambda *_: False,
+            check_crc=False,
+            workers=workers,
+            allow_extra_ranks=allow_extra_ranks,
+            found=found,
+            damage=tolerant,
+        )
+
+    try:
+        lost = _without_files(found, needed, step, damage)
+        notes = _check_ranks(found, needed, lost, has_strategy=ranks is not None, allow_extra_ranks=allow_extra_ranks)
+        names = {rank: [file.name for file in found.files[rank]] for rank in needed if rank not in lost}
+        selection = select_files(found.url, names, step=step, source_prefix=source_prefix, named=found.names_files)
+    except CatalogError as error:
+        raise with_advice(error, "" if damage.recovers else _advice(damage, look_again)) from error.__cause__
+    locations = {
+        rank: next(file.location for file in found.files[rank] if file.name == name)
+        for rank, name in selection.names.items()
+    }
+    reader = _RecordReader(digest, check_crc, assume_alike, damage.given_to)
+    records, errors = _read_all(locations, reader, workers)
+    for rank, why in damage.torn(records).items():
+        errors[rank] = CheckpointError(f"{records.pop(rank).location}: {why}")
+    lost |= {rank: _without_place(error, locations[rank]) for rank, error in errors.items()}
+    chosen_step = None if selection.step is None else str(selection.step)
+    notes = (*selection.notes, *notes, *reader.notes)
+    catalog = CheckpointCatalog(
+        found.url,
+        selection.format,
+        chosen_step,
+        records,
+        notes,
+        {rank: lost[rank] for rank in sorted(lost)},
+        next(iter(selection.names.values())).parts,
+    )
+    only_damage = all(is_damage(error) for error in errors.values())
+    if errors and not (damage.recovers and only_damage):
+        refusal = _joined(found.url, [errors[rank] for rank in sorted(errors)], len(locations))
+        raise with_advice(refusal, damage.advice(catalog) if only_damage and records and not damage.recovers else "")
+    return catalog
+
+
+def _check_nothing_to_choose(
+    found: CheckpointSurvey, ranks: range | None, choice: str | None, damage: DamagePolicy
+) -> None:
+    """Makes sure that nothing is asked for that unified checkpoints do not have."""
+    if ranks is not None:
+        raise CatalogError(
+            f"{found.url}: is unified, its tensors are whole: name no strategy for it (--source-strategy)"
+        )
+    if choice:
+        raise CatalogError(
+            f"{found.url}: is unified, it has no steps or prefixes: leave out --step and --source-prefix"
+        )
+    if damage.recovers:
+        raise CatalogError(f"{found.url}: is unified, it has everything once: nothing can be recovered, --recover")
+
+
+def _unified_catalog(found: CheckpointSurvey, digest: WantsDigest, check_crc: bool, workers: int) -> CheckpointCatalog:
+    """The catalog of a unified checkpoint, whose index is compared with its files."""
+    if not found.files:
+        check_index(found.url, found.index, {})
+        raise CatalogError(f"{found.url}: its index names no file")
+    files = {rank: file.location for rank, (file,) in found.files.items()}
+    catalog = catalog_files(found.url, files, digest=digest, check_crc=check_crc, workers=workers)
+    notes = check_index(found.url, found.index, catalog.records)
+    beside = [name for name in found.ignored if name.endswith(f".{CheckpointFormat.SAFETENSORS}")]
+    if beside:
+        notes += (f"beside the files of the checkpoint, and not in its index, so ignored: {listed(beside, 6)}",)
+    return replace(catalog, notes=notes, unified=True, outside=names_outside(catalog.records))
+
+
+def catalog_files(
+    origin: str, files: Mapping[int, Location], *, digest: WantsDigest, check_crc: bool = True, workers: int = 8
+) -> CheckpointCatalog:
+    """What some ranks' files hold, which the caller has chosen; the arguments are as in `build_catalog`.
+
+    Raises:
+        CatalogError: they are of two kinds, or several cannot be used.
+        CheckpointError: one file is damaged or cannot be used.
+        StorageError: a transient failure of the storage.
+    """
+    by_format = {format_of(location): location for location in files.values()}
+    if len(by_format) > 1:
+        raise CatalogError(f"{origin}: both kinds of files: {' and '.join(map(str, by_format.values()))}")
+    records, errors = _read_all(files, _RecordReader(digest, check_crc, assume_alike=False), workers)
+    if errors:
+        raise _joined(origin, list(errors.values()), len(files))
+    return CheckpointCatalog(origin, next(iter(by_format)), None, records)
+
+
+def _without_files(found: CheckpointSurvey, needed: range, step: str | None, damage: DamagePolicy) -> dict[int, str]:
+    """The ranks that are given up before any file is opened, and why."""
+    strangers = [rank for rank in damage.faulty if rank not in needed]
+    if strangers:
+        raise CatalogError(
+            f"{found.url}: {rank_names(strangers, 10)} cannot be faulty (--fault-ranks): the source has ranks "
+            f"{needed.start} to {needed.stop - 1}"
+        )
+    lost = dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
+    if damage.recovers and found.shape not in (CheckpointShape.FILE, CheckpointShape.FOLDER):
+        asked = None if step is None else parse_step(step)
+        having = {rank for rank in found.ranks if asked is None or asked in _steps_of(found, rank)}
+        found_ranks = frozenset(found.ranks)
+        for rank in needed if having & {*needed} - {*lost} else ():
+            if rank not in having:
+                why = NO_FILE if rank not in found_ranks else f"it has no checkpoint file of step {asked}"
+                lost.setdefault(rank, why)
+    if len(lost) == len(needed):
+        raise CatalogError(f"{found.url}: no rank is left to recover anything from")
+    return lost
+
+
+def _steps_of(found: CheckpointSurvey, rank: int) -> set[Step | None]:
+    return {file.name.step for file in found.files[rank]}
+
+
+def _advice(damage: DamagePolicy, look_again: Callable[[], CheckpointCatalog]) -> str:
+    """Whether recovering would do for a checkpoint that was refused before any file was opened."""
+    try:
+        catalog = look_again()
+    except (InputError, StorageError):
+        return ""  # what was refused is told already, and it is no damage
+    return damage.advice(catalog) if catalog.lost else ""
+
+
+def _without_place(error: InputError, location: Location) -> str:
+    return str(error).removeprefix(f"{location}: ")
+
+
+def _check_ranks(
+    found: CheckpointSurvey, needed: range, lost: Collection[int], *, has_strategy: bool, allow_extra_ranks: bool
+) -> tuple[str, ...]:
+    there_are = frozenset(found.ranks)
+    missing = [rank for rank in needed if rank not in there_are and rank not in lost]
+    extra = [rank for rank in found.ranks if rank not in needed]
+    there = f"{found.url}: {_count(len(found.ranks))}"
+    wanted = f"the source strategy has {_count(len(needed))}"
+    if missing and found.shape in (CheckpointShape.FILE, CheckpointShape.FOLDER):
+        what = "a single checkpoint file" if found.shape is CheckpointShape.FILE else "files without rank_N folders"
+        raise CatalogError(
+            f"{there}, {what}, but {wanted}; missing: {rank_names(missing)}. "
+            "Name the directory of the rank folders, or a pattern with {rank}"
+        )
+    if extra and not has_strategy and not allow_extra_ranks:
+        raise CatalogError(
+            f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
+            "name it with --source-strategy"
+        )
+    if missing:
+        empty = [rank for rank in missing if rank in found.files]
+        without_files = f" ({rank_names(empty)}: a folder without checkpoint files)" if empty else ""
+        needs = wanted if has_strategy else "without a source strategy rank_0 has to hold all"
+        raise CatalogError(f"{there}, but {needs}; missing: {rank_names(missing)}{without_files}")
+    if not extra:
+        return ()
+    if not allow_extra_ranks:
+        raise CatalogError(
+            f"{there}, but {wanted}: it is another checkpoint's strategy, or one pipeline stage's own. "
+            f"Too many: {rank_names(extra, 10)}"
+        )
+    return (f"ignored ranks that are not needed: {rank_names(extra, 10)}",)
+
+
+def _count(ranks: int) -> str:
+    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def _read_all(
+    locations: Mapping[int, Location], reader: "_RecordReader", workers: int
+) -> tuple[dict[int, CatalogRecord], dict[int, InputError]]:
+    """The records of all files that can be used, and why the others cannot."""
+    with workers_on(locations.values(), workers) as threads:
+        if any(location.is_local for location in locations.values()):
+            outcomes = threads.outcomes(reader.read_local, sorted(locations.items()))
+        else:
+            outcomes = reader.read_remote(dict(sorted(locations.items())), threads)
+    by_rank = dict(zip(sorted(locations), outcomes, strict=True))
+    records = {rank: outcome for rank, outcome in by_rank.items() if isinstance(outcome, CatalogRecord)}
+    return records, {rank: outcome for rank, outcome in by_rank.items() if isinstance(outcome, InputError)}
+
+
+def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError:
+    if len(errors) == 1:
+        return errors[0]
+    lines = [str(error) for error in errors[:_MAX_FILE_ERRORS]]
+    if len(errors) > _MAX_FILE_ERRORS:
+        lines.append(f"and {len(errors) - _MAX_FILE_ERRORS} more")
+    return CatalogError("\n  ".join([f"{origin}: {len(errors)} of {files} checkpoint files cannot be used:", *lines]))
+
+
+class _RecordReader:
+    """Reads records, in many threads, and keeps one index per distinct content.
+
+    4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage are laid out alike.
+    """
+
+    def __init__(
+        self,
+        digest: WantsDigest,
+        check_crc: bool,
+        assume_alike: bool,
+        given_to: Callable[[int], Collection[str]] = lambda _: (),
+    ) -> None:
+        self._wants_digest = digest
+        self._given_to = given_to
+        self._checks_crc = check_crc
+        self._assumes_alike = assume_alike
+        self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
+        self._lock = Lock()
+        self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
+        self.notes: tuple[str, ...] = ()
+
+    def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
+        """The record of a rank's file.
+
+        Raises:
+            InputError: it cannot be used.
+            StorageError: it cannot be read.
+        """
+        rank, location = item
+        file = _opened(location)
+        try:
+            return self._record(rank, file, Indexed(read_index(file)))
+        finally:
+            file.close()
+
+    def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
+        """The records of all ranks' files, or why they cannot be used.
+
+        Raises:
+            StorageError: a transient failure of the storage.
+        """
+        opened = dict(zip(locations, threads.outcomes(_opened, locations.values()), strict=True))
+        files = {rank: file for rank, file in opened.items() if not isinstance(file, InputError)}
+        try:
+            indexes = read_indexes(files, threads, assume_alike=self._assumes_alike)
+            indexes |= read_indexes(self._doubtful(files, indexes), threads, assume_alike=False)
+            indexed = [(rank, files[rank], found) for rank, found in indexes.items() if isinstance(found, Indexed)]
+            records = threads.outcomes(lambda item: self._record(*item), indexed)
+        finally:
+            for file in files.values():
+                file.close()
+        read = dict(zip((rank for rank, _, _ in indexed), records, strict=True))
+        refused = {rank: why for rank, why in (*opened.items(), *indexes.items()) if isinstance(why, InputError)}
+        outcomes = {**read, **refused}
+        return [outcomes[rank] for rank in locations]
+
+    def _doubtful(
+        self, files: Mapping[int, SourceFile], indexes: Mapping[int, Indexed | InputError]
+    ) -> dict[int, SourceFile]:
+        """The files that were assumed to be like one that lacks what its strategy gives it: each may lack another."""
+        assumed = {rank: found.index for rank, found in indexes.items() if isinstance(found, Indexed) and found.assumed}
+        if not assumed:
+            return {}
+        all_indexes = {id(found.index): found.index for found in indexes.values() if isinstance(found, Indexed)}
+        saved = {name for index in all_indexes.values() for name in index.entries}
+        lacks: dict[tuple[int, int], bool] = {}
+        doubtful = {}
+        for rank, index in assumed.items():
+            given = self._given_to(rank)
+            key = id(index), id(given)
+            if key not in lacks:
+                lacks[key] = any(name in saved and name not in index.entries for name in given)
+            if lacks[key]:
+                doubtful[rank] = files[rank]
+        return doubtful
+
+    def _record(self, rank: int, file: SourceFile, indexed: Indexed) -> CatalogRecord:
+        index = indexed.index
+        wanted = [entry for entry in index.entries.values() if self._wants_digest(rank, entry)]
+        checks_crc = self._checks_crc and index.has_crc
+        read_bytes = index.size_bytes if checks_crc else sum(entry.size_bytes for entry in wanted)
+        for part in file.parts if isinstance(file, JoinedFile) else (file,):
+            if isinstance(part, DecryptedSource):
+                self._check_encrypted(part)
+        try:
+            with self._room_for(file, read_bytes):
+                if checks_crc:
+                    check_file_crc(file, index)
+                digests = _digests(file, wanted, indexed.assumed)
+        except UnlikeError:
+            return self._record(rank, file, Indexed(read_index(file)))
+        return CatalogRecord(
+            rank, str(file.location), file.size_bytes, file.version, self._interned(index), digests, indexed.assumed
+        )
+
+    def _check_encrypted(self, file: DecryptedSource) -> None:
+        if file.mode is EncryptionMode.AES_GCM and not file.is_authenticated:
+            self.notes = (_WITHOUT_TAGS,)
+        with self._room_for(file, file.size_bytes):
+            file.check_tags()
+
+    def _room_for(self, file: SourceFile, read_bytes: int) -> AbstractContextManager[object]:
+        return nullcontext() if file.location.is_local or read_bytes <= _BLOCK_BYTES else self._long_reads
+
+    def _interned(self, index: FileIndex) -> FileIndex:
+        # what a text says may differ on every rank: without it in the key, each would be compared with all others
+        texts = tuple(entry.text for entry in index.entries.values() if entry.text is not None)
+        key = (index.size_bytes, tuple(index.entries), texts)
+        with self._lock:
+            alike = self._indexes.setdefault(key, [])
+            for known in alike:
+                if known == index:
+                    return known
+            alike.append(index)
+            return index
+
+
+def _opened(location: Location) -> SourceFile:
+    return open_checkpoint(location, source_key())
+
+
+def _digests(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> dict[str, str]:
+    # not zeroed: pages that no content reaches cost nothing
+    buffer = np.empty(_BLOCK_BYTES, np.uint8).data
+    digests = content_digests(file, entries, buffer, assumed=assumed)
+    return {entry.name: digest for entry, digest in zip(entries, digests, strict=True)}

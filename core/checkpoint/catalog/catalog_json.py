@@ -1,0 +1,116 @@
+"""A catalog as JSON, for the plan file: compact lists, and each distinct index once, referred to by its number.
+
+`entries` are [name, dtype, shape, [offset, length, …]] and, for a text entry, its text; `records` are
+[rank, location, size_bytes, version, number of the index, digests]. `assumed` are the ranks of assumed records, apart
+from them: how much of the headers was read does not change what a conversion writes. `lost` are [rank, why].
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.errors import CatalogError, CheckpointError
+from reshard.core.runtime.wording import NameText
+from reshard.core.tensor.dtypes import dtype_from_record
+
+
+def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
+    """The catalog as what `json.dumps` takes."""
+    numbers: dict[int, int] = {}
+    indexes: list[dict[str, Any]] = []
+    for record in catalog.records.values():
+        # by identity: records that are alike share the object, and comparing contents would cost seconds
+        if id(record.index) not in numbers:
+            numbers[id(record.index)] = len(indexes)
+            indexes.append(_index_to_json(record.index))
+    return {
+        "url": catalog.url,
+        "format": catalog.format.value,
+        "step": catalog.step,
+        "notes": list(catalog.notes),
+        "indexes": indexes,
+        "records": [_record_to_json(record, numbers[id(record.index)]) for record in catalog.records.values()],
+        "lost": list(catalog.lost.items()),
+        "parts": list(catalog.parts),
+        "unified": catalog.unified,
+        "outside": list(catalog.outside),
+        "assumed": [record.rank for record in catalog.records.values() if record.assumed],
+    }
+
+
+def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
+    """The catalog that `catalog_to_json` made this of.
+
+    Raises:
+        CatalogError: it is not one.
+    """
+    try:
+        indexes = [_index_from_json(index) for index in data["indexes"]]
+        assumed = frozenset(data["assumed"])
+        records = [_record_from_json(record, indexes, assumed) for record in data["records"]]
+        return CheckpointCatalog(
+            url=_place(data["url"]),
+            format=CheckpointFormat(data["format"]),
+            step=data["step"],
+            records={record.rank: record for record in records},
+            notes=tuple(data["notes"]),
+            lost=dict(data["lost"]),
+            parts=tuple(data["parts"]),
+            # earlier versions knew no unified ones
+            unified=data.get("unified", False),
+            outside=tuple(data.get("outside", ())),
+        )
+    except (AttributeError, CheckpointError, LookupError, TypeError, ValueError) as error:
+        raise CatalogError(f"not a checkpoint catalog: {type(error).__name__}: {error}") from error
+
+
+def _index_to_json(index: FileIndex) -> dict[str, Any]:
+    return {
+        "format": index.format.value,
+        "size_bytes": index.size_bytes,
+        "has_crc": index.has_crc,
+        "redundancy_removed": index.redundancy_removed,
+        "entries": [_entry_to_json(entry) for entry in index.entries.values()],
+    }
+
+
+def _index_from_json(data: Mapping[str, Any]) -> FileIndex:
+    entries = [_entry_from_json(*entry) for entry in data["entries"]]
+    return FileIndex(
+        format=CheckpointFormat(data["format"]),
+        size_bytes=data["size_bytes"],
+        entries={entry.name: entry for entry in entries},
+        has_crc=data["has_crc"],
+        redundancy_removed=data["redundancy_removed"],
+    )
+
+
+def _entry_to_json(entry: TensorEntry) -> list[Any]:
+    extents = [number for extent in entry.extents for number in (extent.offset, extent.length)]
+    parts = [entry.name, entry.dtype.name, list(entry.shape), extents]
+    return parts if entry.text is None else [*parts, entry.text]
+
+
+def _entry_from_json(
+    name: str, dtype: str, shape: list[int], extents: list[int], text: str | None = None
+) -> TensorEntry:
+    places = tuple(Extent(offset, length) for offset, length in zip(extents[::2], extents[1::2], strict=True))
+    size_bytes = sum(extents[1::2])
+    return TensorEntry(name, dtype_from_record(dtype, math.prod(shape), size_bytes), tuple(shape), places, text)
+
+
+def _place(url: object) -> NameText:
+    if not isinstance(url, str):
+        raise TypeError(f"{url!r} is no URL")
+    return NameText(url)
+
+
+def _record_to_json(record: CatalogRecord, index_number: int) -> list[Any]:
+    return [record.rank, record.location, record.size_bytes, record.version, index_number, dict(record.digests)]
+
+
+def _record_from_json(record: list[Any], indexes: list[FileIndex], assumed: frozenset[int]) -> CatalogRecord:
+    rank, location, size_bytes, version, index_number, digests = record
+    return CatalogRecord(rank, _place(location), size_bytes, version, indexes[index_number], digests, rank in assumed)

@@ -1,0 +1,124 @@
+"""What the name of a checkpoint file says: its prefix, the step it was saved at, its format.
+
+Training writes `{prefix}-{epoch}_{step}.ckpt`, and `…_breakpoint.ckpt` when an exception ends it; converted
+checkpoints have no step: the whole name is the prefix. A prefix may contain the rank (`pangu3-100_2.ckpt`), and then
+every rank has another one. A *spelling* is what names a prefix on all ranks: the prefix itself, or a *template*, which
+has `{rank}` where the rank stands.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from reshard.core.checkpoint.model import CheckpointFormat
+
+RANK_FIELD = "{rank}"
+
+# numbers as MindSpore writes them, so that a number has one spelling and a step one file; int() refuses far longer ones
+NUMBER = r"(?:0|[1-9][0-9]{0,17})"
+_STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
+_STEM = re.compile(rf"(?P<prefix>.+)-(?P<at>{_STEP.pattern})", re.DOTALL)
+
+# "1" occurs often in "run1111-1": templates multiply with occurrences, and the rank stands near the end
+_MAX_OCCURRENCES = 6
+
+
+@dataclass(frozen=True, order=True)
+class Step:
+    """When a checkpoint was saved; ordered by epoch, then step. `breakpoint`: saved because an exception occurred."""
+
+    epoch: int
+    step: int
+    breakpoint: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.breakpoint else "")
+
+
+@dataclass(frozen=True)
+class CheckpointName:
+    """The name of a checkpoint file, and what it says; `step` is None if it says none.
+
+    `parts` are the numbers of the files that the name stands for, if they are parts of one; see
+    `reshard.core.checkpoint.formats.parts`.
+    """
+
+    name: str
+    prefix: str
+    step: Step | None
+    format: CheckpointFormat
+    parts: tuple[int, ...] = ()
+
+
+def parse_name(name: str) -> CheckpointName | None:
+    """What a file's name says; None if it is not a checkpoint file's: hidden, or of another extension.
+
+    Nor is one with `{rank}` in it, which nobody filled in: it would read as a template.
+    """
+    stem, _, extension = name.rpartition(".")
+    if not stem or name.startswith(".") or RANK_FIELD in name or extension not in list(CheckpointFormat):
+        return None
+    file_format = CheckpointFormat(extension)
+    match = _STEM.fullmatch(stem)
+    if match is None:
+        return CheckpointName(name, stem, None, file_format)
+    return CheckpointName(name, match["prefix"], parse_step(match["at"]), file_format)
+
+
+def parse_step(text: str) -> Step | None:
+    """The step that `10_5` or `10_5_breakpoint` stands for; None if it is not written like that."""
+    match = _STEP.fullmatch(text)
+    if match is None:
+        return None
+    return Step(int(match["epoch"]), int(match["step"]), match["breakpoint"] is not None)
+
+
+def spelled_for(spelling: str, rank: int) -> str:
+    """The prefix that a spelling stands for on one rank."""
+    return spelling.replace(RANK_FIELD, str(rank))
+
+
+def group_prefixes(prefixes: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:
+    """The spellings under which the prefixes of several ranks are the same, and the ranks that have each.
+
+    `prefixes` are each rank's. Every prefix of every rank belongs to one spelling: to itself if all ranks have it
+    (`CKP_1`, a second run of `CKP`, is also what `CKP_{rank}` gives on rank 1), else to the spelling that most ranks
+    have. The spellings of most ranks come first.
+    """
+    holders: dict[str, dict[int, str]] = {}
+    for rank, names in prefixes.items():
+        for prefix in names:
+            for spelling in (prefix, *_templates(prefix, rank)):
+                holders.setdefault(spelling, {})[rank] = prefix
+
+    def order(spelling: str) -> tuple[bool, int, bool, str]:
+        is_template = spelling not in holders[spelling].values()
+        return is_template or len(holders[spelling]) < len(prefixes), -len(holders[spelling]), is_template, spelling
+
+    groups: dict[str, tuple[int, ...]] = {}
+    taken: set[tuple[int, str]] = set()
+    for spelling in sorted(holders, key=order):
+        members = {rank: prefix for rank, prefix in holders[spelling].items() if (rank, prefix) not in taken}
+        if not members:
+            continue
+        taken.update(members.items())
+        # a template of one rank says less than the name itself
+        name = spelling if len(members) > 1 else next(iter(members.values()))
+        groups[name] = tuple(sorted(members))
+    return dict(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0])))
+
+
+def _templates(prefix: str, rank: int) -> Iterator[str]:
+    """Every way to put `{rank}` in the place of one or more occurrences of the rank's number."""
+    number = str(rank)
+    # the lookahead finds overlapping ones too: rank 11 of "run1" is "run111"
+    places = [match.start() for match in re.finditer(f"(?={number})", prefix)][-_MAX_OCCURRENCES:]
+    for count in range(1, len(places) + 1):
+        for chosen in combinations(places, count):
+            if any(after - before < len(number) for before, after in pairwise(chosen)):
+                continue
+            template = prefix
+            for place in reversed(chosen):
+                template = template[:place] + RANK_FIELD + template[place + len(number) :]
+            yield template

@@ -1,0 +1,266 @@
+"""Which of the files that each rank has are the checkpoint: one prefix, one step, one format on all ranks.
+
+Nothing is opened here: names decide. Where they leave a choice that would be a guess, the error says what there is to
+choose from and by which option.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_step, spelled_for
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.errors import CatalogError
+from reshard.core.runtime.wording import printable
+
+# what a message lists at most; ranks that are missing are always listed whole
+_MAX_LISTED = 10
+
+Names = Mapping[int, Sequence[CheckpointName]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The file chosen for each rank.
+
+    Attributes:
+        format: the kind of all files.
+        step: the step they were saved at; None if their names say none.
+        names: rank -> file.
+        notes: sentences that say what was chosen, and what was passed over and why.
+    """
+
+    format: CheckpointFormat
+    step: Step | None
+    names: Mapping[int, CheckpointName]
+    notes: tuple[str, ...]
+
+
+def select_files(
+    origin: str, found: Names, *, step: str | None = None, source_prefix: str | None = None, named: bool = False
+) -> Selection:
+    """Chooses every rank's file: of one prefix, the asked step or else the newest that every rank has.
+
+    Args:
+        origin: what messages call the checkpoint.
+        found: rank -> its checkpoint files, at least one, for all ranks that are needed.
+        step: `10_5`, or `10_5_breakpoint`, which no choice but this one falls on.
+        source_prefix: a prefix, or a spelling with `{rank}` in the place of the rank.
+        named: the user named the files themselves: `_breakpoint` ones are meant if they are there.
+
+    Raises:
+        CatalogError: there is no such choice, or more than one, or the files are of two formats.
+    """
+    asked = _asked_step(step)
+    with_breakpoints = named or (asked is not None and asked.breakpoint)
+    candidates = {
+        rank: [name for name in names if with_breakpoints or not _is_breakpoint(name)] for rank, names in found.items()
+    }
+    _check_candidates(origin, found, candidates)
+    _check_parts_apart(origin, candidates)
+    file_format = _only_format(origin, candidates)
+    notes = _breakpoint_notes(found, candidates)
+    if source_prefix is None and _is_one_file_each(candidates):
+        if asked is not None:
+            raise CatalogError(f"{origin}: step {asked} was asked for, but the names of the files carry no step")
+        names = {rank: names[0] for rank, names in candidates.items()}
+        chosen_step, spelling = None, None
+        notes += _unlike_names_note(names)
+    else:
+        spelling, prefix_notes = _choose_prefix(origin, candidates, source_prefix)
+        by_step = {rank: _files_of(names, spelled_for(spelling, rank)) for rank, names in candidates.items()}
+        chosen_step = _choose_step(f"{origin}, prefix {printable(spelling)}", by_step, asked)
+        names = {rank: steps[chosen_step] for rank, steps in by_step.items()}
+        notes += prefix_notes + (_newer_notes(by_step, chosen_step) if asked is None else ())
+    _check_same_parts(origin, names)
+    return Selection(file_format, chosen_step, names, (_chosen_note(spelling, chosen_step, names, asked), *notes))
+
+
+def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
+    """`rank_0, rank_3`; of more than `limit` ranks the first, and how many there are beyond."""
+    names = [f"rank_{rank}" for rank in sorted(ranks)]
+    return listed(names, limit)
+
+
+def listed(items: Sequence[str], limit: int | None = _MAX_LISTED) -> str:
+    """Items joined by commas; of more than `limit` the first, and how many there are beyond."""
+    if limit is None or len(items) <= limit:
+        return ", ".join(map(printable, items))
+    return f"{', '.join(map(printable, items[:limit]))} and {len(items) - limit} more"
+
+
+def _asked_step(step: str | None) -> Step | None:
+    if step is None:
+        return None
+    asked = parse_step(step)
+    if asked is None:
+        raise CatalogError(f"step {step!r}: a step is EPOCH_STEP, 10_5 say, or 10_5_breakpoint")
+    return asked
+
+
+def _is_breakpoint(name: CheckpointName) -> bool:
+    return name.step is not None and name.step.breakpoint
+
+
+def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
+    without = [rank for rank, names in candidates.items() if not names]
+    if without:
+        steps = sorted({name.step for rank in without for name in found[rank] if name.step is not None})
+        raise CatalogError(
+            f"{origin}: {rank_names(without, _MAX_LISTED)}: only checkpoints saved on an exception; "
+            f"they are used if --step asks for one: {_steps(steps)}"
+        )
+
+
+def _check_parts_apart(origin: str, candidates: Names) -> None:
+    for rank, names in candidates.items():
+        whole = {name.prefix for name in names if name.step is None and not name.parts}
+        for name in names:
+            if name.parts and name.prefix in whole:
+                raise CatalogError(
+                    f"{origin}: rank_{rank} has a file {printable(name.prefix)}.{name.format} and parts of one "
+                    f"({printable(name.name)}): it cannot be known which is the checkpoint. Remove what is not"
+                )
+
+
+def _check_same_parts(origin: str, names: Mapping[int, CheckpointName]) -> None:
+    by_parts: dict[tuple[int, ...], list[int]] = {}
+    for rank, name in names.items():
+        by_parts.setdefault(name.parts, []).append(rank)
+    if len(by_parts) > 1:
+        told = [
+            f"{', '.join(map(str, parts)) if parts else 'no parts, but a whole file'} ({rank_names(ranks, 3)})"
+            for parts, ranks in by_parts.items()
+        ]
+        raise CatalogError(f"{origin}: ranks have different parts: {'; '.join(told)}. A stage's part is on every rank")
+
+
+def _only_format(origin: str, candidates: Names) -> CheckpointFormat:
+    examples = {name.format: (rank, name.name) for rank, names in candidates.items() for name in names}
+    if len(examples) == 1:
+        return next(iter(examples))
+    mixed = " and ".join(f"{printable(name)} (rank_{rank})" for _, (rank, name) in sorted(examples.items()))
+    raise CatalogError(
+        f"{origin}: both kinds of files, {mixed}: it cannot be known which are the checkpoint. Remove one kind, "
+        "or name the files by a pattern with {rank}"
+    )
+
+
+def _is_one_file_each(candidates: Names) -> bool:
+    """Every rank has just one file, and none of them names a step: whatever the names are, nothing is to be chosen."""
+    return all(len(names) == 1 and names[0].step is None for names in candidates.values())
+
+
+def _choose_prefix(origin: str, candidates: Names, asked: str | None) -> tuple[str, tuple[str, ...]]:
+    prefixes = {rank: {name.prefix for name in names} for rank, names in candidates.items()}
+    groups = group_prefixes(prefixes)
+    complete = [spelling for spelling, ranks in groups.items() if len(ranks) == len(prefixes)]
+    if asked is not None:
+        return _asked_prefix(origin, prefixes, groups, complete, asked), ()
+    if not complete:
+        raise CatalogError(f"{origin}: no prefix of file names that all {len(prefixes)} ranks have: {_spread(groups)}")
+    if len(complete) > 1:
+        raise CatalogError(
+            f"{origin}: checkpoints of several prefixes: {listed(complete)}. --source-prefix chooses one"
+        )
+    partial = {spelling: ranks for spelling, ranks in groups.items() if spelling != complete[0]}
+    notes = (f"ignored prefixes that not all ranks have: {_spread(partial)}",) if partial else ()
+    return complete[0], notes
+
+
+def _asked_prefix(
+    origin: str,
+    prefixes: Mapping[int, Collection[str]],
+    groups: Mapping[str, tuple[int, ...]],
+    complete: Sequence[str],
+    asked: str,
+) -> str:
+    without = [rank for rank, names in prefixes.items() if spelled_for(asked, rank) not in names]
+    if not without:
+        return asked
+    # one rank's own spelling of a prefix that contains the rank
+    spellings = [spelling for spelling in complete if any(spelled_for(spelling, rank) == asked for rank in prefixes)]
+    if len(spellings) == 1:
+        return spellings[0]
+    raise CatalogError(
+        f"{origin}: no files of prefix {printable(asked)} (--source-prefix) for {rank_names(without, _MAX_LISTED)}. "
+        f"There are: {_spread(groups)}"
+    )
+
+
+def _spread(groups: Mapping[str, tuple[int, ...]]) -> str:
+    return listed([f"{spelling} ({rank_names(ranks, 3)})" for spelling, ranks in groups.items()])
+
+
+def _files_of(names: Iterable[CheckpointName], prefix: str) -> dict[Step | None, CheckpointName]:
+    return {name.step: name for name in names if name.prefix == prefix}
+
+
+def _choose_step(
+    origin: str, by_step: Mapping[int, Mapping[Step | None, CheckpointName]], asked: Step | None
+) -> Step | None:
+    common = set.intersection(*(set(steps) for steps in by_step.values()))
+    dated = sorted(step for step in common if step is not None)
+    if asked is not None:
+        if asked in common:
+            return asked
+        without = rank_names((rank for rank, steps in by_step.items() if asked not in steps))
+        have = f"all ranks have {_steps(dated)}" if dated else "no step is on all ranks"
+        raise CatalogError(f"{origin}: step {asked} is missing on {without}; {have}")
+    if not common:
+        every = {step for steps in by_step.values() for step in steps}
+        lacking = [
+            _lacking(step, by_step) for step in sorted((step for step in every if step is not None), reverse=True)
+        ]
+        if None in every:
+            lacking.append(_lacking(None, by_step))
+        raise CatalogError(f"{origin}: no step that all ranks have: {listed(lacking)}")
+    if None in common and dated:
+        undated = printable(next(iter(by_step.values()))[None].name)
+        raise CatalogError(
+            f"{origin}: {undated} carries no step, others do: which is newer cannot be known. "
+            f"--step chooses one of {_steps(dated)}"
+        )
+    return dated[-1] if dated else None
+
+
+def _lacking(step: Step | None, by_step: Mapping[int, Mapping[Step | None, CheckpointName]]) -> str:
+    without = [rank for rank, steps in by_step.items() if step not in steps]
+    return f"{'the file without a step' if step is None else step} (not on {rank_names(without, 3)})"
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    """The newest first."""
+    return listed([str(step) for step in reversed(steps)])
+
+
+def _chosen_note(
+    spelling: str | None, step: Step | None, names: Mapping[int, CheckpointName], asked: Step | None
+) -> str:
+    example = printable(names[min(names)].name)
+    of_prefix = "" if spelling is None else f" of prefix {printable(spelling)}"
+    if step is None:
+        what = f"chosen: the files without a step{of_prefix}"
+    else:
+        why = "as asked" if asked is not None else "the newest that all ranks have"
+        what = f"chosen: step {step}{of_prefix}, {why}"
+    return f"{what} ({example} on rank_{min(names)}, {len(names)} ranks)" if len(names) > 1 else f"{what} ({example})"
+
+
+def _unlike_names_note(names: Mapping[int, CheckpointName]) -> tuple[str, ...]:
+    groups = group_prefixes({rank: {name.prefix} for rank, name in names.items()})
+    return (f"the names of the files differ: {_spread(groups)}",) if len(groups) > 1 else ()
+
+
+def _newer_notes(by_step: Mapping[int, Mapping[Step | None, CheckpointName]], chosen: Step | None) -> tuple[str, ...]:
+    """What is newer than the chosen step, or, the chosen files having none, has a step."""
+    dated = {step for steps in by_step.values() for step in steps if step is not None}
+    newer = sorted((step for step in dated if chosen is None or step > chosen), reverse=True)
+    incomplete = [_lacking(step, by_step) for step in newer if any(step not in steps for steps in by_step.values())]
+    return (f"ignored newer steps that are incomplete: {listed(incomplete)}",) if incomplete else ()
+
+
+def _breakpoint_notes(found: Names, candidates: Names) -> tuple[str, ...]:
+    kept = {(rank, name.name) for rank, names in candidates.items() for name in names}
+    ignored = {name.step for rank, names in found.items() for name in names if (rank, name.name) not in kept}
+    steps = sorted(step for step in ignored if step is not None)
+    return (f"ignored checkpoints saved on an exception, which --step can ask for: {_steps(steps)}",) if steps else ()

@@ -1,0 +1,358 @@
+"""Which ranks a checkpoint has and which files each of them, by listing; no checkpoint file is opened.
+
+A checkpoint is named in one of five ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
+files in it (one rank), one checkpoint file (one rank), or a pattern with `{rank}` in it for all else; or it is unified,
+a directory of whole tensors in files that an index tells of, or that index. Indexes alone are read.
+"""
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from reshard.core.checkpoint.catalog.names import (
+    RANK_FIELD,
+    CheckpointName,
+    Step,
+    group_prefixes,
+    parse_name,
+    spelled_for,
+)
+from reshard.core.checkpoint.catalog.patterns import matched_rank
+from reshard.core.checkpoint.catalog.unified import WeightIndex, file_order
+from reshard.core.checkpoint.formats.parts import grouped
+from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.errors import CatalogError, StorageError
+from reshard.core.storage.files import file_info, list_folder
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.transfers import at_once
+from reshard.core.storage.unified_names import (
+    INDEX_NAME,
+    MAP_NAME,
+    OTHERS_NAME,
+    SINGLE_NAME,
+    is_index_name,
+    is_one_of_several,
+)
+from reshard.core.storage.urls import Location, parse_url
+
+_RANK_FOLDER = f"rank_{RANK_FIELD}"
+_EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
+
+
+class CheckpointShape(StrEnum):
+    """How a checkpoint was named."""
+
+    FILE = "file"
+    FOLDER = "folder"  # files without rank folders
+    RANK_FOLDERS = "rank folders"
+    PATTERN = "pattern"
+    UNIFIED = "unified"
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A checkpoint file: what its name says, and where it is."""
+
+    name: CheckpointName
+    location: Location
+
+
+@dataclass(frozen=True)
+class CheckpointSurvey:
+    """What is there, whether it makes a checkpoint or not.
+
+    Attributes:
+        url: the checkpoint, as it was named.
+        shape: how it was named.
+        files: rank -> its checkpoint files, by name; a rank folder without any has none.
+        ignored: what else lies beside them, as paths below the checkpoint; folders end in a slash.
+        names_files: `url` names the files themselves, not the folders that they are in.
+        unfinished: it is the target of a conversion that has not been completed.
+        index: of a unified one, what tells of its files, which count as ranks; None if there is just one file.
+    """
+
+    url: str
+    shape: CheckpointShape
+    files: Mapping[int, tuple[FoundFile, ...]]
+    ignored: tuple[str, ...] = ()
+    names_files: bool = False
+    unfinished: bool = False
+    index: WeightIndex | None = None
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have checkpoint files, ascending."""
+        return tuple(sorted(rank for rank, files in self.files.items() if files))
+
+    @cached_property
+    def formats(self) -> tuple[CheckpointFormat, ...]:
+        """The kinds of files that there are."""
+        there = {file.name.format for files in self.files.values() for file in files}
+        return tuple(file_format for file_format in CheckpointFormat if file_format in there)
+
+    @cached_property
+    def steps(self) -> Mapping[str, Mapping[Step | None, tuple[int, ...]]]:
+        """Prefix -> step -> the ranks that have it.
+
+        A prefix that contains the rank has `{rank}` in its place. Steps ascend; None, for files without, comes first.
+        """
+        names = {rank: [file.name for file in self.files[rank]] for rank in self.ranks}
+        groups = group_prefixes({rank: {name.prefix for name in ours} for rank, ours in names.items()})
+        result: dict[str, Mapping[Step | None, tuple[int, ...]]] = {}
+        for spelling, ranks in groups.items():
+            holders: dict[Step | None, list[int]] = {}
+            for rank in ranks:
+                for step in {name.step for name in names[rank] if name.prefix == spelled_for(spelling, rank)}:
+                    holders.setdefault(step, []).append(rank)
+            ordered = sorted(holders, key=lambda step: (step is not None, step or Step(0, 0)))
+            result[spelling] = {step: tuple(holders[step]) for step in ordered}
+        return result
+
+
+def survey(url: str) -> CheckpointSurvey:
+    """What there is at a directory, a pattern with `{rank}`, or a checkpoint file.
+
+    Raises:
+        CatalogError: there is nothing, or nothing like a checkpoint; or it cannot be read.
+        StorageError: a transient failure of the storage.
+        InputError: the URL is not one.
+    """
+    location = parse_url(url)
+    # what an earlier listing in this process saw may be hours old
+    location.fs.invalidate_cache()
+    with refused_as_input():
+        if RANK_FIELD in location.path:
+            return _survey_pattern(location)
+        kind = _kind(location)
+        if kind not in ("file", "directory"):
+            raise CatalogError(f"{location}: is neither a file nor a directory")
+        is_file = kind == "file"
+        if is_file and is_index_name(location.name):
+            return _survey_unified(location.parent, location)
+        if is_file:
+            return _survey_file(location)
+        return _survey_directory(location)
+
+
+@contextmanager
+def refused_as_input() -> Iterator[None]:
+    """What a source does not let one read is a wrong input, unless trying again may help."""
+    try:
+        yield
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise CatalogError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One entry of a folder; `kind` is "file", "directory" or what else fsspec calls it."""
+
+    location: Location
+    kind: str
+
+
+def _survey_file(location: Location) -> CheckpointSurvey:
+    files = {0: (_named_file(_Item(location, "file")),)}
+    return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
+
+
+def _named_file(item: _Item) -> FoundFile:
+    if item.kind != "file":
+        raise CatalogError(f"{item.location}: is not a regular file")
+    name = parse_name(item.location.name)
+    if name is None:
+        raise CatalogError(f"{item.location}: not a checkpoint file: its name has to end in {_EXTENSIONS}")
+    return FoundFile(name, item.location)
+
+
+def _survey_directory(root: Location) -> CheckpointSurvey:
+    items = _list_folder(root)
+    folders = {rank: item for rank, item in _match(items, _RANK_FOLDER, None) if item.kind == "directory"}
+    if folders:
+        files, ignored = _list_ranks(root, folders)
+        rank_folders = {item.location.name for item in folders.values()}
+        beside = [item for item in items if item.location.name not in rank_folders]
+        shape = CheckpointShape.RANK_FOLDERS
+    elif (index := _only_index(root, items)) is not None or _is_unified_alone(items):
+        return _survey_unified(root, index)
+    else:
+        found, beside = _split(items)
+        if not found:
+            raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
+        if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
+            raise CatalogError(
+                f"{root}: has {one}, by its name one of several files, but no index that tells of all ({INDEX_NAME}): "
+                "get that as well, or name the one file that is meant"
+            )
+        files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
+    ignored += [_relative(root, item) for item in beside if item.location.name != STATE_DIRECTORY]
+    return CheckpointSurvey(str(root), shape, files, ignored=tuple(sorted(ignored)), unfinished=_is_unfinished(items))
+
+
+def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
+    """The index of a directory; None if it has none.
+
+    Raises:
+        CatalogError: it has several.
+    """
+    indexes = [item.location for item in items if is_index_name(item.location.name) and item.kind == "file"]
+    if len(indexes) > 1:
+        names = ", ".join(index.name for index in indexes)
+        raise CatalogError(f"{root}: has several indexes, {names}: name the one that is meant ({indexes[0]})")
+    return indexes[0] if indexes else None
+
+
+def _is_unified_alone(items: Sequence[_Item]) -> bool:
+    """Whether the only checkpoint file has the name of a unified one that needs no index."""
+    return [file.location.name for file in _split(items)[0]] == [SINGLE_NAME]
+
+
+def _survey_unified(root: Location, index_location: Location | None) -> CheckpointSurvey:
+    """The files that an index names, and, beside MindSpore's, the one of what no strategy knows."""
+    items = _list_folder(root)
+    if index_location is None:
+        index, wanted = None, {SINGLE_NAME}
+    else:
+        index = WeightIndex(index_location, read_weight_map(index_location))
+        check_file_names(index.files, index_location)
+        wanted = {*index.files.values(), *([OTHERS_NAME] if index_location.name == MAP_NAME else [])}
+        if SINGLE_NAME not in wanted and any(item.location.name == SINGLE_NAME for item in items):
+            raise CatalogError(
+                f"{root}: has {SINGLE_NAME}, and beside it {index_location.name}, which is not of that: it cannot be "
+                "known which is the checkpoint. Remove what is not"
+            )
+    there = [item for item in items if item.location.name in wanted and item.kind == "file"]
+    there.sort(key=lambda item: file_order(item.location.name))
+    known = {
+        STATE_DIRECTORY,
+        *(item.location.name for item in there),
+        *([index_location.name] if index_location else []),
+    }
+    return CheckpointSurvey(
+        str(root),
+        CheckpointShape.UNIFIED,
+        {number: (_whole_file(item.location),) for number, item in enumerate(there)},
+        ignored=tuple(_relative(root, item) for item in items if item.location.name not in known),
+        names_files=True,
+        unfinished=_is_unfinished(items),
+        index=index,
+    )
+
+
+def _whole_file(location: Location) -> FoundFile:
+    extension = f".{CheckpointFormat.SAFETENSORS}"
+    stem = location.name.removesuffix(extension)
+    return FoundFile(CheckpointName(location.name, stem, None, CheckpointFormat.SAFETENSORS), location)
+
+
+def _survey_pattern(pattern: Location) -> CheckpointSurvey:
+    parts = pattern.path.split("/")
+    depth = next(position for position, part in enumerate(parts) if RANK_FIELD in part)
+    root = Location(pattern.fs, "/".join(parts[:depth]) or "/")
+    items = _list_folder(root)
+    matches = _match(items, parts[depth], None)
+    for part in parts[depth + 1 :]:
+        folders = [(rank, item) for rank, item in matches if item.kind == "directory"]
+        listings = at_once(_list_folder, [item.location for _, item in folders])
+        matches = [
+            match for (rank, _), listing in zip(folders, listings, strict=True) for match in _match(listing, part, rank)
+        ]
+    if not matches:
+        raise CatalogError(f"{pattern}: nothing there fits the pattern")
+    rank_folders = {rank: item for rank, item in matches if item.kind == "directory"}
+    if rank_folders:
+        files, ignored = _list_ranks(root, rank_folders)
+        ignored += [_relative(root, item) for _, item in matches if item.kind != "directory"]
+    else:
+        files, ignored = {rank: (_named_file(item),) for rank, item in matches}, []
+    return CheckpointSurvey(
+        str(pattern),
+        CheckpointShape.PATTERN,
+        dict(sorted(files.items())),
+        ignored=tuple(sorted(ignored)),
+        names_files=not rank_folders,
+        unfinished=_is_unfinished(items),
+    )
+
+
+def _list_ranks(root: Location, folders: Mapping[int, _Item]) -> tuple[dict[int, tuple[FoundFile, ...]], list[str]]:
+    """Each rank's files, and what else there is in the folders."""
+    files: dict[int, tuple[FoundFile, ...]] = {}
+    ignored: list[str] = []
+    ranks = sorted(folders)
+    listings = at_once(_list_folder, [folders[rank].location for rank in ranks])
+    for rank, listing in zip(ranks, listings, strict=True):
+        files[rank], beside = _split(listing)
+        ignored += [_relative(root, item) for item in beside]
+    return files, ignored
+
+
+def _list_folder(folder: Location) -> list[_Item]:
+    items = []
+    for entry in list_folder(folder):
+        path = entry["name"].strip("/")
+        # object stores may list a folder's own marker in it
+        if path != folder.path.strip("/"):
+            items.append(_item(folder.child(posixpath.basename(path)), entry["type"]))
+    return sorted(items, key=lambda item: item.location.name)
+
+
+def _item(location: Location, kind: str) -> _Item:
+    if kind in ("file", "directory"):
+        return _Item(location, kind)
+    try:
+        # a listing does not follow links
+        return _Item(location, str(location.fs.info(location.path)["type"]))
+    except OSError:
+        # one that leads nowhere
+        return _Item(location, kind)
+
+
+def _match(items: Sequence[_Item], part: str, rank: int | None) -> list[tuple[int, _Item]]:
+    """The items that one part of a pattern names, and the rank that they are of; `rank` if it is known already."""
+    if rank is None:
+        found = [(matched_rank(part, item.location.name), item) for item in items]
+        return [(number, item) for number, item in found if number is not None]
+    name = spelled_for(part, rank)
+    return [(rank, item) for item in items if item.location.name == name]
+
+
+def _split(items: Sequence[_Item]) -> tuple[tuple[FoundFile, ...], list[_Item]]:
+    """Checkpoint files, and the rest."""
+    files: list[FoundFile] = []
+    rest: list[_Item] = []
+    for item in items:
+        name = parse_name(item.location.name) if item.kind == "file" else None
+        if name is None:
+            rest.append(item)
+        else:
+            files.append(FoundFile(name, item.location))
+    return _with_parts_joined(files), rest
+
+
+def _with_parts_joined(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
+    """The files of one folder, those that are parts of one as that one."""
+    if not files:
+        return ()
+    folder = files[0].location.parent
+    return tuple(FoundFile(name, folder.child(name.name)) for name in grouped(file.name for file in files))
+
+
+def _relative(root: Location, item: _Item) -> str:
+    path = item.location.path[len(root.path) :].lstrip("/")
+    return f"{path}/" if item.kind == "directory" else path
+
+
+def _kind(location: Location) -> str:
+    return str(file_info(location, "read it")["type"])
+
+
+def _is_unfinished(items: Sequence[_Item]) -> bool:
+    records = [item for item in items if item.location.name == STATE_DIRECTORY]
+    return bool(records) and not any(item.location.name == MANIFEST_NAME for item in _list_folder(records[0].location))

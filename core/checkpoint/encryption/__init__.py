@@ -1,0 +1,1 @@
+"""Encrypted checkpoint files, read and written as the plain files inside."""

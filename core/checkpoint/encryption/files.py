@@ -1,0 +1,326 @@
+"""Encrypted checkpoint files, read as the plain ones that they are made of, and written, block by block.
+
+Any part of a block can be decrypted without the rest of it: AES-GCM is AES in counter mode, and CBC needs the 16 bytes
+of cipher before. So reading takes no memory for blocks, which MindSpore makes 64 MiB long.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.base import CipherContext
+
+from reshard.core.checkpoint.encryption.cipher_blocks import (
+    CELL_BYTES,
+    FIRST_COUNTER,
+    IV_BYTES,
+    MAGIC_BYTES,
+    NONCE_BYTES,
+    TAG_BYTES,
+    block_cipher,
+    known_blocks,
+    layout_of,
+    undecryptable,
+)
+from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.errors import CheckpointError, StorageError
+from reshard.core.request.conversion import EncryptionMode
+from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
+from reshard.core.runtime.keys import Key
+from reshard.core.storage.files import OutputFile, SourceFile
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.uploads import Buffer
+
+_PIECE_BYTES = 128 << 10
+"""Decrypted at a time: little enough for the processor's caches, and for others not to wait long: no thread of this
+process runs while a cipher does, and SM4 takes about a second for 88 MB."""
+
+
+class DecryptedSource:
+    """An encrypted file as the plain one that it is made of: a SourceFile, whose version is the encrypted file's."""
+
+    def __init__(self, file: SourceFile, key: Key) -> None:
+        """Finds the blocks of `file`, with many requests at once if it is remote.
+
+        Raises:
+            CheckpointError: it is not encrypted, or not in that mode; or it is damaged, or the key is not right.
+            StorageError: it cannot be read.
+        """
+        self._file = file
+        self._key = key
+        self._blocks = known_blocks(file, key)
+        self.location = file.location
+        self.version = file.version
+        self.size_bytes = self._blocks.plain_bytes
+
+    @property
+    def mode(self) -> EncryptionMode:
+        """How it is encrypted."""
+        return self._key.mode
+
+    @property
+    def key_name(self) -> str:
+        """What messages call its key."""
+        return self._key.name
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the encrypted file."""
+        return self._file.size_bytes
+
+    @property
+    def is_authenticated(self) -> bool:
+        """Whether every block has a tag, which tells if it was changed."""
+        return self._blocks.layout.tagged
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """As any file; of a local one piece after piece is decrypted."""
+        self._check_inside(offset, len(buffer))
+        if not self.location.is_local:
+            [data] = self.read_many([(offset, len(buffer))])
+            buffer[:] = data
+            return
+        # the cell before, and both ends rounded to cells
+        around_bytes = 3 * CELL_BYTES if self._blocks.layout.padded else 0
+        scratch = memoryview(bytearray(min(len(buffer) + around_bytes, _PIECE_BYTES) if around_bytes else 0))
+        while buffer:
+            number = self._blocks.at(offset)
+            count = min(len(buffer), self._blocks.stop(number) - offset)
+            if around_bytes:
+                count = min(count, len(scratch) - around_bytes)
+                self._read_chained(number, offset, buffer[:count], scratch)
+            else:
+                self._read_counted(number, offset, buffer[:count])
+            offset += count
+            buffer = buffer[count:]
+
+    def _read_counted(self, number: int, offset: int, buffer: memoryview) -> None:
+        start, _ = self._blocks.stretch(offset, len(buffer))
+        self._file.read_into(start, buffer)
+        decryptor = self._decryptor(number, offset)
+        for first in range(0, len(buffer), _PIECE_BYTES):
+            piece = buffer[first : first + _PIECE_BYTES]
+            decryptor.update_into(piece, piece)
+
+    def _read_chained(self, number: int, offset: int, buffer: memoryview, scratch: memoryview) -> None:
+        start, length = self._blocks.stretch(offset, len(buffer))
+        cipher = scratch[:length]
+        self._file.read_into(start, cipher)
+        buffer[:] = self._decrypted(number, offset, len(buffer), cipher)
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As any file: a range is a range of the encrypted file, with the few bytes between blocks in it."""
+        for offset, length in ranges:
+            self._check_inside(offset, length)
+        stretches = [self._blocks.stretch(offset, length) for offset, length in ranges if length]
+        answers = iter(zip(stretches, self._file.read_many(stretches), strict=True) if stretches else ())
+        return [self._joined(offset, length, *next(answers)) if length else b"" for offset, length in ranges]
+
+    def _joined(self, offset: int, length: int, stretch: tuple[int, int], cipher: bytes) -> bytes:
+        """What some of the encrypted file decrypts to; the parts never stand in memory beside the whole of them."""
+        plain = BytesIO()
+        for part in self._parts(offset, length, stretch, cipher):
+            plain.write(part)
+        return plain.getvalue()
+
+    def _parts(self, offset: int, length: int, stretch: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
+        """What some of the encrypted file decrypts to, piece after piece."""
+        stop = offset + length
+        while offset < stop:
+            number = self._blocks.at(offset)
+            part_stop = min(stop, self._blocks.stop(number), offset + _PIECE_BYTES)
+            start, count = self._blocks.stretch(offset, part_stop - offset)
+            part = memoryview(cipher)[start - stretch[0] :][:count]
+            yield self._decrypted(number, offset, part_stop - offset, part)
+            offset = part_stop
+
+    def _decrypted(self, number: int, offset: int, length: int, cipher: memoryview) -> bytes:
+        """Bytes of one block; `cipher` is what `stretch` says that it takes."""
+        if not self._blocks.layout.padded:
+            return self._decryptor(number, offset).update(cipher)
+        inside = offset - self._blocks.start(number)
+        if inside < CELL_BYTES:
+            chained, iv = cipher, self._blocks.iv(number)
+        else:
+            chained, iv = cipher[CELL_BYTES:], bytes(cipher[:CELL_BYTES])
+        plain = block_cipher(self._key, iv).decryptor().update(chained)
+        return plain[inside % CELL_BYTES :][:length]
+
+    def _decryptor(self, number: int, offset: int) -> CipherContext:
+        """Decrypts a block of AES-GCM from a byte of the plain file on, in counter mode."""
+        cells, skipped = divmod(offset - self._blocks.start(number), CELL_BYTES)
+        counter = self._blocks.iv(number)[:NONCE_BYTES] + (FIRST_COUNTER + cells).to_bytes(4, "big")
+        decryptor = Cipher(algorithms.AES(self._key.secret), modes.CTR(counter)).decryptor()
+        decryptor.update(bytes(skipped))
+        return decryptor
+
+    def stream(self) -> Iterator[memoryview]:
+        """All of the plain file, piece by piece; each is to be used before the next one is asked for.
+
+        Where a block has a tag, it is checked when the block has been read: until the stream ends well nothing of it
+        can be trusted. It waits for requests, so no function that is one of several requests at once may use it.
+
+        Raises:
+            CheckpointError: a block was changed, or the key is not right.
+            StorageError: it cannot be read.
+        """
+        plain = memoryview(bytearray(_PIECE_BYTES + CELL_BYTES))
+        block, left = -1, 0
+        decryptor: Any = None
+        for number, stored in self._stored_pieces():
+            piece = memoryview(stored)
+            if number != block:
+                self._finish(decryptor, block)
+                head, piece = bytes(piece[: self._blocks.layout.head_bytes]), piece[self._blocks.layout.head_bytes :]
+                block, left = number, self._blocks.stop(number) - self._blocks.start(number)
+                tag = head[MAGIC_BYTES:][:TAG_BYTES] if self.is_authenticated else None
+                decryptor = block_cipher(self._key, self._blocks.iv(number), tag).decryptor()
+            for first in range(0, len(piece), _PIECE_BYTES):
+                count = min(left, decryptor.update_into(piece[first : first + _PIECE_BYTES], plain))
+                left -= count  # what is beyond is padding
+                yield plain[:count]
+        self._finish(decryptor, block)
+
+    def check_tags(self) -> None:
+        """Reads all of the file and compares the tags of its blocks, if they have any.
+
+        Raises:
+            CheckpointError: a block was changed, or the key is not right.
+            StorageError: it cannot be read.
+        """
+        if self.is_authenticated:
+            for _ in self.stream():
+                pass
+
+    def close(self) -> None:
+        """Gives the file back."""
+        self._file.close()
+
+    def _stored_pieces(self) -> Iterator[tuple[int, Buffer]]:
+        """The blocks as they are stored, in pieces, each with its block's number; the head is in the first piece."""
+        head_bytes = self._blocks.layout.head_bytes
+        ranges = (
+            (self._blocks.cipher_offset(number) - head_bytes, head_bytes + self._blocks.cipher_bytes(number))
+            for number in range(len(self._blocks))
+        )
+        if not self.location.is_local:
+            yield from read_ahead(self._file, ranges)
+            return
+        buffer = memoryview(bytearray(_PIECE_BYTES))
+        for number, (offset, length) in enumerate(ranges):
+            for start in range(0, length, _PIECE_BYTES):
+                piece = buffer[: min(_PIECE_BYTES, length - start)]
+                self._file.read_into(offset + start, piece)
+                yield number, piece
+
+    def _finish(self, decryptor: Any, number: int) -> None:
+        if decryptor is None or not self.is_authenticated:
+            return
+        try:
+            decryptor.finalize()
+        except InvalidTag:
+            offset = self._blocks.cipher_offset(number) - self._blocks.layout.head_bytes
+            raise undecryptable(self._file, self._key, f"the block at byte {offset} fails its tag") from None
+
+    def _check_inside(self, offset: int, length: int) -> None:
+        if offset + length > self.size_bytes:
+            raise CheckpointError(
+                f"{self.location}: ends at byte {self.size_bytes} (decrypted), earlier than it should: truncated or "
+                "changed"
+            )
+
+
+def decrypted(file: SourceFile, key: Key | None) -> SourceFile:
+    """A file as it is to be read: decrypted, if a key is named for it. It is closed if it cannot be.
+
+    Raises:
+        CheckpointError: see `DecryptedSource`.
+        StorageError: it cannot be read.
+    """
+    if key is None:
+        return file
+    try:
+        if isinstance(file, JoinedFile):
+            return JoinedFile(file.location, [decrypted(part, key) for part in file.parts])
+        return DecryptedSource(file, key)
+    except BaseException:
+        file.close()
+        raise
+
+
+class EncryptedOutput:
+    """Encrypts what is written, and writes it to another file, block by block; each has an iv of its own, by chance."""
+
+    def __init__(self, file: OutputFile, key: Key, block_bytes: int = CIPHER_BLOCK_BYTES) -> None:
+        self._file = file
+        self._key = key
+        self._block_bytes = block_bytes
+        self._layout = layout_of(key.mode)
+        self._block = memoryview(bytearray(self._layout.head_bytes + block_bytes + 2 * CELL_BYTES))
+        self._iv = b""
+        self._encryptor: Any = None
+        self._plain_bytes = 0
+        self._stop = 0
+
+    def write(self, buffer: Buffer) -> None:
+        """Appends all of `buffer`; it may be used for something else afterwards.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        view = memoryview(buffer).cast("B")
+        while view:
+            if self._encryptor is None:
+                self._begin()
+            piece = view[: min(_PIECE_BYTES, self._block_bytes - self._plain_bytes)]
+            self._stop += self._encryptor.update_into(piece, self._block[self._stop :])
+            self._plain_bytes += len(piece)
+            if self._plain_bytes == self._block_bytes:
+                self._end()
+            view = view[len(piece) :]
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        """Nothing can be changed: it is encrypted with what stands around it, and has no CRC that comes late."""
+        raise StorageError(f"cannot write {len(buffer)} bytes at {offset}: an encrypted file can only be appended to")
+
+    def finish(self) -> None:
+        """Writes the last block.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        if self._encryptor is not None:
+            self._end()
+
+    def _begin(self) -> None:
+        self._iv = os.urandom(IV_BYTES)
+        self._encryptor = block_cipher(self._key, self._iv).encryptor()
+        self._plain_bytes = 0
+        self._stop = self._layout.head_bytes
+
+    def _end(self) -> None:
+        if self._layout.padded:
+            padding = CELL_BYTES - self._plain_bytes % CELL_BYTES
+            self._stop += self._encryptor.update_into(bytes([padding]) * padding, self._block[self._stop :])
+        self._encryptor.finalize()
+        tag = self._encryptor.tag if self._layout.tagged else b""
+        head_bytes = self._layout.head_bytes
+        self._block[:head_bytes] = self._layout.head(tag, self._iv, self._stop - head_bytes)
+        self._file.write(self._block[: self._stop])
+        self._encryptor = None
+
+
+def encrypted_bytes(plain_bytes: int, mode: str, block_bytes: int = CIPHER_BLOCK_BYTES) -> int:
+    """The size of the encrypted file that `EncryptedOutput` makes of so many bytes; an empty mode: not encrypted."""
+    if not mode:
+        return plain_bytes
+    layout = layout_of(EncryptionMode(mode))
+    full, rest = divmod(plain_bytes, block_bytes)
+
+    def stored(length: int) -> int:
+        return layout.head_bytes + ((length // CELL_BYTES + 1) * CELL_BYTES if layout.padded else length)
+
+    return full * stored(block_bytes) + (stored(rest) if rest else 0)

@@ -1,0 +1,36 @@
+"""Checkpoint files as who reads and writes them sees them: plain, whether they are encrypted or not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from reshard.core.checkpoint.encryption.files import EncryptedOutput, decrypted
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.keys import Key
+from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file
+from reshard.core.storage.urls import Location
+
+
+def open_checkpoint(location: Location, key: Key | None) -> SourceFile:
+    """Opens a checkpoint file for reading at offsets; with a key, what it decrypts to.
+
+    Raises:
+        CheckpointError: it cannot be decrypted with that key.
+        StorageError: it does not exist, or cannot be read.
+    """
+    return decrypted(open_source(location), key)
+
+
+@contextmanager
+def write_checkpoint(location: Location, key: Key | None, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
+    """Writes a checkpoint file, encrypted if there is a key; see `write_file`.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with write_file(location, upload) as file:
+        if key is None:
+            yield file
+            return
+        encrypted = EncryptedOutput(file, key)
+        yield encrypted
+        encrypted.finish()

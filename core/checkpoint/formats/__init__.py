@@ -1,0 +1,1 @@
+"""File formats: `.ckpt`, `.safetensors`, their checksums, and the indexes of unified checkpoints."""

@@ -1,0 +1,83 @@
+"""CRC-32 (zlib's) of parts of a file, and the arithmetic that joins the checksums of parts without their bytes.
+
+A CRC is a polynomial over GF(2) modulo a fixed one. Appending n zero bytes multiplies it by x^(8n), so the checksum of
+two parts in a row follows from the two checksums and the second part's length, in whatever order the parts were read.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.storage.files import SourceFile
+
+BLOCK_BYTES = 4 << 20
+
+_POLYNOMIAL = 0xEDB88320  # bit-reversed, as everything here: bit 31 is x^0
+_ONE = 1 << 31
+_X8 = 1 << 23
+_ALL_ONES = 0xFFFFFFFF
+
+
+def crc32_of_parts(file: SourceFile, offset: int, lengths: Sequence[int]) -> Iterator[int]:
+    """The CRC-32 of each of the parts that lie one after another from `offset` on, `lengths` in bytes.
+
+    The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; of a remote
+    one several are under way. A part's checksum comes when it has been read.
+
+    Raises:
+        CheckpointError: the file ends before the parts do.
+        StorageError: it cannot be read.
+    """
+    blocks = _blocks(file, offset, sum(lengths))
+    block = memoryview(b"")
+    for length in lengths:
+        crc = 0
+        while length:
+            block = block or next(blocks)
+            piece, block = block[:length], block[length:]
+            crc = zlib.crc32(piece, crc)
+            length -= len(piece)
+        yield crc
+
+
+def _blocks(file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
+    if not file.location.is_local:
+        yield from (memoryview(piece) for _, piece in read_ahead(file, [(offset, length)]))
+        return
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    for start in range(0, length, BLOCK_BYTES):
+        block = buffer[: min(BLOCK_BYTES, length - start)]
+        file.read_into(offset + start, block)
+        yield block
+
+
+def crc32_joined(left: int, right: int, right_bytes: int) -> int:
+    """The CRC-32 of two parts in a row: `left`, then `right`, the CRC-32 of `right_bytes` bytes."""
+    return _product(left, _power_of_x8(right_bytes)) ^ right
+
+
+def crc32_of_zeros(count: int) -> int:
+    """The CRC-32 of `count` zero bytes."""
+    return _product(_ALL_ONES, _power_of_x8(count)) ^ _ALL_ONES
+
+
+@cache
+def _power_of_x8(exponent: int) -> int:
+    result, square = _ONE, _X8
+    while exponent:
+        if exponent & 1:
+            result = _product(result, square)
+        square = _product(square, square)
+        exponent >>= 1
+    return result
+
+
+def _product(left: int, right: int) -> int:
+    result = 0
+    while right:
+        if right & _ONE:
+            result ^= left
+        right = right << 1 & _ALL_ONES
+        left = left >> 1 ^ (_POLYNOMIAL if left & 1 else 0)
+    return result

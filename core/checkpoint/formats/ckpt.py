@@ -1,0 +1,463 @@
+"""`.ckpt` files: a protobuf `Checkpoint` message, which is the same as its `value` entries one after another.
+
+    Checkpoint      1: value, repeated Value
+    Value           1: tag, the parameter's name; then either 2: tensor, a TensorProto, or 3: maptensor, opaque here
+    TensorProto     1: dims, repeated int64; 2: tensor_type, text; 3: tensor_content, raw little-endian in C order
+
+A *piece* is one Value. Consecutive pieces of one name make a parameter, their contents following one another; a name
+that comes again later replaces the earlier one. The file may end in `crc_num` and a CRC-32 of all before it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from reshard.core.checkpoint.formats.checksums import crc32_of_parts
+from reshard.core.checkpoint.formats.wire import WireReader, build_head, build_varint, bytes_key, varint_key
+from reshard.core.checkpoint.model import (
+    MAX_TEXT_BYTES,
+    MINDSPORE,
+    CheckpointFormat,
+    Content,
+    Extent,
+    FileIndex,
+    FilePlan,
+    OutputEntry,
+    TensorEntry,
+    text_entry,
+)
+from reshard.core.checkpoint.remote_index.lookahead import Lookahead
+from reshard.core.errors import CheckpointError
+from reshard.core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
+from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
+from reshard.core.tensor.slices import TOO_LARGE, Shape, is_countable
+
+# What MindSpore puts into one entry at most; a single protobuf field could not hold 2 GiB.
+MAX_PIECE_BYTES = 512 << 20
+
+_VALUE = bytes_key(1)
+_VALUE_TAG, _VALUE_TENSOR, _VALUE_MAP_TENSOR = bytes_key(1), bytes_key(2), bytes_key(3)
+_TENSOR_DIM, _TENSOR_PACKED_DIMS = varint_key(1), bytes_key(1)
+_TENSOR_TYPE, _TENSOR_CONTENT = bytes_key(2), bytes_key(3)
+
+CRC_MARK = b"crc_num"
+CRC_TRAILER_BYTES = len(CRC_MARK) + 10
+
+_NAME_START = 2
+"""A short name has one byte for its key and one for its length before it."""
+_MAX_HEAD_BYTES = 11
+"""A key of one byte and a length of up to ten."""
+_HEAD_BYTES = 256
+"""Of an entry, its name and all that stands before its contents take less, as a rule."""
+
+_MAX_NAME_BYTES = 64 << 10
+_PIECES_TAKEN_AT_ONCE = 1024
+_MAX_AXES = 64
+_TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
+
+
+@dataclass(slots=True)
+class _TensorFields:
+    dims: list[int] = field(default_factory=list)
+    type_name: str | None = None
+    content: Extent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One Value: `offset` is where it begins, `extent` its contents."""
+
+    offset: int
+    name: str
+    dtype: DType
+    dims: Shape
+    extent: Extent
+
+
+def read_index(file: SourceFile) -> FileIndex:
+    """What a file holds, from its entries' heads alone; contents are jumped over, except those of text.
+
+    A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar.
+
+    Raises:
+        CheckpointError: it is not such a file, or damaged; names the byte offset.
+        StorageError: it cannot be read.
+    """
+    return _read(file)
+
+
+def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, bytes]]]:
+    """What a file holds, and of each piece where the one before ends, and the bytes that lead to its contents.
+
+    They are cut short where they are many, and the entry's own length is as brief as can be: where it is not, or
+    something else stands before it, these bytes would not reach from there to the contents.
+
+    Raises:
+        CheckpointError: it is not such a file, or damaged; names the byte offset.
+        StorageError: it cannot be read.
+    """
+    heads: list[tuple[int, bytes]] = []
+    return _read(file, heads), heads
+
+
+def check_crc(file: SourceFile, index: FileIndex) -> None:
+    """Reads the file once and compares its CRC-32, if it carries one.
+
+    Raises:
+        CheckpointError: the CRC is wrong.
+        StorageError: it cannot be read.
+    """
+    if not index.has_crc:
+        return
+    stop = file.size_bytes - CRC_TRAILER_BYTES
+    stored = stored_crc(file)
+    (actual,) = crc32_of_parts(file, 0, [stop])
+    if actual != stored:
+        raise CheckpointError(
+            f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"
+        )
+
+
+def stored_crc(file: SourceFile) -> int:
+    """What a file says that its CRC-32 is.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
+
+
+def plan_file(
+    entries: Sequence[OutputEntry],
+    *,
+    redundancy_removed: bool | None = False,
+    with_crc: bool = False,
+    framework: str = MINDSPORE,
+) -> FilePlan:
+    """The file that holds `entries`, in their order, as MindSpore would write it; a CRC comes after all segments.
+
+    It carries no mark of removed redundancy, nor of whom it is for.
+
+    Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
+
+    Raises:
+        CheckpointError: there is nothing to write, which no reader accepts as a file, a name is too long, or
+            a dtype is foreign.
+    """
+    if not entries:
+        raise CheckpointError("a .ckpt file has to hold at least one parameter")
+    segments: list[bytes | Content] = []
+    literal = bytearray()
+    for entry in entries:
+        if entry.dtype.is_foreign:
+            raise CheckpointError(f"parameter {entry.name!r} is a {entry.dtype}, which .ckpt cannot hold")
+        for head, content in planned_pieces(entry):
+            literal += head
+            if content.stop > content.start:
+                segments += [bytes(literal), content]
+                literal.clear()
+    if literal:
+        segments.append(bytes(literal))
+    size_bytes = sum(len(part) if isinstance(part, bytes) else part.stop - part.start for part in segments)
+    if with_crc:
+        return FilePlan(tuple(segments), size_bytes + CRC_TRAILER_BYTES, crc_offset=size_bytes)
+    return FilePlan(tuple(segments), size_bytes)
+
+
+def crc_trailer(crc: int) -> bytes:
+    """What ends a file that carries a CRC-32 of all before it."""
+    return CRC_MARK + crc.to_bytes(CRC_TRAILER_BYTES - len(CRC_MARK))
+
+
+def planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
+    """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
+    name = entry.name
+    tag = name.encode()
+    if len(tag) > _MAX_NAME_BYTES:
+        raise CheckpointError(f"parameter '{name[:40]}…': a name of {len(tag)} bytes, more than {_MAX_NAME_BYTES}")
+    tag = build_head(_VALUE_TAG, len(tag)) + tag
+    if entry.text is not None:
+        encoded = (entry.text or "\0").encode(_TEXT_CODE, "surrogatepass")
+        head = _tensor_head(tag, _tensor_fields(TEXT, (0,)), len(encoded))
+        yield head + encoded, Content(name, 0, 0)
+        return
+    fields = _tensor_fields(entry.dtype, entry.shape)
+    for start, stop in _piece_ranges(entry):
+        if entry.dtype is MAP_TENSOR:
+            inner = tag + build_head(_VALUE_MAP_TENSOR, stop - start)
+            head = build_head(_VALUE, len(inner) + stop - start) + inner
+        else:
+            head = _tensor_head(tag, fields, stop - start)
+        yield head, Content(name, start, stop)
+
+
+def first_name(start: bytes) -> bytes:
+    """The first parameter's name, as it stands in a file's first bytes; nothing if they are none of such a file."""
+    after_head = next((place + 1 for place in range(1, len(start)) if start[place] < 0x80), 0)
+    value = start[after_head:]
+    return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([_VALUE]) else b""
+
+
+def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
+    if file.size_bytes == 0:
+        raise CheckpointError(f"{file.location}: the file is empty")
+    has_crc = _has_crc(file)
+    stop = file.size_bytes - CRC_TRAILER_BYTES if has_crc else file.size_bytes
+    lookahead = None if file.location.is_local else Lookahead(file, stop)
+    reader = WireReader(file, stop, lookahead)
+    entries: dict[str, TensorEntry] = {}
+    with parsing(file.location) as parse:
+        pieces = _taking(parse, _pieces(reader, stop, lookahead, heads))
+        for name, group in groupby(pieces, key=lambda piece: piece.name):
+            entry = _joined(reader, list(group))
+            if entry.text is not None:
+                parse.take(entry.size_bytes)
+            entries[name] = entry
+    if not entries:
+        raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
+    return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+
+
+def _taking(parse: Parse, pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """The pieces, whose number is known only at the end: memory is taken for some at a time."""
+    names_bytes = 0
+    for number, piece in enumerate(pieces):
+        if number % _PIECES_TAKEN_AT_ONCE == 0:
+            parse.take(_PIECES_TAKEN_AT_ONCE * PARAMETER_BYTES + names_bytes)
+            names_bytes = 0
+        names_bytes += len(piece.name)
+        yield piece
+
+
+def _has_crc(file: SourceFile) -> bool:
+    offset = file.size_bytes - CRC_TRAILER_BYTES
+    return offset >= 0 and read_bytes(file, offset, len(CRC_MARK)) == CRC_MARK
+
+
+def _pieces(
+    reader: WireReader, stop: int, lookahead: Lookahead | None, heads: list[tuple[int, bytes]] | None
+) -> Iterator[_Piece]:
+    known = _KnownHeads()
+    end = 0  # of the entry before
+    for key, length in reader.fields(stop):
+        if key == _VALUE:
+            start, data = reader.offset, reader.peek(_HEAD_BYTES)
+            piece = known.match(start, length, data)
+            if piece is None:
+                piece = _read_value(reader, length)
+                known.learn(piece, length, data)
+            if heads is not None:
+                head = build_head(_VALUE, length) + data[: piece.extent.offset - start]
+                heads.append((end, head))
+            end = start + length
+            if lookahead is not None:
+                lookahead.passed(piece.extent.length, end)
+            yield piece
+
+
+class _KnownHeads:
+    """Recognizes entries that differ from an earlier one in their names only, as those of most parameters do.
+
+    The bytes between name and contents are the same then, so they need not be parsed again: for thousands of ranks with
+    thousands of parameters that is what takes the time.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[bytes, _Piece] = {}
+        self._lengths: set[int] = set()
+
+    def match(self, start: int, length: int, data: bytes) -> _Piece | None:
+        """The entry of `length` bytes at `start`, if `data`, its first bytes, is a known one's but for the name."""
+        after_name = _name_stop(data)
+        if not after_name:
+            return None
+        for head_bytes in self._lengths:
+            known = self._pieces.get(data[after_name : after_name + head_bytes])
+            if known is not None and after_name + head_bytes + known.extent.length == length:
+                name = data[_NAME_START:after_name]
+                extent = Extent(start + after_name + head_bytes, known.extent.length)
+                return _Piece(start, name.decode(), known.dtype, known.dims, extent) if name.isascii() else None
+        return None
+
+    def learn(self, piece: _Piece, length: int, data: bytes) -> None:
+        """Takes note of an entry that was parsed, if it is a name and a tensor whose contents come last.
+
+        With anything else it may give its name again, of which the last counts.
+        """
+        after_name, stop = _name_stop(data), piece.extent.offset - piece.offset
+        only_tensor = after_name and data.startswith(_heads_of_length(_VALUE_TENSOR, length - after_name), after_name)
+        if only_tensor and stop <= len(data) and stop + piece.extent.length == length:
+            head = data[after_name:stop]
+            self._pieces[head] = piece
+            self._lengths.add(len(head))
+
+
+def _heads_of_length(key: int, field_bytes: int) -> tuple[bytes, ...]:
+    """What may stand before the contents of a field that takes `field_bytes` in all."""
+    heads = (build_head(key, field_bytes - size) for size in range(2, min(_MAX_HEAD_BYTES, field_bytes) + 1))
+    return tuple(head for size, head in enumerate(heads, 2) if len(head) == size)
+
+
+def _name_stop(data: bytes) -> int:
+    """Where a short name that begins an entry ends; 0 if there is none."""
+    return _NAME_START + data[1] if len(data) > 1 and data[0] == _VALUE_TAG and data[1] < 0x80 else 0
+
+
+def _read_value(reader: WireReader, length: int) -> _Piece:
+    start = reader.offset
+    name: str | None = None
+    tensor: _TensorFields | None = None
+    map_tensor: Extent | None = None
+    for key, value in reader.fields(start + length):
+        if key == _VALUE_TAG:
+            name = _read_name(reader, value, "a parameter's name")
+        elif key == _VALUE_TENSOR:
+            # of tensor and maptensor the later one counts; tensors given in parts are merged: that is protobuf's rule
+            tensor, map_tensor = tensor or _TensorFields(), None
+            _read_tensor(reader, value, tensor)
+        elif key == _VALUE_MAP_TENSOR:
+            if map_tensor is not None:
+                raise reader.error(reader.offset, f"parameter {name!r} has two map tensors in one entry: damaged")
+            tensor, map_tensor = None, Extent(reader.offset, value)
+    if name is None:
+        raise reader.error(start, "an entry without a parameter's name: not a checkpoint, or damaged")
+    if map_tensor is not None:
+        return _Piece(start, name, MAP_TENSOR, (), map_tensor)
+    if tensor is None:
+        raise reader.error(start, f"parameter {name!r} has neither a tensor nor a map tensor: damaged")
+    return _tensor_piece(reader, start, name, tensor)
+
+
+def _read_tensor(reader: WireReader, length: int, tensor: _TensorFields) -> None:
+    for key, value in reader.fields(reader.offset + length):
+        if key == _TENSOR_DIM:
+            tensor.dims.append(value)
+        elif key == _TENSOR_TYPE:
+            tensor.type_name = _read_name(reader, value, "a tensor_type")
+        elif key == _TENSOR_CONTENT:
+            tensor.content = Extent(reader.offset, value)
+        elif key == _TENSOR_PACKED_DIMS:
+            tensor.dims += _packed(reader, reader.offset + value)
+        if len(tensor.dims) > _MAX_AXES:
+            raise reader.error(reader.offset, f"a tensor of more than {_MAX_AXES} dims: damaged")
+
+
+def _packed(reader: WireReader, stop: int) -> Iterator[int]:
+    for _ in range(_MAX_AXES + 1):
+        if reader.offset >= stop:
+            return
+        yield reader.varint()
+        if reader.offset > stop:
+            raise reader.error(stop, "packed dims end inside a number: damaged")
+
+
+def _read_name(reader: WireReader, length: int, what: str) -> str:
+    offset = reader.offset
+    if length > _MAX_NAME_BYTES:
+        raise reader.error(offset, f"{what} of {length} bytes: not a checkpoint, or damaged")
+    try:
+        return reader.take(length).decode()
+    except UnicodeDecodeError:
+        raise reader.error(offset, f"{what} is not UTF-8: not a checkpoint, or damaged") from None
+
+
+def _tensor_piece(reader: WireReader, start: int, name: str, tensor: _TensorFields) -> _Piece:
+    if tensor.type_name is None:
+        raise reader.error(start, f"parameter {name!r} has no tensor_type: not a checkpoint, or damaged")
+    if tensor.content is None:
+        raise reader.error(start, f"parameter {name!r} has no tensor_content: damaged")
+    if max(tensor.dims, default=0) >> 63:
+        dims = [dim - (dim >> 63 << 64) for dim in tensor.dims]
+        raise reader.error(start, f"parameter {name!r} has negative dims {dims}: damaged")
+    try:
+        # how wide an element of a foreign one is tell all pieces together
+        dtype = dtype_from_ckpt(tensor.type_name, 0, 0)
+        if dtype is MAP_TENSOR:
+            raise CheckpointError(f"a plain tensor cannot have the dtype {dtype}")
+    except CheckpointError as error:
+        raise reader.error(start, f"parameter {name!r}: {error}") from None
+    return _Piece(start, name, dtype, tuple(tensor.dims), tensor.content)
+
+
+def _joined(reader: WireReader, pieces: list[_Piece]) -> TensorEntry:
+    first = pieces[0]
+    name, dtype, dims = first.name, first.dtype, first.dims
+    for piece in pieces:
+        if (piece.dtype, piece.dims) != (dtype, dims):
+            raise reader.error(
+                piece.offset,
+                f"a piece of parameter {name!r} is {piece.dtype} {list(piece.dims)}, "
+                f"the one before it {dtype} {list(dims)}: damaged",
+            )
+    extents = tuple(piece.extent for piece in pieces)
+    length = sum(extent.length for extent in extents)
+    if dtype is TEXT:
+        return text_entry(name, _read_text(reader, name, extents))
+    if dtype is MAP_TENSOR:
+        return TensorEntry(name, dtype, (length,), extents)
+    if dtype.is_foreign:
+        return _foreign_entry(reader, first, extents)
+    shape = () if dims == (0,) and length == dtype.itemsize else dims
+    entry = TensorEntry(name, dtype, shape, extents)
+    if entry.size_bytes != length:
+        raise reader.error(
+            first.offset,
+            f"parameter {name!r} has {length} bytes, but {dtype} {list(dims)} takes {entry.size_bytes}: damaged",
+        )
+    if not is_countable(shape, dtype.itemsize):
+        raise reader.error(
+            first.offset, f"parameter {name!r}: its dims {list(dims)} are {TOO_LARGE} as {dtype}: damaged"
+        )
+    return entry
+
+
+def _foreign_entry(reader: WireReader, first: _Piece, extents: tuple[Extent, ...]) -> TensorEntry:
+    length = sum(extent.length for extent in extents)
+    shape = () if first.dims == (0,) and length else first.dims
+    try:
+        dtype = dtype_from_ckpt(first.dtype.name, math.prod(shape), length)
+    except CheckpointError as error:
+        raise reader.error(first.offset, f"parameter {first.name!r}, {list(first.dims)}: {error}") from None
+    return TensorEntry(first.name, dtype, shape, extents)
+
+
+def _read_text(reader: WireReader, name: str, extents: Sequence[Extent]) -> str:
+    offset, length = extents[0].offset, sum(extent.length for extent in extents)
+    if length > MAX_TEXT_BYTES:
+        raise reader.error(offset, f"text entry {name!r} has {length} bytes, more than {MAX_TEXT_BYTES} (1 MiB)")
+    encoded = b"".join(reader.contents(extent.offset, extent.length) for extent in extents)
+    try:
+        return encoded.decode(_TEXT_CODE, "surrogatepass").rstrip("\0")
+    except UnicodeDecodeError:
+        raise reader.error(offset, f"text entry {name!r} is not UTF-32: damaged") from None
+
+
+def _piece_ranges(entry: OutputEntry) -> Iterator[tuple[int, int]]:
+    if entry.dtype is MAP_TENSOR:
+        if not entry.piece_bytes or sum(entry.piece_bytes) != entry.size_bytes:
+            raise ValueError(
+                f"map tensor {entry.name!r}: pieces {entry.piece_bytes} do not make {entry.size_bytes} bytes"
+            )
+        start = 0
+        for length in entry.piece_bytes:
+            yield start, start + length
+            start += length
+        return
+    size_bytes = entry.size_bytes
+    for start in range(0, max(size_bytes, 1), MAX_PIECE_BYTES):
+        yield start, min(start + MAX_PIECE_BYTES, size_bytes)
+
+
+def _tensor_fields(dtype: DType, dims: Shape) -> bytes:
+    type_name = dtype.name.encode()
+    dim_key = build_varint(_TENSOR_DIM)
+    return b"".join(dim_key + build_varint(dim) for dim in dims) + build_head(_TENSOR_TYPE, len(type_name)) + type_name
+
+
+def _tensor_head(tag: bytes, fields: bytes, content_bytes: int) -> bytes:
+    """A Value up to where its tensor's contents begin: outer lengths first, so it is built from the inside out."""
+    tensor = fields + build_head(_TENSOR_CONTENT, content_bytes)
+    value = tag + build_head(_VALUE_TENSOR, len(tensor) + content_bytes) + tensor
+    return build_head(_VALUE, len(value) + content_bytes) + value

@@ -1,0 +1,103 @@
+"""The CRC-32 of a file that comes block by block, and how it gets into one that is written so.
+
+A `.ckpt` file ends in the CRC of all its bytes. In a `.safetensors` file it stands at the beginning and covers the
+tensors by name: each is summed up on its own, they are joined when all are there, and the beginning is rewritten.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from reshard.core.checkpoint.formats import ckpt, safetensors
+from reshard.core.checkpoint.formats.checksums import crc32_joined
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
+
+Stretch = tuple[str, int, int]
+"""A parameter's name, and the bytes `start` to `stop` of a block that are the next of its contents."""
+
+
+class WrittenFile(Protocol):
+    """The file that gets the CRC."""
+
+    def write(self, buffer: bytes) -> None:
+        """Appends all of `buffer`."""
+
+    def rewrite(self, offset: int, buffer: bytes) -> None:
+        """Puts `buffer` in the place of bytes near the beginning."""
+
+
+class RunningCrc(Protocol):
+    """The CRC of a file whose blocks come in their order."""
+
+    def sums(self, block: memoryview, stretches: Sequence[Stretch]) -> list[int]:
+        """What is to be known of a block, the costly part; may be asked for in any order, in any thread."""
+
+    def add(self, block: memoryview, stretches: Sequence[Stretch], sums: Iterable[int]) -> None:
+        """Takes in the file's next block, of which `sums` are known."""
+
+    def value(self) -> int:
+        """The CRC of a file of which all blocks were taken in."""
+
+    def put_into(self, file: WrittenFile) -> None:
+        """Completes a file that all blocks were written to."""
+
+
+def running_crc(format: CheckpointFormat, file_plan: FilePlan, entries: Sequence[OutputEntry]) -> RunningCrc | None:
+    """The CRC of a file that is about to be written; None if it is to have none."""
+    if file_plan.crc_offset is None:
+        return None
+    if format is CheckpointFormat.CKPT:
+        return _OfBytes()
+    return _OfTensors(file_plan.crc_offset, entries)
+
+
+def crc_of_index(index: FileIndex) -> RunningCrc:
+    """The CRC of a file that is about to be read."""
+    return _OfBytes() if index.format is CheckpointFormat.CKPT else _OfTensors(0, list(index.entries.values()))
+
+
+def stands_at_beginning(format: CheckpointFormat) -> bool:
+    """Whether the beginning of a file has to be rewritten when its CRC is known."""
+    return format is CheckpointFormat.SAFETENSORS
+
+
+class _OfBytes:
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def sums(self, block: memoryview, stretches: Sequence[Stretch]) -> list[int]:
+        return [zlib.crc32(block)]
+
+    def add(self, block: memoryview, stretches: Sequence[Stretch], sums: Iterable[int]) -> None:
+        for crc in sums:
+            self._crc = crc32_joined(self._crc, crc, len(block))
+
+    def value(self) -> int:
+        return self._crc
+
+    def put_into(self, file: WrittenFile) -> None:
+        file.write(ckpt.crc_trailer(self._crc))
+
+
+class _OfTensors:
+    def __init__(self, offset: int, entries: Sequence[OutputEntry] | Sequence[TensorEntry]) -> None:
+        self._offset = offset
+        self._tensors = [entry for entry in entries if entry.text is None]
+        self._scalars = {entry.name: b"" for entry in self._tensors if safetensors.is_integer_scalar(entry)}
+        self._crcs: dict[str, int] = {}
+
+    def sums(self, block: memoryview, stretches: Sequence[Stretch]) -> list[int]:
+        return [zlib.crc32(block[start:stop]) for _, start, stop in stretches]
+
+    def add(self, block: memoryview, stretches: Sequence[Stretch], sums: Iterable[int]) -> None:
+        for (name, start, stop), crc in zip(stretches, sums, strict=True):
+            before = self._crcs.get(name)
+            self._crcs[name] = crc if before is None else crc32_joined(before, crc, stop - start)
+            if name in self._scalars:
+                self._scalars[name] += bytes(block[start:stop])
+
+    def value(self) -> int:
+        return safetensors.crc_of_tensors(self._tensors, self._crcs, self._scalars)
+
+    def put_into(self, file: WrittenFile) -> None:
+        file.rewrite(self._offset, safetensors.crc_field(self.value()))

@@ -1,0 +1,189 @@
+"""Which kind of file it is, and that kind's reading and planning.
+
+A file's name says what it is meant to be; its first bytes tell the common mistakes, which would otherwise be reported
+as damage.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Protocol
+
+from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
+from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.formats import ckpt, safetensors
+from reshard.core.checkpoint.formats.parts import joined_index
+from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
+from reshard.core.checkpoint.remote_index.heads import Template, template_of
+from reshard.core.checkpoint.remote_index.reading import WithEnds
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.urls import Location
+
+_START_BYTES = 9
+
+_KINDS = {
+    b"\x0a": f"a .{CheckpointFormat.CKPT} file",
+    **dict.fromkeys(MAGICS.values(), "an encrypted checkpoint file, which ends in .ckpt"),
+    b"\x08": "a strategy file, not a checkpoint",
+    b"{": "a JSON file, perhaps a strategy, not a checkpoint",
+    b"PK\x03\x04": "a zip archive, as PyTorch saves; only MindSpore's files can be read",
+    b"\x80": "a Python pickle, as old PyTorch saves; only MindSpore's files can be read",
+    b"version h": "a Git LFS pointer; fetch the file itself (git lfs pull)",
+}
+
+
+class _FormatModule(Protocol):
+    def read_index(self, file: SourceFile) -> FileIndex: ...
+
+    def check_crc(self, file: SourceFile, index: FileIndex) -> None: ...
+
+    def stored_crc(self, file: SourceFile) -> int | None: ...
+
+    def plan_file(
+        self,
+        entries: Sequence[OutputEntry],
+        *,
+        redundancy_removed: bool | None = False,
+        with_crc: bool = False,
+        framework: str = MINDSPORE,
+    ) -> FilePlan: ...
+
+
+_MODULES: dict[CheckpointFormat, _FormatModule] = {
+    CheckpointFormat.CKPT: ckpt,
+    CheckpointFormat.SAFETENSORS: safetensors,
+}
+
+
+def read_index(file: SourceFile) -> FileIndex:
+    """What a checkpoint file holds, or several that are read as one, from headers alone; the name says the format.
+
+    Raises:
+        CheckpointError: it is of another kind, or damaged; names the file and where in it.
+        StorageError: it cannot be read.
+    """
+    if isinstance(file, JoinedFile):
+        return joined_index(file, [read_index(part) for part in file.parts])
+    format = format_of(file.location)
+    with _decrypted_to_nonsense(file):
+        file = file if file.location.is_local else WithEnds(file)
+        _check_kind(file, format)
+        return _MODULES[format].read_index(file)
+
+
+def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
+    """What a remote checkpoint file holds, and a template that other files may follow, if it can be one.
+
+    Raises:
+        CheckpointError: it is of another kind, or damaged; names the file and where in it.
+        StorageError: it cannot be read.
+    """
+    if format_of(file.location) is not CheckpointFormat.CKPT or isinstance(file, JoinedFile):
+        return read_index(file), None
+    with _decrypted_to_nonsense(file):
+        file = WithEnds(file)
+        _check_kind(file, CheckpointFormat.CKPT)
+        index, heads = ckpt.read_index_and_heads(file)
+        return index, template_of(index, heads)
+
+
+def format_of(location: Location) -> CheckpointFormat:
+    """The format that a file's name says it has.
+
+    Raises:
+        CheckpointError: it says none.
+    """
+    extension = PurePosixPath(location.name).suffix.removeprefix(".")
+    if extension not in [*CheckpointFormat]:
+        raise CheckpointError(f"{location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")
+    return CheckpointFormat(extension)
+
+
+def check_crc(file: SourceFile, index: FileIndex) -> None:
+    """Reads the file once and compares its CRC-32; does nothing where it carries none.
+
+    Raises:
+        CheckpointError: the CRC is wrong.
+        StorageError: it cannot be read.
+    """
+    if isinstance(file, JoinedFile):
+        for part in file.parts:
+            check_crc(part, read_index(part))
+        return
+    _MODULES[index.format].check_crc(file, index)
+
+
+def stored_crc(file: SourceFile, index: FileIndex) -> int | None:
+    """What a file says that its CRC-32 is; None if it carries none.
+
+    Raises:
+        CheckpointError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    return _MODULES[index.format].stored_crc(file) if index.has_crc else None
+
+
+def plan_file(
+    format: CheckpointFormat,
+    entries: Sequence[OutputEntry],
+    *,
+    redundancy_removed: bool | None = False,
+    with_crc: bool = False,
+    framework: str = MINDSPORE,
+) -> FilePlan:
+    """The file that holds `entries`: literal bytes and places for contents. The same entries give the same bytes.
+
+    `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell; None: it
+    is not known.
+    `with_crc`: there is room for a CRC; see `reshard.core.checkpoint.formats.crc_writing`.
+    `framework`: for whom it says that it is, where the format tells.
+
+    Raises:
+        CheckpointError: the format cannot hold one of the entries, or two have the same name.
+    """
+    twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
+    if twice:
+        raise CheckpointError(f"parameter {twice[0]!r} is given twice for one file")
+    return _MODULES[format].plan_file(
+        entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework
+    )
+
+
+@contextmanager
+def _decrypted_to_nonsense(file: SourceFile) -> Iterator[None]:
+    """With a wrong key a file decrypts to something: that it is no checkpoint is all that tells."""
+    try:
+        yield
+    except CheckpointError as error:
+        if isinstance(file, DecryptedSource):
+            raise CheckpointError(
+                f"{file.location}: does not decrypt to a checkpoint ({_without_place(error, file)}): {file.key_name} "
+                f"is not the key that it was encrypted with, or {file.mode} not the mode, or it was changed since"
+            ) from None
+        raise
+
+
+def _without_place(error: CheckpointError, file: SourceFile) -> str:
+    return str(error).removeprefix(f"{file.location}: ")
+
+
+def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:
+    start = read_bytes(file, 0, min(_START_BYTES, file.size_bytes))
+    mode = next((mode for mode, magic in MAGICS.items() if start.startswith(magic)), None)
+    if mode is not None and format is CheckpointFormat.CKPT:
+        raise KeyMistakeError(
+            f"{file.location}: is encrypted with {mode}: name its key with --decrypt-key, and --decrypt-mode {mode}"
+        )
+    found = _kind(start, file.size_bytes)
+    if found not in (None, f"a .{format} file"):
+        raise CheckpointError(f"{file.location}: is named .{format}, but looks like {found}")
+
+
+def _kind(start: bytes, size_bytes: int) -> str | None:
+    # a safetensors header may have any length, so its first byte says nothing
+    if start[8:] == b"{" and int.from_bytes(start[:8], "little") <= size_bytes - 8:
+        return f"a .{CheckpointFormat.SAFETENSORS} file"
+    return next((kind for prefix, kind in _KINDS.items() if start.startswith(prefix)), None)

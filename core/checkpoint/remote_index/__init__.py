@@ -1,0 +1,1 @@
+"""Indexes of many remote files with few requests."""

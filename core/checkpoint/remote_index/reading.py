@@ -1,0 +1,133 @@
+"""Reading of remote files with few requests, many of them under way at a time. Ranges are (offset, length)."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from reshard.core.storage.coalescing import coalesced, stretch_of
+from reshard.core.storage.files import SourceFile
+from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
+
+REQUEST_BYTES = 4 << 20
+"""Most that one request asks for: enough for a connection's full speed, few enough for several to be under way."""
+START_BYTES = 64 << 10
+
+_END_BYTES = 64
+_MOST_BYTES_UNDER_WAY = 16 << 20
+"""For one who reads front to back; a connection gives some 100 MiB/s."""
+
+
+@dataclass(frozen=True)
+class _Range:
+    offset: int
+    length: int
+    number: int
+
+
+def read_near(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes of each range, those that lie close together by one request; all requests are made at once."""
+    items = [_Range(offset, length, number) for number, (offset, length) in enumerate(ranges)]
+    groups = list(coalesced(items, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=REQUEST_BYTES))
+    stretches = [stretch_of(group) for group in groups]
+    found = [b""] * len(ranges)
+    for group, (start, _), data in zip(groups, stretches, read_long(file, stretches), strict=True):
+        for item in group:
+            found[item.number] = data[item.offset - start :][: item.length]
+    return found
+
+
+def read_long(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes of each range, of long ones by several requests; all requests are made at once."""
+    pieces = [list(_pieces(range_)) for range_ in ranges]
+    answers = iter(file.read_many(list(chain.from_iterable(pieces))))
+    return [b"".join(islice(answers, len(requests))) for requests in pieces]
+
+
+def read_ahead(file: SourceFile, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """The bytes of ranges, in order, in pieces of at most 4 MiB, each with its range's number.
+
+    While one piece is worked on the next ones are under way; short ones that lie close together in this order share a
+    request. It waits for requests, so no function that is one of several requests at once may use it.
+    """
+    under_way: deque[tuple[list[_Range], Future[list[bytes]]]] = deque()
+    bytes_under_way = 0
+    try:
+        for group in _in_turn(ranges):
+            start, length = stretch_of(group)
+            while under_way and bytes_under_way + length > _MOST_BYTES_UNDER_WAY:
+                bytes_under_way -= stretch_of(under_way[0][0])[1]
+                yield from _answered(*under_way.popleft())
+            bytes_under_way += length
+            under_way.append((group, submitted(file.read_many, [(start, length)])))
+        while under_way:
+            yield from _answered(*under_way.popleft())
+    finally:
+        for _, future in under_way:
+            future.cancel()
+
+
+def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_Range]]:
+    """The pieces of ranges, in order, those together that one request gets."""
+    group: list[_Range] = []
+    for number, range_ in enumerate(ranges):
+        for offset, length in _pieces(range_):
+            if group:
+                start, stop = group[0].offset, group[-1].offset + group[-1].length
+                if not (stop <= offset <= stop + GAP_WORTH_READING_BYTES and offset + length <= start + REQUEST_BYTES):
+                    yield group
+                    group = []
+            group.append(_Range(offset, length, number))
+    if group:
+        yield group
+
+
+def _answered(group: Sequence[_Range], future: "Future[list[bytes]]") -> Iterator[tuple[int, bytes]]:
+    [data] = future.result()
+    for item in group:
+        start = item.offset - group[0].offset
+        yield item.number, data[start : start + item.length]
+
+
+def _pieces(range_: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    offset, length = range_
+    for start in range(0, length, REQUEST_BYTES):
+        yield offset + start, min(REQUEST_BYTES, length - start)
+
+
+class WithEnds:
+    """A remote file whose first and last bytes, which say what it is, have been read by two requests at once."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self.location = file.location
+        self.size_bytes = file.size_bytes
+        self.version = file.version
+        self._file = file
+        end = max(0, self.size_bytes - _END_BYTES)
+        ranges = [(0, min(START_BYTES, self.size_bytes)), (end, self.size_bytes - end)]
+        if ranges[0][1] == self.size_bytes:
+            del ranges[1]
+        self._held = [(start, data) for (start, _), data in zip(ranges, file.read_many(ranges), strict=True)]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """As the file itself does."""
+        [data] = self.read_many([(offset, len(buffer))])
+        buffer[:] = data
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """As the file itself does, which is asked for what is not known yet."""
+        known = [self._known(offset, length) for offset, length in ranges]
+        unknown = [range_ for range_, data in zip(ranges, known, strict=True) if data is None]
+        asked = iter(self._file.read_many(unknown) if unknown else ())
+        return [next(asked) if data is None else data for data in known]
+
+    def close(self) -> None:
+        """As the file itself does."""
+        self._file.close()
+
+    def _known(self, offset: int, length: int) -> bytes | None:
+        for start, data in self._held:
+            if start <= offset and offset + length <= start + len(data):
+                return data[offset - start : offset - start + length]
+        return None

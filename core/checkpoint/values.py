@@ -1,0 +1,104 @@
+"""What stands here where MindSpore has a Parameter: a numpy array; and what is saved of what users give.
+
+A scalar is a 0-d array, a bfloat16 tensor an array of `ml_dtypes.bfloat16`, a text a `str`. Packed 4-bit integers, two
+a byte, are the array of their bytes, whose dtype is `INT4`: int8 to numpy, which keeps the mark through slices and
+copies, so that what was loaded is saved as what it was. A map parameter (a hash table) is a list of its keys, values
+and status, as MindSpore loads it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from reshard.core.errors import CheckpointError
+from reshard.core.tensor import dtypes
+from reshard.core.tensor.dtypes import DType, dtype_from_name
+from reshard.core.tensor.numpy_types import NUMPY_TYPES
+
+Value = np.ndarray | str | list[np.ndarray]
+"""An array, a text, or a map parameter's keys, values and status."""
+
+_MARK = "mindspore"
+INT4 = np.dtype(np.int8, metadata={_MARK: dtypes.INT4.name})
+"""Of an array of packed 4-bit integers, two a byte."""
+
+_NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {**NUMPY_TYPES, dtypes.INT4.name: INT4}
+_NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items() if dtype is not INT4}
+
+
+def numpy_dtype(dtype: DType) -> np.dtype[Any]:
+    """The numpy dtype of an array that holds a tensor's elements.
+
+    Raises:
+        CheckpointError: it is no tensor's.
+    """
+    if dtype.name not in _NUMPY_DTYPES:
+        raise CheckpointError(f"a {dtype} is no array")
+    return _NUMPY_DTYPES[dtype.name]
+
+
+def dtype_of(array: np.ndarray) -> DType:
+    """The dtype under which an array's elements are saved.
+
+    Raises:
+        TypeError: no checkpoint file knows it.
+    """
+    if _mark_of(array.dtype) == dtypes.INT4.name:
+        return dtypes.INT4
+    name = _NAMES.get(array.dtype.newbyteorder("<"))
+    if name is None:
+        raise TypeError(f"no checkpoint file holds elements of numpy's dtype {array.dtype}")
+    return dtype_from_name(name)
+
+
+def is_array_like(value: object) -> bool:
+    """Whether `array_of` makes an array of it: numpy's own, or what says how (Tensors of several frameworks)."""
+    return isinstance(value, np.ndarray | np.generic) or any(
+        callable(getattr(value, method, None)) for method in ("asnumpy", "__array__", "numpy")
+    )
+
+
+def array_of(value: Any) -> np.ndarray:
+    """The array that stands for a value, little-endian and in C order; numpy's own are not copied if they are so.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+    elif callable(getattr(value, "asnumpy", None)):
+        array = np.asarray(value.asnumpy())
+    elif callable(getattr(value, "__array__", None)):
+        array = np.asarray(value)
+    elif callable(getattr(value, "numpy", None)):
+        array = np.asarray(value.numpy())
+    else:
+        raise TypeError(f"{type(value)} is neither an array nor anything that can be made one")
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    # ascontiguousarray would make a 0-d array 1-d
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """The bytes of an array in C order."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def is_same(one: Value, other: Value) -> bool:
+    """Whether two values are the same in every bit."""
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        # by bytes: NaNs are the same if they are the same
+        same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
+        return same_kind and np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return isinstance(one, str) and one == other
+
+
+def _mark_of(dtype: np.dtype[Any]) -> object:
+    metadata: Mapping[str, object] = dtype.metadata or {}
+    return metadata.get(_MARK)

@@ -1,0 +1,1 @@
+"""The whole job and its relatives: convert, load, join, merge, and conversions on a schedule."""

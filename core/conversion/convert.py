@@ -1,0 +1,521 @@
+"""The whole conversion, as steps that any engine can run: alone in this process, or as tasks of a workflow.
+
+    load_strategies -> catalog_source -> plan_conversion -> open_session -> convert_rank, check_rank … -> Session.finish
+
+`convert` runs them with threads.
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import copy_context
+
+import numpy as np
+
+from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.selection import listed, rank_names
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.crc_writing import stands_at_beginning
+from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
+from reshard.core.conversion.report import ConversionReport, PlanSummary, summarize_plan
+from reshard.core.conversion.session import (
+    Session,
+    check_rank,
+    convert_rank,
+    lanes_of,
+    open_session,
+    planned_groups,
+    rank_budget,
+)
+from reshard.core.errors import CatalogError, PlanError, ReshardError, TargetError
+from reshard.core.plan.matching import check_convertible
+from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.stage_shards import held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.plan.unified import UnifiedLayout
+from reshard.core.plan.unified_source import strategy_of
+from reshard.core.request.changes import Changes
+from reshard.core.request.changes_file import declared_changes
+from reshard.core.request.conversion import (
+    ConversionRequest,
+    IntegratedSave,
+    OutputFormat,
+    TargetLayout,
+    UnmatchedPolicy,
+    parse_ranks,
+    parse_size,
+)
+from reshard.core.request.resources import resources_of
+from reshard.core.runtime.garbage import rare_collections
+from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from reshard.core.runtime.retry import Losses, counting_retries, stoppable, with_retries
+from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import printable
+from reshard.core.source.damage import damage_policy, mixed_steps
+from reshard.core.source.other_stages import check_part
+from reshard.core.source.own_strategy import check_named, check_own_files, read_own_strategy
+from reshard.core.source.replicas import check_replicas
+from reshard.core.source.strategy_warnings import asked_integrated_save, doubts, integrated_save_doubts
+from reshard.core.storage.files import takes_rewriting
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.model import Strategy
+from reshard.core.target.target import check_apart, check_free, read_manifest
+from reshard.core.transfer.file_blocks import expected_entries, planned_file
+from reshard.core.verification.tied_parameters import with_shared_compared
+from reshard.core.verification.values import ContentCheck
+
+_SMALL_CONTENT_BYTES = 2**20
+
+
+def convert(
+    request: ConversionRequest,
+    progress: Progress | None = None,
+    plan_of: Callable[[ConversionRequest], ConversionPlan] | None = None,
+) -> ConversionReport:
+    """Converts a checkpoint in this process; what was done by an earlier, interrupted run is not done again.
+
+    `plan_of` makes the plan if another one than `make_plan`'s is wanted.
+
+    Raises:
+        InputError: the request or what it names is wrong.
+        VerificationError: a written file is not what it was to be.
+        ConversionError: it failed all the same.
+    """
+    with (
+        reporting_to(progress or SilentProgress()),
+        resources_of(request),
+        counting_retries(),
+        stoppable() as stop,
+        rare_collections(),
+    ):
+        started = time.monotonic()
+        note = current_progress().note
+        with_retries(lambda: check_target(request), note)
+        plan = with_retries(lambda: (plan_of or make_plan)(request), note)
+        with open_session(request, plan) as session:
+            failures = _run_ranks(session, stop)
+            parts = _source_parts(session, stop) if not failures and session.compares() else None
+            return with_retries(lambda: session.finish(failures, time.monotonic() - started, parts), note)
+
+
+def check_target(request: ConversionRequest) -> None:
+    """Refuses an unusable target before any byte of the source is read.
+
+    Raises:
+        TargetError: the target is occupied, its place or storage cannot be used, or it and the source overlap.
+        StorageError: a transient failure.
+    """
+    source, final = parse_url(request.source), parse_url(request.target)
+    check_apart(source, final)
+    check_free(final, source, overwrite=request.overwrite, unified=request.layout is TargetLayout.UNIFIED)
+
+
+def make_plan(request: ConversionRequest) -> ConversionPlan:
+    """The plan of a request; nothing is written.
+
+    Raises:
+        InputError: the request or what it names is wrong.
+        StorageError: what it names cannot be read.
+    """
+    with resources_of(request):
+        source, target = load_strategies(request)
+        catalog = catalog_source(request, source, target)
+        plan = plan_conversion(request, catalog, source, target)
+        check_part(request, plan)
+        return plan
+
+
+def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strategy | None]:
+    """The strategies of source and target; None where none is given: one rank, nothing cut.
+
+    Raises:
+        StrategyError: one cannot be used.
+    """
+    return load_strategy(request.source_strategy, request.source), load_strategy(request.target_strategy)
+
+
+def load_strategy(url: str, source: str = "") -> Strategy | None:
+    """The strategy at a URL; for an empty URL the one in the records of `source`, or None without any.
+
+    Raises:
+        StrategyError: the strategy cannot be used.
+        StorageError: a transient failure.
+    """
+    if url:
+        return read_strategy(url)
+    own = read_own_strategy(source) if source else None
+    return own.strategy if own else None
+
+
+def catalog_source(request: ConversionRequest, source: Strategy | None, target: Strategy | None) -> CheckpointCatalog:
+    """Which file is which source rank's, and what is in it.
+
+    Raises:
+        InputError: the changes that are declared are not understood.
+        CatalogError: the files do not make one checkpoint of the strategy's ranks, or copies of a slice differ.
+        CheckpointError: a file cannot be used.
+        TargetError: source and target are inside each other.
+    """
+    check_apart(parse_url(request.source), parse_url(request.target))
+    changes = declared_changes(request)
+    own_stage = source is not None and not source.merged
+    found = survey(request.source)
+    catalog = build_catalog(
+        request.source,
+        source.ranks if source else None,
+        step=request.step or None,
+        source_prefix=request.source_prefix or None,
+        digest=wants_digest(source, target, everything=_is_all_compared(request, changes)),
+        check_crc=request.check_crc,
+        workers=request.worker_count,
+        allow_extra_ranks=own_stage,
+        found=found,
+        damage=damage_policy(
+            source,
+            target,
+            recovers=request.recover,
+            faulty=parse_ranks(request.fault_ranks) if request.recover else (),
+            allow_missing=request.allow_missing,
+            integrated_save=asked_integrated_save(request),
+            changes=changes,
+        ),
+    )
+    if source is not None and found.shape is CheckpointShape.RANK_FOLDERS:
+        if request.source_strategy:
+            catalog = check_named(catalog, source, trusted=request.trust_strategy)
+        else:
+            catalog = check_own_files(catalog)
+    if source is None:
+        _check_not_scattered(catalog)
+        if target is None and catalog.parts:
+            catalog = _of_parts_alone(catalog)
+    _check_links(request, catalog)
+    if catalog.unified:
+        return _with_carried_outside(catalog)
+    if own_stage and source is not None and catalog.records:
+        catalog = of_own_stage(source, catalog, found)
+    if request.check_replicas and source is not None:
+        integrated = _is_integrated(request, catalog, source)
+        return check_replicas(catalog, source, integrated=integrated, workers=request.worker_count)
+    return catalog
+
+
+def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy) -> bool:
+    """Whether every rank holds whole tensors, decided without the target's strategy."""
+    asked = asked_integrated_save(request)
+    if asked is not IntegratedSave.AUTO:
+        return asked is IntegratedSave.YES
+    return bool(integrated_by_shapes(held_by_stages(catalog, source, names_in_order(catalog), []), None, {}))
+
+
+def plan_conversion(
+    request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
+) -> ConversionPlan:
+    """The plan; nothing is written, and only samples are read, and what several source stages hold.
+
+    Raises:
+        CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
+        StrategyError: the source's contents contradict its strategy.
+        PlanError: source, target and options do not fit together.
+    """
+    _check_any_left(catalog)
+    source = strategy_of(catalog) or source
+    contents = None
+    asked = asked_integrated_save(request)
+    trusted = request.trust_strategy or not request.source_strategy
+    if source is not None and not catalog.unified:
+        found, contents = doubts(catalog, source, integrated_save=asked, trusted=trusted)
+        catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
+    fails_on_differing = request.shared_parameters == "fail"
+    plan = build_plan(
+        PlanInputs(
+            catalog=catalog,
+            source_strategy=source,
+            target_strategy=target,
+            format=_target_format(request, catalog),
+            prefix=request.prefix,
+            fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
+            allow_missing=tuple(request.allow_missing),
+            integrated_save=asked,
+            replicas=request.replicas if request.remove_redundancy else 0,
+            write_crc=request.write_crc,
+            encryption=_target_encryption(request, catalog),
+            append_info=request.info,
+            shared_parameters="first" if fails_on_differing else request.shared_parameters,
+            changes=declared_changes(request),
+            unified=_unified_layout(request),
+        )
+    )
+    if source is not None:
+        plan = plan.with_notes(
+            *integrated_save_doubts(catalog, source, plan.match, asked, contents=contents, trusted=trusted)
+        )
+    check_convertible(plan.match, catalog)
+    _check_one_step(plan)
+    plan = with_shared_compared(plan, fails_on_differing)
+    _check_format_holds_all(plan)
+    _check_crc_can_be_written(request, plan)
+    return plan
+
+
+def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
+    """The plan of a request and its summary; nothing is written.
+
+    Raises:
+        InputError: the request or what it names is wrong, or the target is occupied.
+        StorageError: what it names cannot be read.
+    """
+    with resources_of(request):
+        check_target(request)
+    plan = make_plan(request)
+    request.chosen_ranks(plan.target_ranks)
+    budget = rank_budget(request, plan, len(plan.target_ranks))
+    written = [rank for rank in plan.target_ranks if rank not in plan.copies]
+    groups = planned_groups(plan, written, budget)
+    return plan, summarize_plan(plan, budget, groups, lanes_of(groups, budget))
+
+
+def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardError]:
+    """Does all ranks that are left, with threads; returns what failed. A bug, or `stop`, ends all at once."""
+    failures: dict[int, ReshardError] = {}
+    writing = threading.Semaphore(session.groups_at_once)
+    progress = current_progress()
+    advance = advancing(progress, stop)
+
+    def work(rank: int, group: Sequence[int]) -> None:
+        orphaned = None if group else session.copy_of_failed(rank, failures)
+        if orphaned is not None:
+            raise orphaned
+        # who comes later in a group finds its file written
+        with writing if rank == next(iter(group), None) else nullcontext():
+            with_retries(
+                lambda: convert_rank(
+                    session.workspace, session.plan, rank, session.budget, advance, group=group, lanes=session.lanes
+                ),
+                progress.note,
+            )
+        with_retries(
+            lambda: check_rank(session.workspace, session.plan, rank, session.request.verify, advance), progress.note
+        )
+
+    def work_in_turn(ranks: Sequence[int], group: Sequence[int]) -> None:
+        losses = Losses()
+        for rank in ranks:
+            if stop.is_set():
+                return
+            try:
+                with losses.counted():
+                    work(rank, group)
+            except ReshardError as error:
+                failures[rank] = error
+
+    groups = [(group, group) for group in session.groups]
+    copies = [((rank,), ()) for rank in session.copies]
+    with ThreadPoolExecutor(session.budget.workers, thread_name_prefix="reshard") as pool:
+        try:
+            for turns in (groups, copies):
+                futures = [pool.submit(copy_context().run, work_in_turn, ranks, group) for ranks, group in turns]
+                for future in futures:
+                    future.result()
+        except BaseException:
+            stop.set()
+            if session.is_remote:
+                progress.note("stopping: requests that are under way are waited for")
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failures
+
+
+def _is_all_compared(request: ConversionRequest, changes: Changes) -> bool:
+    """Whether all that the source's strategy does not know has to be alike on all ranks.
+
+    A unified target has it once; and if names or shapes change, what the target cuts is not known by its name.
+    """
+    others = changes.rename or changes.split or changes.join or changes.transpose
+    return bool(others) or request.layout is TargetLayout.UNIFIED
+
+
+def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarray]:
+    """What all source ranks add to fingerprints; read with threads."""
+    progress = current_progress()
+    progress.note("comparing the target's values with the source's: every copy of these is read")
+    content = ContentCheck(session.plan)
+    advance = advancing(progress, stop)
+
+    def read(rank: int) -> np.ndarray:
+        return with_retries(lambda: content.source_parts(rank, advance), progress.note)
+
+    ranks = content.source_ranks
+    return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
+
+
+def wants_digest(
+    source: Strategy | None, target: Strategy | None, *, everything: bool = False
+) -> Callable[[int, TensorEntry], bool]:
+    """Says whose contents have to be compared, because no source layout tells which ranks hold the same.
+
+    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole; or
+    `everything`.
+    """
+    wanted = target.parameters if target else frozenset()
+
+    def wants(rank: int, entry: TensorEntry) -> bool:
+        if source is None or entry.name in source.parameters or entry.text is not None:
+            return False
+        return everything or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
+
+    return wants
+
+
+def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
+    if request.layout is TargetLayout.UNIFIED:
+        return CheckpointFormat.SAFETENSORS
+    return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
+
+
+def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
+    if request.layout is TargetLayout.RANKS:
+        return None
+    return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
+
+
+def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:
+    """How the target's files are encrypted; empty if they are not."""
+    if not request.encrypt_key:
+        return ""
+    if _target_format(request, catalog) is CheckpointFormat.SAFETENSORS:
+        raise PlanError(
+            f"{catalog.url}: holds .safetensors files, and so would the target, but MindSpore knows no encrypted ones: "
+            "--format ckpt, or name no --encrypt-key"
+        )
+    return str(request.encrypt_mode)
+
+
+def _check_format_holds_all(plan: ConversionPlan) -> None:
+    """Finds out before anything is written that the target's format cannot hold a parameter.
+
+    The ranks of a stage hold the same names and dtypes, or parts of them: one of them tells for all.
+    """
+    for rank in plan.first_ranks:
+        planned_file(plan, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
+
+
+def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
+    """Finds out before anything is written that the target's storage does not take files with a CRC."""
+    at_beginning = request.write_crc and stands_at_beginning(plan.inputs.format)
+    if at_beginning and not takes_rewriting(parse_url(request.target)):
+        raise TargetError(
+            f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
+            "end, but this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name "
+            "a local directory or an object store of the S3 kind"
+        )
+
+
+def _check_any_left(catalog: CheckpointCatalog) -> None:
+    if not catalog.records:
+        reasons = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items()]
+        raise CatalogError(f"{catalog.url}: there is no rank whose file could be used:\n  {listed(reasons)}")
+
+
+def _check_not_scattered(catalog: CheckpointCatalog) -> None:
+    """Makes sure that a file taken for a whole checkpoint is none of a redundancy-removed one."""
+    for record in catalog.records.values():
+        if record.index.redundancy_removed:
+            raise CatalogError(
+                f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
+                "rank's file only. Name the checkpoint of all ranks, and its strategy with --source-strategy"
+            )
+
+
+def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of stages' parts where no strategy tells what there should be, which is said.
+
+    Raises:
+        CatalogError: the parts of stages between them are missing.
+    """
+    there = f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
+    absent = sorted({*range(catalog.parts[-1])} - {*catalog.parts})
+    if absent:
+        raise CatalogError(
+            f"{catalog.url}: {there}, not of {listed(list(map(str, absent)), 6)}. Add them, or name the checkpoint's "
+            "strategy with --source-strategy: it tells whether parameters are missing"
+        )
+    note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
+    return dataclasses.replace(catalog, notes=(note, *catalog.notes))
+
+
+def _with_carried_outside(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of a unified checkpoint; if a conversion made it, that knew what no strategy knows."""
+    manifest = read_manifest(parse_url(catalog.url))
+    if manifest is None:
+        return catalog
+    return dataclasses.replace(catalog, outside=tuple(dict.fromkeys([*catalog.outside, *manifest.carried])))
+
+
+def _check_one_step(plan: ConversionPlan) -> None:
+    """Ranks of different steps make no model, whatever their files are called."""
+    mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
+    if mixed is not None:
+        raise CatalogError(
+            f"{plan.inputs.catalog.url}: {mixed}. Name another step with --step, or the ranks whose files are stale "
+            "with --recover --fault-ranks. If the files belong together all the same, say which step it is with "
+            "--append-info"
+        )
+
+
+def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:
+    """Links may lead from the source into the target, which would be replaced."""
+    final = parse_url(request.target)
+    for record in catalog.records.values():
+        location = parse_url(record.location)
+        for file in [parse_url(str(part)) for part in parts_of(location)] or [location]:
+            check_apart(file, final)
+
+
+def _names_in(location: Location) -> Collection[str]:
+    file = open_checkpoint(location, source_key())
+    try:
+        return read_index(file).entries.keys()
+    finally:
+        file.close()
+
+
+def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
+    """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
+
+    Raises:
+        CatalogError: they hold all of them: then it is the strategy of another world size.
+    """
+    extra = [rank for rank in found.ranks if rank not in source.ranks]
+    indexes = {id(record.index): record.index for record in catalog.records.values()}.values()
+    held = {name for index in indexes for name in index.entries} & source.parameters
+    scattered = any(not held <= index.entries.keys() for index in indexes)
+    misfit = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0
+    stages: dict[int, list[int]] = {}
+    for rank in extra:
+        stages.setdefault(rank // source.devices_per_stage, []).append(rank)
+    for ranks in stages.values():
+        # the ranks of a stage hold the same names, and its first one tells for all, unless redundancy was removed
+        files = [found.files[rank][0].location for rank in (ranks if scattered else ranks[:1])]
+        misfit = misfit or held <= {name for location in files for name in _names_in(location)}
+    if misfit:
+        raise CatalogError(
+            f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "
+            f"{source.devices_per_stage}: it is another checkpoint's, or one pipeline stage's of several"
+        )
+    if not extra:
+        return catalog
+    here, there = rank_names(list(source.ranks), 3), rank_names(extra, 3)
+    warning = (
+        f"the source strategy is stage {source.stages[0].stage}'s own: only {here} are converted, and the parameters "
+        f"of {there} are NOT in the result. Name the directory of all ranks' strategies to convert everything"
+    )
+    return dataclasses.replace(catalog, notes=(warning, *catalog.notes))

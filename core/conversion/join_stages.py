@@ -1,0 +1,475 @@
+"""Stages that were converted one by one, perhaps on different machines, made one checkpoint: all of it, or nothing.
+
+Each part is a finished conversion with a manifest and records of its own. They have to be of one target strategy, and
+together have all of its parameters. Their files are copied, every rank's side by side, checked against the records,
+and published with one manifest, in which a rank's parts count as one file. A parameter that several stages share is
+written once, from one part's copy.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+import xxhash
+
+from reshard import __version__
+from reshard.core.checkpoint.catalog.selection import listed
+from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
+from reshard.core.conversion.report import Summary
+from reshard.core.conversion.session import give_up_abandoned_uploads
+from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.plan_file import rebuild_plan
+from reshard.core.request.changes import NO_CHANGES
+from reshard.core.request.conversion import SHARED_PARAMETERS, VerifyLevel
+from reshard.core.runtime.progress import Progress, SilentProgress, advancing
+from reshard.core.runtime.retry import stoppable, with_retries
+from reshard.core.runtime.threads import in_threads
+from reshard.core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
+from reshard.core.storage.filesystems import same_storage
+from reshard.core.storage.joined import joined_name
+from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.publishing import (
+    MANIFEST_NAME,
+    STATE_DIRECTORY,
+    check_room,
+    list_names,
+    publish,
+    remove_others,
+    remove_tree,
+    temporary_files,
+    working_location,
+)
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target.target import (
+    IDENTITY_NAME,
+    LEASES_DIRECTORY,
+    Workspace,
+    check_apart,
+    check_beside,
+    check_place,
+    read_identity,
+    read_manifest,
+    record_digest,
+)
+from reshard.core.transfer.reduced_copy import copy_without
+from reshard.core.verification.files import verify_rank
+from reshard.core.verification.part_copies import PartCopies
+from reshard.core.verification.state import other_state_files
+from reshard.core.verification.tied_parameters import differing_note, differing_text
+
+FAIL = "fail"
+_WORKERS = 4
+_BLOCK_BYTES = 8 * 2**20
+_NOT_EMPTY = "{}: is not empty. Name another target, or remove it"
+
+
+class JoinReport(Summary):
+    """The checkpoint that parts were joined to: its pipeline stages, ranks, parameters of the strategy, and bytes."""
+
+    target: str
+    stages: tuple[int, ...]
+    ranks: int
+    parameters: int
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One stage's finished conversion."""
+
+    location: Location
+    manifest: Manifest
+    plan: ConversionPlan
+    stage: int
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.location, self.manifest.identity)
+
+    @property
+    def parameters(self) -> set[str]:
+        return {parameter.name for parameter in self.plan.match.moved}
+
+    def excuses(self, name: str) -> bool:
+        """Whether the target was said to be able to do without a parameter."""
+        return any(fnmatchcase(name, pattern) for pattern in self.plan.inputs.allow_missing)
+
+
+def join_parts(
+    parts: Sequence[str], target: str, progress: Progress | None = None, *, shared_parameters: str = FAIL
+) -> JoinReport:
+    """Copies the parts that stages were converted to into one checkpoint; they stay as they are.
+
+    `shared_parameters` decides about parameters whose copies differ between parts: `fail`, take the `first` stage's
+    copy, or the copy of the stage of this number. Equal copies are taken from the first stage, or the numbered one.
+
+    Raises:
+        InputError: they are not parts of one target, or some are missing; or the target is occupied.
+        VerificationError: a copied file is not what the part's record says.
+        StorageError: reading or writing failed, or there is no room.
+    """
+    started = time.monotonic()
+    progress = progress or SilentProgress()
+    final = parse_url(target)
+    _check_target(final)
+    found = sorted((_read_part(parse_url(url)) for url in parts), key=lambda part: part.stage)
+    for part in found:
+        check_apart(part.location, final)
+    _check_together(found)
+    shared = _shared(found, shared_parameters)
+    note = _compared(found, shared, fails=shared_parameters == FAIL)
+    if note:
+        progress.note(note)
+    joint = _Joint(found, final, shared, note)
+    done = read_manifest(final)
+    if done is not None and done.identity == joint.identity:
+        progress.note(f"{final}: was joined from these parts already; reshard verify checks it")
+        summaries: Sequence[RankSummary] = done.ranks
+    else:
+        summaries = joint.make(progress)
+    return JoinReport(
+        target=str(final),
+        stages=tuple(part.stage for part in found),
+        ranks=len(joint.ranks),
+        parameters=len(set().union(*(part.parameters for part in found))),
+        size_bytes=sum(rank.size_bytes for rank in summaries),
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _check_target(final: Location) -> None:
+    """Refuses an unusable target before any part is read.
+
+    Raises:
+        TargetError: the place cannot be used, or holds files that were not joined.
+        StorageError: the place cannot be listed.
+    """
+    check_place(final)
+    begun = read_identity(final.child(STATE_DIRECTORY)) is not None or read_manifest(final) is not None
+    if not begun and set(list_names(final)) - ({STATE_DIRECTORY} if not final.is_local else set()):
+        raise TargetError(_NOT_EMPTY.format(final))
+
+
+def _read_part(location: Location) -> _Part:
+    manifest = read_manifest(location)
+    if manifest is None:
+        raise InputError(
+            f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
+        )
+    if manifest.encryption:
+        raise InputError(f"{location}: is encrypted, and such parts cannot be joined; convert its stage unencrypted")
+    plan = rebuild_plan(Workspace(location, manifest.identity).plan_url, manifest.plan_digest)
+    if plan.part is None:
+        raise InputError(
+            f"{location}: is no part: it was not converted with one pipeline stage's own strategy, to a target with "
+            "other stages' parameters as well"
+        )
+    return _Part(location, manifest, plan, plan.part)
+
+
+def _check_together(parts: Sequence[_Part]) -> None:
+    """Makes sure that parts are of one kind and make one target.
+
+    Raises:
+        InputError: they are not, or do not.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        for what, ours in _kind_of(part).items():
+            if ours != _kind_of(first)[what]:
+                raise InputError(f"{first.location} and {part.location} do not go together: they have different {what}")
+    for part, other in pairwise(parts):
+        if part.stage == other.stage:
+            raise InputError(
+                f"{part.location} and {other.location} are both of stage {part.stage}, and their files have the same "
+                "names: they are not stages of one checkpoint. Name each stage once"
+            )
+    wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
+    held = set().union(*(part.parameters for part in parts))
+    lacking = sorted(name for name in wanted - held if not any(part.excuses(name) for part in parts))
+    if lacking:
+        raise InputError(
+            f"no part has {len(lacking)} parameters of the target's strategy ({listed(lacking, 6)}): there are the "
+            f"parts of stages {', '.join(str(part.stage) for part in parts)}; name the others' as well"
+        )
+
+
+def _shared(parts: Sequence[_Part], shared_parameters: str) -> dict[str, tuple[int, ...]]:
+    """Shared parameters -> the stages that hold a copy; the first stage's copy is taken.
+
+    Raises:
+        InputError: the option is malformed, or names a stage without a part.
+    """
+    if not SHARED_PARAMETERS.fullmatch(shared_parameters):
+        raise InputError(f"--shared-parameters {shared_parameters}: must be first, fail, or the number of a stage")
+    stages: dict[str, list[int]] = {}
+    for part in parts:
+        for name in part.parameters:
+            stages.setdefault(name, []).append(part.stage)
+    chosen = int(shared_parameters) if shared_parameters.isdigit() else None
+    if chosen is not None and chosen not in {part.stage for part in parts}:
+        raise InputError(
+            f"the copies of stage {chosen} are to be taken of shared parameters (--shared-parameters), but there are "
+            f"the parts of stages {', '.join(str(part.stage) for part in parts)}"
+        )
+    return {
+        name: tuple(sorted(holders, key=lambda stage: stage != chosen))
+        for name, holders in sorted(stages.items())
+        if len(holders) > 1
+    }
+
+
+def _left_out(part: _Part, shared: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """The parameters of a part that are taken from another part."""
+    return frozenset(name for name, stages in shared.items() if part.stage in stages[1:])
+
+
+def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, fails: bool) -> str:
+    """A note about shared parameters whose copies differ between parts; empty if all are equal.
+
+    Raises:
+        InputError: copies differ and `fails` is set; or a part would have an empty file for a rank.
+        TargetError: a record is not the one that its manifest was written for.
+        StorageError: a record cannot be read.
+    """
+    if not shared:
+        return ""
+    copies = PartCopies(shared)
+
+    def take(part: _Part, rank: int) -> None:
+        record = _record_of(part, rank)
+        if _left_out(part, shared).issuperset(parameter.name for parameter in record.parameters):
+            raise InputError(
+                f"{part.location}: has nothing for rank_{rank} but what other parts have as well, and a file without "
+                f"parameters cannot be written. Take its copies, --shared-parameters {part.stage}, or convert all "
+                "stages at once, with the directory of all strategies"
+            )
+        copies.add(part.stage, part.plan, record)
+
+    pairs = [(part, rank) for part in parts for rank in part.plan.target_ranks]
+    in_threads(lambda pair: take(*pair), pairs, _WORKERS, threading.Event())
+    differing = differing_text(copies.differing())
+    if differing and fails:
+        raise InputError(
+            f"{', '.join(str(part.location) for part in parts)}: have different copies of parameters that their stages "
+            f"share: {differing}. Name the stage whose copies are right: --shared-parameters STAGE, or first"
+        )
+    return differing_note(differing) if differing else ""
+
+
+def _kind_of(part: _Part) -> dict[str, object]:
+    inputs = part.plan.inputs
+    stages = inputs.target_strategy.stages if inputs.target_strategy else ()
+    return {
+        "formats": inputs.format,
+        "prefixes": inputs.prefix,
+        "numbers of copies (--replicas)": inputs.replicas,
+        "source steps": inputs.catalog.step,
+        "target strategies": [stage.layouts for stage in stages],
+    }
+
+
+def _record_of(part: _Part, rank: int) -> ShardRecord:
+    record = part.workspace.read_record(rank, needs_digest=part.manifest.plan_digest is not None)
+    if record_digest(record) not in [summary.record_digest for summary in part.manifest.ranks if summary.rank == rank]:
+        raise TargetError(
+            f"{part.location}: the record of rank_{rank} is not the one that its manifest was written for"
+        )
+    if record.file != part.plan.file_name(rank):
+        raise TargetError(
+            f"{part.location}: the record of rank_{rank} says that its file is {record.file!r}, its plan says "
+            f"{part.plan.file_name(rank)!r}: one of them was changed"
+        )
+    return record
+
+
+@dataclass(frozen=True)
+class _File:
+    """A copied file of a part's rank; fields as in `ShardRecord`."""
+
+    size_bytes: int
+    heads: tuple[str, ...]
+
+
+def _copied(part: _Part, record: ShardRecord, directory: Location, left_out: frozenset[str]) -> _File:
+    """Copies a part's file of a rank, without the parameters taken from another part."""
+    names = record.file.split("/")
+    source, target = part.location.child(*names), directory.child(*names)
+    if left_out.isdisjoint(parameter.name for parameter in record.parameters):
+        _copy(source, target)
+        return _File(record.size_bytes, record.heads)
+    reduced = copy_without(source, target, part.plan, left_out)
+    return _File(reduced.size_bytes, (reduced.heads,))
+
+
+def _copy(source: Location, target: Location) -> None:
+    if same_storage(source.fs, target.fs):
+        copy_file(source, target)
+        return
+    file = open_source(source)
+    try:
+        with write_file(target) as output:
+            for start in range(0, file.size_bytes, _BLOCK_BYTES):
+                block = memoryview(bytearray(min(_BLOCK_BYTES, file.size_bytes - start)))
+                file.read_into(start, block)
+                output.write(block)
+    finally:
+        file.close()
+
+
+def _united(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for some in names for name in some))
+
+
+class _Joint:
+    """The checkpoint that parts are joined to."""
+
+    def __init__(
+        self, parts: Sequence[_Part], final: Location, shared: Mapping[str, tuple[int, ...]], note: str
+    ) -> None:
+        self._parts = parts
+        self._final = final
+        self._note = note
+        self._left_out = {part.stage: _left_out(part, shared) for part in parts}
+        taken = sorted({stages[0] for stages in shared.values()})
+        identities = "+".join([*(part.manifest.identity for part in parts), *(f"shared {stage}" for stage in taken)])
+        self.identity = xxhash.xxh3_128_hexdigest(identities.encode())
+        self.ranks = parts[0].plan.target_ranks
+
+    def make(self, progress: Progress) -> Sequence[RankSummary]:
+        """Copies all files, checks them, and publishes them."""
+        size_bytes = sum(rank.size_bytes for part in self._parts for rank in part.manifest.ranks)
+        with self._claimed() as workspace:
+            paths = [part.plan.file_name(rank) for part in self._parts for rank in self.ranks]
+            give_up_abandoned_uploads(workspace.directory, paths)
+            check_room(workspace.directory, size_bytes)
+            progress.begin(2 * size_bytes)
+            with stoppable() as stop:
+                advance = advancing(progress, stop)
+
+                def join(rank: int) -> RankSummary:
+                    return with_retries(lambda: self._join(workspace, rank, advance), progress.note)
+
+                ranks = in_threads(join, self.ranks, _WORKERS, stop)
+            if self._final.is_local:
+                check_beside(self._final)
+                for left in temporary_files(workspace.directory):  # by a killed run
+                    remove_file(left)
+            remove_others(workspace.directory, [rank.file for rank in ranks])
+            remove_files(other_state_files(workspace.directory, self.ranks, has_plan=False))
+            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(ranks)))
+            publish(workspace.directory, self._final)
+            if self._final.is_local:
+                remove_tree(self._final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
+        return ranks
+
+    @contextmanager
+    def _claimed(self) -> Iterator[Workspace]:
+        """The workspace, while no other run may write there.
+
+        Raises:
+            TargetError: the target is occupied, or another run is at it.
+        """
+        workspace = Workspace(working_location(self._final), self.identity)
+        self._check_free(workspace)
+        with held_lease(workspace.state.child(LEASES_DIRECTORY), new_holder(self.ranks, self.identity)):
+            self._check_free(workspace)
+            write_bytes(workspace.state.child(IDENTITY_NAME), self.identity.encode())
+            yield workspace
+
+    def _check_free(self, workspace: Workspace) -> None:
+        if self._final.is_local:
+            check_beside(self._final)
+        begun = read_identity(workspace.state)
+        if begun not in (None, self.identity) and read_manifest(self._final) is None:
+            raise TargetError(
+                f"{self._final}: something else is unfinished in {workspace.directory}. Finish that, or remove it"
+            )
+        in_place = workspace.directory.path == self._final.path
+        names = set(list_names(self._final)) - ({STATE_DIRECTORY} if in_place else set())
+        if names and not (in_place and begun == self.identity):
+            raise TargetError(_NOT_EMPTY.format(self._final))
+
+    def _join(self, workspace: Workspace, rank: int, advance: Callable[[int], None]) -> RankSummary:
+        """Copies a rank's files of all parts, and checks them as one against the parts' records.
+
+        A record has a line for every parameter: thousands of them never stand in memory together.
+        """
+        parameters: dict[str, ParameterRecord] = {}
+        records = [_record_of(part, rank) for part in self._parts]
+        files: list[_File] = []
+        for part, record in zip(self._parts, records, strict=True):
+            left_out = self._left_out[part.stage]
+            for parameter in record.parameters:
+                if parameter.name in left_out:
+                    continue
+                if parameters.setdefault(parameter.name, parameter) != parameter:
+                    raise InputError(
+                        f"{part.location}: parameter {parameter.name!r} of rank_{rank}, which no strategy knows, has "
+                        "other contents than in other parts: they are not of one checkpoint"
+                    )
+            files.append(_copied(part, record, workspace.directory, left_out))
+            advance(record.size_bytes)
+        joined = ShardRecord(
+            identity=self.identity,
+            rank=rank,
+            file=self._file_name(rank),
+            size_bytes=sum(file.size_bytes for file in files),
+            copy_of=None,
+            source_ranks=tuple(sorted({source for record in records for source in record.source_ranks})),
+            read_bytes=sum(record.read_bytes for record in records),
+            seconds=sum(record.seconds for record in records),
+            verified=VerifyLevel.CHECKSUM,
+            heads=tuple(digest for file in files for digest in file.heads),
+            parameters=tuple(parameters.values()),
+        )
+        found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)
+        if found.problems:
+            advice = "reshard verify tells whether a part itself is damaged"
+            raise VerificationError("\n".join([*found.problems, advice]))
+        workspace.write_record(joined)
+        return RankSummary(
+            rank=rank, file=joined.file, size_bytes=joined.size_bytes, record_digest=record_digest(joined)
+        )
+
+    def _file_name(self, rank: int) -> str:
+        first = self._parts[0].plan
+        if len(self._parts) == 1:
+            return first.file_name(rank)
+        stem = f"rank_{rank}/{first.inputs.prefix}{rank}_part"
+        return joined_name(stem, [part.stage for part in self._parts], f".{first.inputs.format}")
+
+    def _manifest(self, ranks: Sequence[RankSummary]) -> Manifest:
+        manifests = [part.manifest for part in self._parts]
+        told = "; ".join(f"stage {part.stage}: {part.location}" for part in self._parts)
+        changes = manifests[0].changes
+        return Manifest(
+            identity=self.identity,
+            writer=f"reshard {__version__}",
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            source=", ".join(manifest.source for manifest in manifests),
+            step=manifests[0].step,
+            source_world_size=sum(manifest.source_world_size for manifest in manifests),
+            target_world_size=len(self.ranks),
+            format=manifests[0].format,
+            verified=VerifyLevel.CHECKSUM,
+            dropped=_united(manifest.dropped for manifest in manifests),
+            excused=_united(manifest.excused for manifest in manifests),
+            carried=_united(manifest.carried for manifest in manifests),
+            notes=(
+                f"joined from the parts that stages were converted to: {told}",
+                *([self._note] if self._note else []),
+            ),
+            ranks=tuple(ranks),
+            # those of stages may differ: rules that fit nothing of a stage are refused there
+            changes=changes if all(manifest.changes == changes for manifest in manifests) else NO_CHANGES,
+            excluded=_united(manifest.excluded for manifest in manifests),
+            plan_digest="",
+        )

@@ -1,0 +1,175 @@
+"""A scheduled conversion: the newest step that training has saved completely becomes `TARGET/{step}`.
+
+    find the newest complete step -> convert it, unless it is converted -> remove what is not to be kept
+
+Whatever is done again, by a later run or by two at once, is done once: a conversion stands for itself by its manifest,
+and a run that finds another at the same step leaves it to that.
+"""
+
+import random
+from collections.abc import Callable
+from enum import StrEnum
+
+from reshard.core.checkpoint.catalog.names import Step
+from reshard.core.checkpoint.catalog.selection import rank_names
+from reshard.core.conversion import convert
+from reshard.core.conversion.report import ConversionReport, Summary
+from reshard.core.conversion.retention import KeepRules, Retention, apply_retention
+from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
+from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.resources import resources_of
+from reshard.core.runtime.progress import Progress, SilentProgress, current_progress, reporting_to
+from reshard.core.runtime.retry import paused, stoppable, with_retries
+from reshard.core.runtime.wording import printable
+from reshard.core.storage.lease import RENEWAL_SECONDS
+from reshard.core.storage.lease_observer import seen_holders
+from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
+from reshard.core.storage.urls import parse_url
+from reshard.core.target.target import LEASES_DIRECTORY, check_place
+
+Convert = Callable[[ConversionRequest], ConversionReport]
+
+
+class LatestOutcome(StrEnum):
+    """How a scheduled conversion ended."""
+
+    CONVERTED = "converted"
+    NOTHING_NEW = "nothing new"
+    BUSY = "another run is at it"
+    WOULD_CONVERT = "would convert"
+    WOULD_WAIT = "would wait"
+
+
+class LatestReport(Summary):
+    """The result of a scheduled conversion.
+
+    Attributes:
+        outcome: how it ended.
+        source: URL of the source.
+        step: the newest complete step; None if there is none yet, which only a dry run takes for an answer.
+        target: URL of its conversion.
+        conversion: what was converted in this run.
+        removed: steps whose conversions were removed, or would be, ascending.
+        kept: steps of the source whose conversions are in the target, as far as it was looked; none if all are to stay.
+        notes: which steps were passed over, and what was not removed, and why, in sentences.
+    """
+
+    outcome: LatestOutcome
+    source: str
+    step: str | None
+    target: str | None
+    conversion: ConversionReport | None = None
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """The outcome in a sentence."""
+        return {
+            LatestOutcome.CONVERTED: f"step {self.step} was converted to {printable(self.target or '')}",
+            LatestOutcome.NOTHING_NEW: f"nothing to do: step {self.step}, the newest complete one, is there already",
+            LatestOutcome.BUSY: f"nothing to do: another run is converting step {self.step}",
+            LatestOutcome.WOULD_CONVERT: f"step {self.step} would be converted to {printable(self.target or '')}",
+            LatestOutcome.WOULD_WAIT: "would wait for a newer step, which is being written; the newest complete one is "
+            + (self.step or "none yet"),
+        }[self.outcome]
+
+
+def convert_latest(request: LatestConversionRequest, progress: Progress | None = None) -> LatestReport:
+    """Converts the newest complete step in this process.
+
+    Raises: see `run_latest`.
+    """
+    with reporting_to(progress or SilentProgress()), resources_of(request), stoppable():
+        return run_latest(request, lambda conversion: convert.convert(conversion, progress))
+
+
+def run_latest(request: LatestConversionRequest, convert_step: Convert) -> LatestReport:
+    """Finds, converts by `convert_step`, and removes what is not to be kept.
+
+    Raises:
+        InputError: the request or what it names is wrong; or no step is complete, and none is being written.
+        VerificationError: a written file is not what it was to be.
+        ConversionError: it failed all the same, or was stopped.
+    """
+    # waiting for a job may take long
+    with_retries(lambda: check_place(parse_url(request.target)), current_progress().note)
+    found = _find(request)
+    if found.newest is None and not (request.dry_run and found.awaited):
+        reasons = "\n  ".join(found.notes) or "there are no files with a step in their names"
+        raise CatalogError(f"{found.source}: holds no complete checkpoint:\n  {reasons}")
+    for note in found.notes:
+        current_progress().note(note)
+    report = _dry_report(request, found) if request.dry_run else _converted(request, found, convert_step)
+    current_progress().note(report.message)
+    if report.outcome is LatestOutcome.BUSY:
+        return report
+    retention = _retained(request, found)
+    return report.model_copy(
+        update={"removed": retention.removed, "kept": retention.kept, "notes": report.notes + retention.notes}
+    )
+
+
+def _find(request: LatestConversionRequest) -> FoundSteps:
+    note = current_progress().note
+    strategy = with_retries(lambda: convert.load_strategy(request.source_strategy), note)
+    watch = StepWatch(request, strategy.ranks if strategy else None)
+    return with_retries(lambda: watch.find(waits=not request.dry_run), note)
+
+
+def _report(request: LatestConversionRequest, found: FoundSteps, outcome: LatestOutcome) -> LatestReport:
+    step = _step(found)
+    target = str(parse_url(request.target).child(str(step))) if step else None
+    return LatestReport(
+        outcome=outcome, source=found.source, step=str(step) if step else None, target=target, notes=found.notes
+    )
+
+
+def _step(found: FoundSteps) -> Step | None:
+    return found.newest.step if found.newest else None
+
+
+def _dry_report(request: LatestConversionRequest, found: FoundSteps) -> LatestReport:
+    if found.awaited:
+        waits = tuple(f"step {each.step} would be waited for: {each.lacking}" for each in found.awaited)
+        report = _report(request, found, LatestOutcome.WOULD_WAIT)
+        return report.model_copy(update={"notes": waits + report.notes})
+    converted = found.newest is not None and found.newest.converted
+    return _report(request, found, LatestOutcome.NOTHING_NEW if converted else LatestOutcome.WOULD_CONVERT)
+
+
+def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step: Convert) -> LatestReport:
+    conversion = request.conversion_of(str(_step(found)))
+    final = parse_url(conversion.target)
+    leases = working_location(final).child(STATE_DIRECTORY, LEASES_DIRECTORY)
+    files = found.newest.files if found.newest else {}
+    while not is_converted(final, found.source, files):
+        if seen_holders(leases):
+            return _report(request, found, LatestOutcome.BUSY)
+        current_progress().note(f"converting step {conversion.step} to {final}")
+        try:
+            done = convert_step(conversion)
+        except TargetBusyError as error:
+            # it came first; or, on an object store, it came at the same moment, and gave way as well
+            current_progress().note(f"{error}; looking again")
+            if not paused(random.uniform(0.1, 1) * RENEWAL_SECONDS):
+                raise ConversionError("stopped, because all is to stop") from error
+            continue
+        if not done.committed:
+            raise ConversionError(f"{final}: is not complete: {rank_names(done.missing_ranks, 10)} are not verified")
+        return _report(request, found, LatestOutcome.CONVERTED).model_copy(update={"conversion": done})
+    return _report(request, found, LatestOutcome.NOTHING_NEW)
+
+
+def _retained(request: LatestConversionRequest, found: FoundSteps) -> Retention:
+    return apply_retention(
+        parse_url(request.target),
+        found.source,
+        KeepRules(request.keep_checkpoint_max, request.keep_checkpoint_per_n_minutes),
+        current=_step(found),
+        coming=found.newest is not None and not found.newest.converted and request.dry_run,
+        dry_run=request.dry_run,
+    )

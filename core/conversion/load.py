@@ -1,0 +1,301 @@
+"""Target ranks' parameters straight from the source: what `convert` would write, as arrays, and nothing is written.
+
+For programs that load a model and have no use for files of it, such as servers: each of their processes has the
+parameters of its own rank, cut, selected, renamed and cast as it needs them.
+
+    load_rank(source, source_strategy, target_strategy, rank)     one rank
+    plan_load(source, source_strategy, target_strategy)           any number of ranks, with one look at the source
+
+Options are those of a conversion, by the names that they have there, but for those about what is written. What is wrong
+with them is told in the same words.
+"""
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from contextvars import Context, copy_context
+from itertools import accumulate, islice
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.core.checkpoint.catalog.selection import listed
+from reshard.core.checkpoint.map_parameters import parse_map_parameter
+from reshard.core.checkpoint.model import OutputEntry
+from reshard.core.checkpoint.values import Value, numpy_dtype
+from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.report import plan_notes
+from reshard.core.errors import InputError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.conversion import NOWHERE, ConversionRequest, build_request, option_of
+from reshard.core.request.resources import resources_of
+from reshard.core.runtime.named_values import Resolver
+from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.retry import with_retries
+from reshard.core.runtime.wording import printable
+from reshard.core.tensor.dtypes import MAP_TENSOR
+from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
+from reshard.core.transfer.file_blocks import Part, expected_entries, turned_parameters
+from reshard.core.transfer.overflows import OverflowTally, overflow_notes
+from reshard.core.transfer.reader import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
+
+_NamedValue = tuple[str, Value]
+_ABOUT_WRITING = (
+    "target",
+    "format",
+    "layout",
+    "max_shard_size",
+    "unified_naming",
+    "prefix",
+    "verify",
+    "encrypt_key",
+    "encrypt_mode",
+    "write_crc",
+    "remove_redundancy",
+    "replicas",
+    "dask_scheduler",
+    "concurrency_limit",
+    "ranks",
+    "overwrite",
+)
+_MOST_TOGETHER_BYTES = 16 * 2**20
+"""Parameters are read together up to here: small ones lie side by side in files."""
+_MOST_SCRATCH_BYTES = 4 * 2**20
+_MOST_ASKED_BYTES = 128 * 2**20
+_REQUESTS_AT_ONCE = 8
+_PART_BYTES = 256 * 2**20
+"""What is worked out of larger parameters at a time; of turned ones all, or else each part would mean reading all."""
+_MOST_OPEN_FILES = 32
+_MOST_NAMES_TOLD = 8
+
+
+def load_rank(
+    source: str,
+    source_strategy: str | None = None,
+    target_strategy: str | None = None,
+    rank: int = 0,
+    *,
+    names: Collection[str] | None = None,
+    resolvers: Mapping[str, Resolver] | None = None,
+    **options: object,
+) -> Iterator[tuple[str, Value]]:
+    """The parameters of one target rank, one after another, in the order that they have in the rank's file.
+
+    Args:
+        source: the checkpoint, as for a conversion.
+        source_strategy: how it is cut; None or empty: not at all.
+        target_strategy: how the rank is to have it; None or empty: whole.
+        rank: which of the target's ranks.
+        names: which of its parameters, by their names in the target; None: all.
+        resolvers: what looks up names of storages and keys by their kind, the part before the colon, beside `env` and
+            `file`.
+        options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
+
+    `reshard.core.checkpoint.values` says which array stands for which dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
+    a `str`. Arrays belong to the caller; beyond the last one, no more memory than `memory_limit` is used. The source is
+    planned by this call and read as arrays are requested; after the last one, its files are checked for changes.
+
+    Raises:
+        InputError: options are wrong, the source is no checkpoint that fits them, or there is no such rank or name.
+        CatalogError: a source file changed; what was handed out may be of either.
+        CastError: values became infinite where they were cast, and that was not allowed.
+        StorageError: the source cannot be read.
+    """
+    return plan_load(source, source_strategy, target_strategy, resolvers=resolvers, **options).load(rank, names)
+
+
+def plan_load(
+    source: str,
+    source_strategy: str | None = None,
+    target_strategy: str | None = None,
+    *,
+    resolvers: Mapping[str, Resolver] | None = None,
+    **options: object,
+) -> "LoadPlan":
+    """What every target rank would hold; the arguments are `load_rank`'s.
+
+    Raises:
+        InputError: options are wrong, or the source is no checkpoint that fits them.
+        StorageError: the source cannot be read.
+    """
+    wrong = [option_of(name) for name in options if name in _ABOUT_WRITING]
+    if wrong:
+        raise InputError(f"{', '.join(wrong)}: about writing a target, and loading writes none: leave it out")
+    given = {"source": source, "source_strategy": source_strategy or "", "target_strategy": target_strategy or ""}
+    # what every format but .ckpt cannot hold can be loaded all the same
+    request = build_request(target=NOWHERE, format="ckpt", **given, **options)
+    with resources_of(request, resolvers):
+        plan = with_retries(lambda: make_plan(request), current_progress().note)
+        return LoadPlan(request, plan, copy_context())
+
+
+class LoadPlan:
+    """A planned source, whose target ranks can be loaded, in any number of threads."""
+
+    def __init__(self, request: ConversionRequest, plan: ConversionPlan, context: Context) -> None:
+        """`context` knows the storages and keys that the request names."""
+        self._request = request
+        self._plan = plan
+        self._context = context
+
+    @property
+    def ranks(self) -> range:
+        """The target's ranks."""
+        return self._plan.target_ranks
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen, in sentences, as the report of a conversion has them."""
+        return plan_notes(self._plan)
+
+    def names(self, rank: int) -> tuple[str, ...]:
+        """The parameters of a target rank, in the order that they have in its file.
+
+        Raises:
+            PlanError: the target has no such rank.
+        """
+        return tuple(parameter.name for parameter in self._plan.rank_plan(rank).parameters)
+
+    def load(self, rank: int, names: Collection[str] | None = None) -> Iterator[tuple[str, Value]]:
+        """The parameters of a target rank, or those of these `names`; see `load_rank`.
+
+        Raises:
+            PlanError: the target has no such rank.
+            InputError: the rank has no parameter of one of these names.
+        """
+        parameters = self._plan.rank_plan(rank).parameters
+        unknown = sorted(set(names or ()) - {parameter.name for parameter in parameters})
+        if unknown:
+            told = listed([repr(name) for name in unknown], _MOST_NAMES_TOLD)
+            raise InputError(f"{printable(self._request.source)}: rank_{rank} of the target has no parameter {told}")
+        return self._in_context(_RankLoad(self._plan, rank, names, self._request.memory_limit_bytes).values())
+
+    def _in_context(self, values: Generator[_NamedValue, None, None]) -> Iterator[_NamedValue]:
+        # a generator runs in its caller's context, which need not know these storages and keys
+        context = self._context.copy()
+        try:
+            while item := context.run(lambda: list(islice(values, 1))):
+                yield item.pop()  # which then nobody here holds any more
+        finally:
+            context.run(values.close)
+
+
+class _Loaded(NamedTuple):
+    """A parameter that is being loaded, and the bytes of its contents; none of a text."""
+
+    entry: OutputEntry
+    buffer: np.ndarray
+
+    @property
+    def named_value(self) -> _NamedValue:
+        return self.entry.name, self._value
+
+    @property
+    def _value(self) -> Value:
+        entry, buffer = self
+        if entry.text is not None:
+            return entry.text
+        if entry.dtype is MAP_TENSOR:
+            stops = list(accumulate(entry.piece_bytes))
+            messages = [bytes(buffer[stop - size : stop]) for size, stop in zip(entry.piece_bytes, stops, strict=True)]
+            return parse_map_parameter(messages, entry.name)
+        return buffer.view(numpy_dtype(entry.dtype)).reshape(entry.shape)
+
+
+class _RankLoad:
+    """The loading of one rank."""
+
+    def __init__(self, plan: ConversionPlan, rank: int, names: Collection[str] | None, limit_bytes: int) -> None:
+        rank_plan = plan.rank_plan(rank)
+        chosen = [parameter for parameter in rank_plan.parameters if names is None or parameter.name in names]
+        self._plan = plan
+        self._parameters = {parameter.name: parameter for parameter in chosen}
+        self._turned = turned_parameters(chosen)
+        self._entries = [entry for entry in expected_entries(plan, rank_plan) if entry.name in self._parameters]
+        self._tally = OverflowTally(plan, self._parameters)
+        self._limit_bytes = limit_bytes
+
+    def values(self) -> Generator[_NamedValue, None, None]:
+        """The values in order; the source is closed at the end, or when nobody asks for more."""
+        with closing(self._open_sources()) as sources:
+            gatherer = self._gatherer(sources)
+            for entries in self._batches():
+                loaded = deque(_Loaded(entry, _buffer_of(entry)) for entry in entries)
+                self._fill(gatherer, loaded)
+                while loaded:
+                    yield loaded.popleft().named_value
+            with_retries(sources.check_unchanged, current_progress().note)
+        for note in overflow_notes({name: overflow.count for name, overflow in self._tally.by_name.items()}):
+            warnings.warn(note, stacklevel=3)
+
+    def _open_sources(self) -> LocalFiles | RemoteFiles:
+        if not are_remote(self._plan):
+            return LocalFiles(self._plan, _MOST_OPEN_FILES)
+        ranks = (read.source_rank for parameter in self._parameters.values() for read in parameter.reads)
+        return RemoteFiles(self._plan, ranks)
+
+    def _gatherer(self, sources: LocalFiles | RemoteFiles) -> Gatherer:
+        parameters = [self._parameters]
+        if isinstance(sources, LocalFiles):
+            scratch_bytes = min(_MOST_SCRATCH_BYTES, self._limit_bytes // 4)
+            return LocalGatherer(self._plan, parameters, sources, scratch_bytes)
+        # what is asked for takes twice as much memory while answers are put together
+        asked_bytes = min(_MOST_ASKED_BYTES, self._limit_bytes * 3 // 8)
+        return RemoteGatherer(self._plan, parameters, sources, asked_bytes, _REQUESTS_AT_ONCE)
+
+    def _batches(self) -> Iterator[list[OutputEntry]]:
+        """The parameters in order, small ones together."""
+        most_bytes = min(_MOST_TOGETHER_BYTES, self._limit_bytes // 4)
+        batch: list[OutputEntry] = []
+        batch_bytes = 0
+        for entry in self._entries:
+            if batch and batch_bytes + entry.size_bytes > most_bytes:
+                yield batch
+                batch, batch_bytes = [], 0
+            batch.append(entry)
+            batch_bytes += entry.size_bytes
+        if batch:
+            yield batch
+
+    def _fill(self, gatherer: Gatherer, loaded: Iterable[_Loaded]) -> None:
+        """Reads the contents of parameters to where they stay."""
+        together: list[RankBlock] = []
+        for each in loaded:
+            entry, size_bytes = each.entry, len(each.buffer)
+            if entry.literal:
+                each.buffer[:] = np.frombuffer(entry.literal, np.uint8)
+            elif size_bytes <= _PART_BYTES or entry.name in self._turned:
+                together.append(self._block(entry.name, TensorSlice.whole(entry.shape), each.buffer))
+            else:
+                self._fill_in_parts(gatherer, each)
+        self._fill_blocks(gatherer, [block for block in together if block.buffer.size])
+        for each in loaded:
+            self._tally.check(each.entry.name)
+
+    def _fill_in_parts(self, gatherer: Gatherer, loaded: _Loaded) -> None:
+        entry, start = loaded.entry, 0
+        itemsize = entry.dtype.itemsize
+        for box in contiguous_boxes(entry.shape, 0, math.prod(entry.shape), _PART_BYTES // itemsize):
+            stop = start + box.size * itemsize
+            self._fill_blocks(gatherer, [self._block(entry.name, box, loaded.buffer[start:stop])])
+            start = stop
+
+    def _block(self, name: str, box: TensorSlice, buffer: np.ndarray) -> RankBlock:
+        return RankBlock(self._parameters, buffer, [Part(name, box, 0, len(buffer))])
+
+    def _fill_blocks(self, gatherer: Gatherer, blocks: Sequence[RankBlock]) -> None:
+        def fill() -> None:
+            for block in blocks:
+                block.overflows.clear()  # of an attempt that failed
+            gatherer.fill(blocks)
+
+        with_retries(fill, current_progress().note)
+        for block in blocks:
+            self._tally.add(block.overflows)
+
+
+def _buffer_of(entry: OutputEntry) -> np.ndarray:
+    return np.empty(0 if entry.text is not None else entry.size_bytes, np.uint8)

@@ -1,0 +1,208 @@
+"""Making a strategy file for other numbers of devices, from one that the network was compiled to."""
+
+from collections import Counter
+
+from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
+from reshard.core.conversion.report import Summary
+from reshard.core.errors import CatalogError, InputError, StrategyError
+from reshard.core.plan.matching import match_parameters
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.source.strategy_warnings import integrated_save_doubts
+from reshard.core.storage.files import kind_of
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
+from reshard.core.strategy.files import read_strategy, stages_beside, write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
+from reshard.core.target.target import check_new_file
+from reshard.core.tensor.layout import whole_layout
+
+
+class MadeStage(Summary):
+    """One stage of the strategy; `layers` in words: `0-11`."""
+
+    stage: int
+    first_rank: int
+    last_rank: int
+    layers: str
+    parameters: int
+
+
+class MadeCut(Summary):
+    """How many parameters are cut alike: along which tensor axes into how many pieces, the optimizer shard aside.
+
+    Attributes:
+        axes: (tensor axis, pieces); none if they are whole.
+        parameters: how many of them there are, each stage's copy counted.
+        optimizer_shards: on how many of these optimizer parallel cuts them further.
+    """
+
+    axes: tuple[tuple[int, int], ...]
+    parameters: int
+    optimizer_shards: int
+
+
+class MakeReport(Summary):
+    """The strategy that was made.
+
+    Attributes:
+        url: where it was written.
+        data_parallel: copies of the model in each stage.
+        model_parallel: devices that share each copy.
+        pipeline: stages.
+        ranks: all devices.
+        source_data_parallel: what the source's layouts say of the source.
+        source_model_parallel: likewise.
+        source_pipeline: likewise.
+        parameters: how many.
+        stages: who holds what.
+        cuts: how parameters are cut.
+        unchecked: parameters of which the shape is not known, so that it could not be checked whether they divide.
+        notes: what was assumed, in sentences.
+    """
+
+    url: str
+    data_parallel: int
+    model_parallel: int
+    pipeline: int
+    ranks: int
+    source_data_parallel: int
+    source_model_parallel: int
+    source_pipeline: int
+    parameters: int
+    stages: tuple[MadeStage, ...]
+    cuts: tuple[MadeCut, ...]
+    unchecked: int
+    notes: tuple[str, ...]
+
+
+def make_strategy_file(
+    like: str,
+    target: str,
+    wish: StrategyWish,
+    *,
+    checkpoint: str = "",
+    integrated_save: IntegratedSave = IntegratedSave.AUTO,
+    workers: int = 8,
+    overwrite: bool = False,
+) -> MakeReport:
+    """Derives a strategy from the one at `like` and writes it to `target`, JSON if that ends in .json, else protobuf.
+
+    `like` may also be a unified checkpoint: a network of one device, that cuts nothing. `checkpoint` is one of the
+    strategy `like`, or a unified one of the network: its headers tell shapes and dtypes. `integrated_save`: whether
+    every rank of it holds whole tensors.
+
+    Raises:
+        InputError: the target is there already, a checkpoint cannot be used.
+        StrategyError: the source's strategy cannot be used, or does not tell what is asked for.
+        StorageError: something cannot be read or written.
+    """
+    location = parse_url(target)
+    check_new_file(location, parse_url(like), overwrite)
+    tensors = _unified_tensors(like)
+    if tensors:
+        layouts = {name: whole_layout(len(fact.shape)) for name, fact in tensors.items()}
+        source = Strategy((StageStrategy(0, layouts),), str(parse_url(like)))
+    else:
+        source = read_strategy(like)
+        _check_all_stages(source, like)
+    facts = tensors or told_by_strategy(source)
+    if checkpoint:
+        facts |= _told_by_checkpoint(checkpoint, source, integrated_save, workers)
+    derived = derive_strategy(source, wish, facts)
+    write_strategy(derived.strategy, target)
+    return _report(str(location), source, wish, derived)
+
+
+def _check_all_stages(source: Strategy, url: str) -> None:
+    if source.merged:
+        return
+    own = source.stages[0].stage
+    others = sorted(set(stages_beside(url)) - {own}) if own == 0 and kind_of(parse_url(url)) == "file" else []
+    if own != 0 or others:
+        raise StrategyError(
+            f"{source.origin}: is the strategy of stage {own} alone, and there are other stages. Name the directory of "
+            "all ranks' strategy files, or the file that 'reshard merge-strategy' makes of them"
+        )
+
+
+def _unified_tensors(url: str) -> dict[str, TensorFacts]:
+    """The tensors of a unified checkpoint; none if there is no such thing."""
+    try:
+        found = survey(url)
+    except CatalogError:  # a strategy is no checkpoint
+        return {}
+    if found.shape is not CheckpointShape.UNIFIED:
+        return {}
+    return _tensors_of(build_catalog(url, None, digest=lambda *_: False, check_crc=False, found=found))
+
+
+def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
+    return {
+        entry.name: TensorFacts(entry.shape, entry.dtype)
+        for record in catalog.records.values()
+        for entry in record.index.entries.values()
+    }
+
+
+def _told_by_checkpoint(
+    url: str, source: Strategy, integrated_save: IntegratedSave, workers: int
+) -> dict[str, TensorFacts]:
+    found = survey(url)
+    unified = found.shape is CheckpointShape.UNIFIED
+    ranks = None if unified else source.ranks
+    catalog = build_catalog(url, ranks, digest=lambda *_: False, check_crc=False, workers=workers, found=found)
+    if unified:
+        tensors = _tensors_of(catalog)
+        facts = {name: fact for name, fact in tensors.items() if name in source.parameters}
+        if not facts:
+            raise InputError(
+                f"{catalog.url}: has none of the parameters of {source.origin}, so it tells no shapes: it has "
+                f"{min(tensors, default='nothing')!r}, say, the strategy {min(source.parameters)!r}. Name a checkpoint "
+                "whose parameters are called as in the strategy"
+            )
+        return facts
+    match = match_parameters(catalog, source, None, integrated_save=integrated_save)
+    integrated_save_doubts(catalog, source, match, integrated_save)
+    return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.moved}
+
+
+def _report(url: str, source: Strategy, wish: StrategyWish, derived: Derived) -> MakeReport:
+    strategy = derived.strategy
+    counts: Counter[tuple[tuple[int, int], ...]] = Counter()
+    shards: Counter[tuple[tuple[int, int], ...]] = Counter()
+    for stage in strategy.stages:
+        for layout in stage.layouts.values():
+            axis_count = len(layout.tensor_map) if layout.tensor_shape is None else len(layout.tensor_shape)
+            pieces = without_optimizer_shard(layout).cut(axis_count).pieces
+            axes = tuple((axis, count) for axis, count in enumerate(pieces) if count > 1)
+            counts[axes] += 1
+            shards[axes] += has_optimizer_shard(layout)
+    return MakeReport(
+        url=url,
+        data_parallel=wish.data_parallel,
+        model_parallel=wish.model_parallel,
+        pipeline=wish.pipeline,
+        ranks=len(strategy.ranks),
+        source_data_parallel=derived.roles.data_parallel,
+        source_model_parallel=derived.roles.model_parallel,
+        source_pipeline=len(source.stages),
+        parameters=len(strategy.parameters),
+        stages=tuple(
+            MadeStage(
+                stage=stage.stage,
+                first_rank=strategy.stage_ranks(stage).start,
+                last_rank=strategy.stage_ranks(stage).stop - 1,
+                layers=layers,
+                parameters=len(stage.layouts),
+            )
+            for stage, layers in zip(strategy.stages, derived.staging.layers, strict=True)
+        ),
+        cuts=tuple(
+            MadeCut(axes=axes, parameters=counts[axes], optimizer_shards=shards[axes]) for axes in sorted(counts)
+        ),
+        unchecked=derived.unchecked,
+        notes=derived.notes,
+    )

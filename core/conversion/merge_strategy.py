@@ -1,0 +1,72 @@
+"""Merging the strategy files of a job's ranks into one file."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from reshard.core.conversion.report import Summary
+from reshard.core.request.conversion import WITHOUT_CREDENTIALS, StorageName, without_credentials
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.target.target import check_new_file
+
+
+class MergeRequest(BaseModel):
+    """Merge the strategy files that the ranks of one job wrote into one file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    source: Annotated[
+        str,
+        AfterValidator(without_credentials),
+        Field(
+            title="Strategy files",
+            min_length=1,
+            description="The directory of the ranks' strategy files, whatever their names; or one strategy file, to be "
+            "written in the other format.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
+    ]
+    target: Annotated[
+        str,
+        AfterValidator(without_credentials),
+        Field(
+            title="Merged strategy",
+            min_length=1,
+            description="The file to be written: JSON if its name ends in .json, else protobuf.",
+            json_schema_extra=WITHOUT_CREDENTIALS,
+        ),
+    ]
+    overwrite: Annotated[
+        bool, Field(title="Overwrite", description="Replace the file if it is there; it stays until the new one is.")
+    ] = False
+    storage: StorageName = ""
+
+
+class MergeReport(Summary):
+    """The strategy that was written: where, and what it is for."""
+
+    url: str
+    stages: int
+    devices_per_stage: int
+    parameters: int
+
+
+def merge_files(source: str, target: str, overwrite: bool = False) -> MergeReport:
+    """Merges a directory's strategy files into one file; see `read_strategy` and `write_strategy`.
+
+    Raises:
+        InputError: the target is there already, or is a directory.
+        StrategyError: the files do not make one strategy, or the target's format cannot hold it.
+        StorageError: it cannot be read or written.
+    """
+    location = parse_url(target)
+    check_new_file(location, parse_url(source), overwrite)
+    strategy = read_strategy(source)
+    write_strategy(strategy, target)
+    return MergeReport(
+        url=str(location),
+        stages=len(strategy.stages),
+        devices_per_stage=strategy.devices_per_stage,
+        parameters=len(strategy.parameters),
+    )

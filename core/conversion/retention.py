@@ -1,0 +1,389 @@
+"""Which conversions stay in a directory of them, and how the others are removed: nothing else ever is.
+
+The two rules are those of MindSpore's CheckpointConfig (2.10.0, train/callback/_checkpoint.py). Before it saves a
+checkpoint, `ModelCheckpoint._save_ckpt` removes others of the same prefix, whose time is their modification time:
+
+- `keep_checkpoint_max` (n > 0): if n or more are there, the oldest (`remove_oldest_ckpoint_file`); so n stay.
+- else `keep_checkpoint_per_n_minutes` (n > 0): of those less than n minutes old all but the oldest
+  (`keep_one_ckpoint_per_minutes`; its docstring says the latest, its code keeps the oldest). What is about to be saved
+  is not among them: the newest always stays, until the next is saved.
+- `CheckpointConfig.__init__`: a maximum switches the other rule off; with neither, the maximum becomes 1.
+
+Here, on purpose, neither means that everything is kept; and where a smaller maximum is asked for than before, all that
+are too many go, and not one with each new one.
+
+A conversion's time is its manifest's. Someone who reads a conversion while it is being removed loses it: nothing tells
+who reads, neither on a disk nor on an object store.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from reshard.core.checkpoint.catalog.names import Step, parse_step
+from reshard.core.checkpoint.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
+from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.wording import utf8_text
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.files import (
+    exists,
+    find_files,
+    is_missing,
+    list_folder,
+    read_own_file,
+    remove_file,
+    unless_missing,
+    write_bytes,
+)
+from reshard.core.storage.lease import exclusive, held_lease, living_holders, new_holder, remove_place
+from reshard.core.storage.publishing import (
+    MANIFEST_NAME,
+    PARTIAL_SUFFIX,
+    REMOVING_NAME,
+    REPLACED_SUFFIX,
+    STATE_DIRECTORY,
+    list_names,
+    remove_tree,
+    working_location,
+)
+from reshard.core.storage.stamps import Stamp, read_stamp, read_stamps
+from reshard.core.storage.transfers import at_once
+from reshard.core.storage.urls import Location
+from reshard.core.storage.write_guard import check_claim
+from reshard.core.target.index import index_problem
+from reshard.core.target.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest, record_digest
+from reshard.core.verification.files import verify_rank
+
+_LARGEST_MANIFEST_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class KeepRules:
+    """How many conversions stay; 0 stands for no rule. A maximum wins over minutes."""
+
+    most: int = 0
+    minutes: int = 0
+
+
+@dataclass(frozen=True, order=True)
+class DatedStep:
+    """A conversion: ordered by when it was made, those of one moment by step."""
+
+    created: datetime
+    step: Step
+
+
+def steps_kept(conversions: Collection[DatedStep], rules: KeepRules) -> frozenset[Step]:
+    """The steps that MindSpore would have kept, had it saved a checkpoint whenever a conversion was made.
+
+    What stays, stays when asked again, also with newer conversions beside it: so it need not be remembered.
+    """
+    ordered = sorted(conversions)
+    if rules.most:
+        ordered = ordered[-rules.most :]
+    elif rules.minutes:
+        ordered = _one_per_window(ordered, timedelta(minutes=rules.minutes))
+    return frozenset(conversion.step for conversion in ordered)
+
+
+def _one_per_window(ordered: Sequence[DatedStep], window: timedelta) -> list[DatedStep]:
+    kept: list[DatedStep] = []
+    for conversion in ordered:
+        recent = [other for other in kept if conversion.created - other.created < window]
+        kept = [*(other for other in kept if other not in recent[1:]), conversion]
+    return kept
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What became, or would become, of the conversions of one source: steps, ascending, and remarks in sentences."""
+
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """A conversion that this project made, and may remove.
+
+    Attributes:
+        directory: where it is.
+        dated: its step and time.
+        manifest: what it consists of.
+        halfway: an earlier run has begun to remove it.
+    """
+
+    directory: Location
+    dated: DatedStep
+    manifest: Manifest
+    halfway: bool
+
+    @property
+    def record(self) -> Location:
+        """The file that its manifest was read from."""
+        return self.directory.child(STATE_DIRECTORY, REMOVING_NAME if self.halfway else MANIFEST_NAME)
+
+
+class _LeftAloneError(Exception):
+    """A conversion is not removed; the message says why."""
+
+
+def apply_retention(
+    target: Location,
+    source: str,
+    rules: KeepRules,
+    *,
+    current: Step | None,
+    coming: bool = False,
+    dry_run: bool = False,
+) -> Retention:
+    """Removes the conversions of a source that the rules do not keep, from `target`, the directory that they are in.
+
+    `current` is the step that is the newest of the source: it and the newest that is there stay in any case. `coming`:
+    it is not there yet, and counts as if it was made now. Failures become notes, for what was converted is there all
+    the same; the next run tries again.
+    """
+    if not rules.most and not rules.minutes:
+        return Retention()
+    try:
+        return _apply(target, source, rules, current, coming, dry_run)
+    except StorageError as error:
+        return Retention(notes=(_told(f"nothing was removed from {target}: {error}"),))
+
+
+def _apply(
+    target: Location, source: str, rules: KeepRules, current: Step | None, coming: bool, dry_run: bool
+) -> Retention:
+    found, notes = _conversions_in(target, source)
+    there = [conversion.dated for conversion in found if not conversion.halfway]
+    now = [DatedStep(datetime.now(UTC), current)] if current and coming else []
+    # the highest step would be the next to be converted again
+    highest = max((dated.step for dated in there), default=None)
+    kept = steps_kept([*there, *now], rules) | {current, highest}
+    unwanted = [each for each in found if each.dated.step not in kept]
+    removed = []
+    for conversion in unwanted:
+        try:
+            left = _would_remove(conversion) if dry_run else _remove(conversion)
+        except _LeftAloneError as reason:
+            notes.append(_told(f"{conversion.directory}: left as it is: {reason}"))
+            continue
+        except StorageError as error:
+            notes.append(_told(f"{conversion.directory}: could not be removed, the next run tries again: {error}"))
+            continue
+        removed.append(str(conversion.dated.step))
+        current_progress().note(
+            f"{conversion.directory}: {'would be ' if dry_run else ''}removed, it is not to be kept"
+        )
+        if left:
+            notes.append(_told(left))
+    staying = [str(dated.step) for dated in there if str(dated.step) not in removed]
+    return Retention(tuple(removed), tuple(staying), tuple(notes))
+
+
+def _told(note: str) -> str:
+    note = utf8_text(note)
+    current_progress().note(note)
+    return note
+
+
+def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], list[str]]:
+    """The finished conversions of a source, ascending by step, and notes on what cannot be told."""
+    found: list[_Conversion] = []
+    notes: list[str] = []
+    for entry in unless_missing(lambda: list_folder(target)) or []:
+        directory = target.child(str(entry["name"]).rstrip("/").rpartition("/")[2])
+        step = parse_step(directory.name)
+        # nobody schedules the conversion of what was saved on an exception
+        if step is None or step.breakpoint or entry["type"] != "directory":
+            continue
+        try:
+            conversion = _read_conversion(directory, step)
+        except InputError as error:
+            notes.append(_told(f"{directory}: left as it is: {error}"))
+            continue
+        if conversion and (conversion.manifest.source, conversion.manifest.step) == (source, str(step)):
+            found.append(conversion)
+    return sorted(found, key=lambda conversion: conversion.dated.step), notes
+
+
+def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
+    """What is in a directory; None if it is no finished conversion, nor one that is being removed.
+
+    Raises:
+        TargetError: its manifest is damaged.
+        StorageError: it cannot be read.
+    """
+    manifest, halfway = read_manifest(directory), False
+    if manifest is None:
+        record = directory.child(STATE_DIRECTORY, REMOVING_NAME)
+        content = unless_missing(lambda: read_own_file(record, _LARGEST_MANIFEST_BYTES))
+        if content is None:
+            return None
+        manifest, halfway = parse_manifest(content, str(record)), True
+    try:
+        created = datetime.fromisoformat(manifest.created)
+    except ValueError as error:
+        raise TargetError(f"its manifest says that it was created {manifest.created!r}, which is no time") from error
+    if created.tzinfo is None:
+        created = created.replace(tzinfo=UTC)
+    return _Conversion(directory, DatedStep(created, step), manifest, halfway)
+
+
+def _remove(conversion: _Conversion) -> str:
+    """Removes just what the conversion wrote: manifest, listed files, state. Says what of others stays, if anything."""
+    directory, state = conversion.directory, conversion.directory.child(STATE_DIRECTORY)
+    _check_removable(conversion)
+    try:
+        with _claimed(directory, [rank.rank for rank in conversion.manifest.ranks]):
+            # it may have been replaced, mended or changed until a moment ago
+            if _read_conversion(directory, conversion.dated.step) != conversion:
+                raise _LeftAloneError("another run has changed it in this moment")
+            _check_removable(conversion)
+            if not conversion.halfway:
+                write_bytes(state.child(REMOVING_NAME), dump_record(conversion.manifest))
+            _remove_claimed([state.child(MANIFEST_NAME)])
+            _remove_claimed(_listed_files(conversion))
+            check_claim()
+            remove_tree(state)
+    except InputError as error:
+        raise _LeftAloneError(str(error)) from error
+    _remove_empty_folders(conversion)
+    rest = find_files(directory)
+    return f"{directory}: holds what no conversion wrote, and stays: {rest[0]} and the like" if rest else ""
+
+
+def _remove_claimed(files: Sequence[Location]) -> None:
+    """Who was taken for dead meanwhile, on an object store, would remove what another run has written there since."""
+
+    def remove(file: Location) -> None:
+        check_claim()
+        remove_file(file)
+
+    for _ in at_once(remove, files):
+        pass
+
+
+def _would_remove(conversion: _Conversion) -> str:
+    _check_removable(conversion)
+    return ""
+
+
+def _listed_files(conversion: _Conversion) -> list[Location]:
+    return [conversion.directory.child(*file.split("/")) for file in conversion.manifest.files]
+
+
+def _check_removable(conversion: _Conversion) -> None:
+    """Makes sure that a conversion is as it was written, and that nobody is about to replace it.
+
+    Raises:
+        _LeftAloneError: it is not, or somebody is.
+        StorageError: it cannot be told.
+    """
+    directory = conversion.directory
+    if directory.is_local:
+        for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
+            beside = Location(directory.fs, directory.path + suffix)
+            # a removal that was killed has left the place of its lease
+            if exists(beside) and not (suffix == PARTIAL_SUFFIX and _has_only_leases(beside)):
+                raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")
+    if _is_elsewhere(conversion.record):
+        raise _LeftAloneError(f"a link leads to its {STATE_DIRECTORY}")
+    record = read_stamp(conversion.record)
+    if record is None:
+        raise _LeftAloneError("another run is removing it")
+    files = _listed_files(conversion)
+    index = conversion.manifest.index
+    written: list[RankSummary | IndexSummary] = [*conversion.manifest.ranks, *([index] if index else [])]
+    for file, stamp, summary in zip(files, read_stamps(files), written, strict=True):
+        if stamp is not None and (
+            _is_elsewhere(file)
+            or _differs(stamp, record, summary.size_bytes)
+            or (_is_moved(stamp, record) and not _is_as_written(conversion, summary))
+        ):
+            raise _LeftAloneError(f"{file} was changed after it was written")
+
+
+def _is_elsewhere(file: Location) -> bool:
+    return file.is_local and os.path.realpath(file.path) != file.path
+
+
+def _differs(stamp: Stamp, record: Stamp, size_bytes: int) -> bool:
+    # the manifest was written last, by the same clock
+    newer = stamp.changed is not None and record.changed is not None and stamp.changed > record.changed
+    return newer or stamp.size_bytes != size_bytes
+
+
+def _is_moved(stamp: Stamp, record: Stamp) -> bool:
+    """Whether something was done to a file that did not change its time: it was given another mode, or is another."""
+    return stamp.touched is not None and record.touched is not None and stamp.touched > record.touched
+
+
+def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary) -> bool:
+    """Reads a file, and compares it with its record: costs as much as writing it did."""
+    if isinstance(summary, IndexSummary):
+        return index_problem(conversion.directory, summary) is None
+    try:
+        workspace = Workspace(conversion.directory, conversion.manifest.identity)
+        record = workspace.read_record(summary.rank, needs_digest=conversion.manifest.plan_digest is not None)
+    except TargetError:
+        return False
+    except StorageError as error:
+        if is_missing(error):
+            return False
+        raise
+    if record_digest(record) != summary.record_digest or record.file != summary.file:
+        return False
+    return not verify_rank(conversion.directory, record, VerifyLevel.CHECKSUM).problems
+
+
+@contextmanager
+def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
+    """Nobody converts into a directory, replaces, mends or removes it while the block runs.
+
+    Raises:
+        TargetBusyError: somebody is at it.
+        TargetError: a working directory beside it holds foreign files.
+        StorageError: its leases cannot be read or written.
+    """
+    if directory.is_local:
+        check_beside(directory)
+    holder = new_holder(ranks)
+    working = working_location(directory)
+    leases = working.child(STATE_DIRECTORY, LEASES_DIRECTORY)
+    with ExitStack() as held:
+        if directory.is_local:
+            held.callback(_remove_place_of_lease, leases, working)
+        held.enter_context(held_lease(leases, holder))
+        with exclusive(leases):
+            others = living_holders(leases, holder)  # of other ranks
+        if others:
+            raise TargetBusyError(f"{others[0]} is working on it")
+        yield
+
+
+def _remove_place_of_lease(leases: Location, working: Location) -> None:
+    with exclusive(leases):
+        if not living_holders(leases, new_holder(())):
+            remove_place(leases, working)
+
+
+def _has_only_leases(working: Location) -> bool:
+    return list_names(working) == [STATE_DIRECTORY] and list_names(working.child(STATE_DIRECTORY)) == [LEASES_DIRECTORY]
+
+
+def _remove_empty_folders(conversion: _Conversion) -> None:
+    """Object stores have no folders."""
+    directory = conversion.directory
+    if not directory.is_local:
+        return
+    folders = {os.path.dirname(file.path) for file in _listed_files(conversion)}
+    with mapped_errors(directory, "remove empty folders in it"):
+        for folder in [*sorted(folders), directory.path]:
+            if os.path.isdir(folder) and not os.listdir(folder):
+                os.rmdir(folder)

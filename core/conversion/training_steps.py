@@ -1,0 +1,324 @@
+"""Which steps a training job has saved completely: looking, again and again, at a checkpoint that grows.
+
+A step is complete when every rank has its file, none of them has changed for the settling time, and each can be read to
+its end. A file has not changed for as long as its storage says, or for as long as this process has seen it unchanged,
+whichever is longer: clocks may disagree, and one that runs ahead makes files look as if they were written just now.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.core.checkpoint.catalog.names import Step, spelled_for
+from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.catalog.selection import listed, rank_names, select_files
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.manifest import PLAN_NAME
+from reshard.core.checkpoint.remote_index.indexing import read_indexes, workers_on
+from reshard.core.errors import CatalogError, ConversionError, InputError, TargetError
+from reshard.core.plan.plan_file import load_sources
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.retry import paused
+from reshard.core.runtime.wording import printable, seconds_text
+from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
+from reshard.core.storage.files import SourceFile, read_version, unless_missing
+from reshard.core.storage.publishing import STATE_DIRECTORY
+from reshard.core.storage.stamps import Stamp, read_stamps
+from reshard.core.storage.transfers import at_once
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target.target import read_manifest
+
+LOOK_AGAIN_SECONDS = 5.0
+_MOST_TOLD = 10
+
+Files = Mapping[int, Location]
+"""Rank -> its file of a step."""
+
+
+@dataclass(frozen=True)
+class SeenStep:
+    """A step as it was when it was looked at.
+
+    Attributes:
+        step: which.
+        files: of the ranks that it has to have, those that are there.
+        lacking: what it lacks to be complete, in words; empty if it is complete.
+        quiet_seconds: how long nothing of it has changed, at least.
+        converted: it has been converted already.
+    """
+
+    step: Step
+    files: Files
+    lacking: str = ""
+    quiet_seconds: float = math.inf
+    converted: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can be converted, or was."""
+        return not self.lacking
+
+
+@dataclass(frozen=True)
+class FoundSteps:
+    """What looking has come to.
+
+    Attributes:
+        source: URL of the source, as conversions of it call it.
+        newest: the newest complete step, if there is one.
+        awaited: newer ones that are being written, and are worth waiting for.
+        notes: which newer ones are passed over and why, in sentences.
+    """
+
+    source: str
+    newest: SeenStep | None
+    awaited: tuple[SeenStep, ...]
+    notes: tuple[str, ...]
+
+
+class StepWatch:
+    """Looks at a source, and remembers for how long each of its files has been the same.
+
+    `ranks` are those that a step has to have; None if no strategy says it: all up to the highest folder's.
+    """
+
+    def __init__(self, request: LatestConversionRequest, ranks: range | None) -> None:
+        self._request = request
+        self._ranks = ranks
+        self._target = parse_url(request.target)
+        self._seen: dict[str, tuple[Stamp, float]] = {}
+        self._indexed: dict[Step, tuple[Sequence[Stamp | None], Mapping[int, InputError]]] = {}
+
+    def find(self, *, waits: bool) -> FoundSteps:
+        """The newest complete step. `waits`: until none that was there from the beginning is being written any more.
+
+        What begins to be written meanwhile is the next run's: else a job that saves often would be waited for for ever.
+
+        Raises:
+            CatalogError: the source is none, or its files leave a choice.
+            TargetError: the place of a step's conversion holds another source's.
+            StorageError: source or target cannot be read.
+            ConversionError: all was to stop.
+        """
+        source, seen = self.look()
+        there = {each.step for each in seen}
+        told: set[Step] = set()
+        while True:
+            writing = [each for each in seen if not each.is_complete and self._is_written(each)]
+            awaited = [each for each in writing if each.step in there]
+            if not awaited or not waits:
+                newest = next((each for each in seen if each.is_complete), None)
+                notes = tuple(_left_note(each) for each in seen if not each.is_complete and each not in awaited)
+                return FoundSteps(source, newest, tuple(awaited), notes)
+            for each in awaited:
+                if each.step not in told:
+                    current_progress().note(f"waiting for step {each.step}, which is being written: {each.lacking}")
+            told |= {each.step for each in awaited}
+            if not paused(LOOK_AGAIN_SECONDS):
+                raise ConversionError("stopped while waiting for a checkpoint that is being written")
+            source, seen = self.look()
+
+    def look(self) -> tuple[str, list[SeenStep]]:
+        """The URL of the source, and its steps down to the newest complete one; the newest is first.
+
+        Raises: see `find`.
+        """
+        found = survey(self._request.source)
+        if found.shape is CheckpointShape.FILE:
+            raise CatalogError(f"{found.url}: is one file. Name the directory that training saves into")
+        if found.shape is CheckpointShape.UNIFIED:
+            raise CatalogError(f"{found.url}: is a unified checkpoint. Name the directory that training saves into")
+        needed = self._ranks or range(max(found.files) + 1)
+        steps = _files_by_step(found, self._request.source_prefix or None)
+        seen: list[SeenStep] = []
+        for step in sorted(steps, reverse=True):
+            seen.append(self._see(found.url, step, steps[step], needed))
+            if seen[-1].is_complete:
+                break
+        return found.url, seen
+
+    def _is_written(self, seen: SeenStep) -> bool:
+        return seen.quiet_seconds < self._request.patience_seconds
+
+    def _see(self, source: str, step: Step, there: Files, needed: Iterable[int]) -> SeenStep:
+        files = {rank: there[rank] for rank in needed if rank in there}
+        if is_converted(self._target.child(str(step)), source, files):
+            return SeenStep(step, files, converted=True)
+        settle_seconds = self._request.settle_seconds
+        mistaken = False
+        # of those that were listed, some may be gone already
+        stamps = dict(zip(files, read_stamps(files.values()), strict=True))
+        quiet = {rank: self._quiet_seconds(files[rank], stamp) for rank, stamp in stamps.items() if stamp}
+        missing = [rank for rank in needed if rank not in quiet]
+        unsettled = [rank for rank, seconds in quiet.items() if seconds < settle_seconds]
+        if missing:
+            lacking = f"no file of {rank_names(missing, _MOST_TOLD)}"
+        elif unsettled:
+            lacking = f"{rank_names(unsettled, _MOST_TOLD)} changed less than {settle_seconds} s ago"
+        else:
+            damaged = self._damaged(step, files, tuple(stamps.values()))
+            reasons = [f"rank_{rank}: {error}" for rank, error in damaged.items()]
+            lacking = f"cannot be read to the end: {listed(reasons)}" if damaged else ""
+            mistaken = any(isinstance(error, KeyMistakeError) for error in damaged.values())
+        # waiting does not help where a key is missing
+        return SeenStep(step, files, lacking, math.inf if mistaken else min(quiet.values(), default=math.inf))
+
+    def _quiet_seconds(self, location: Location, stamp: Stamp) -> float:
+        """How long a file has been the same at least: by the storage's clock, or as this process has seen it."""
+        now = time.monotonic()
+        known, since = self._seen.get(location.path, (None, now))
+        if known != stamp:
+            since = now
+            self._seen[location.path] = (stamp, since)
+        # a time in the future, by which it has been quiet for less than nothing, is none to go by
+        told = -1.0 if stamp.changed is None else time.time() - stamp.changed
+        return max(now - since, told)
+
+    def _damaged(self, step: Step, files: Files, stamps: Sequence[Stamp | None]) -> Mapping[int, InputError]:
+        """The ranks whose files are not whole; what was found out is kept for as long as they do not change."""
+        known = self._indexed.get(step)
+        if known is None or known[0] != stamps:
+            known = self._indexed[step] = (stamps, _unreadable(files, self._request.worker_count))
+        return known[1]
+
+
+def is_converted(target: Location, source: str, files: Files) -> bool:
+    """Whether a finished conversion of a source is there; it has to be of these files as they are now.
+
+    A job that was set back saves a step once more, and one that is begun anew, under another prefix say, saves steps
+    of the same numbers.
+
+    Raises:
+        TargetError: it is of another source, of other files, or its manifest or plan is damaged.
+        StorageError: it cannot be told.
+    """
+    manifest = read_manifest(target)
+    if manifest is None:
+        return False
+    if manifest.source != source:
+        raise TargetError(
+            f"{target}: was converted from another source, {printable(manifest.source)}, not from {printable(source)}. "
+            "Name another target for each training job"
+        )
+    plan_url = str(target.child(STATE_DIRECTORY, PLAN_NAME))
+    others = _other_files(files, load_sources(plan_url, manifest.identity, manifest.plan_digest).records)
+    if others:
+        raise TargetError(
+            f"{target}: was converted from other files: {others[0]}. Convert step {target.name} with --overwrite, or "
+            "move its conversion away, or name another target"
+        )
+    return True
+
+
+def _other_files(files: Files, converted: Mapping[int, CatalogRecord]) -> list[str]:
+    """Files that differ from the converted ones, with the reason; files removed since then do not count."""
+    known = {rank: location for rank, location in files.items() if rank in converted}
+    versions = at_once(_version, known.values())
+    return [
+        f"{location} {_other_text(str(location), version, converted[rank])}"
+        for (rank, location), version in zip(known.items(), versions, strict=True)
+        if version is not None
+        and not (str(location) == converted[rank].location and is_same_version(converted[rank].version, version))
+    ]
+
+
+def _other_text(location: str, version: str, converted: CatalogRecord) -> str:
+    if location == converted.location and is_only_touched(converted.version, version):
+        return f"is {TOUCHED}"
+    return "was saved after that, or is another job's"
+
+
+def _version(location: Location) -> str | None:
+    return unless_missing(lambda: read_version(location))
+
+
+def _left_note(seen: SeenStep) -> str:
+    if seen.quiet_seconds == math.inf:
+        return f"step {seen.step} is passed over: {seen.lacking}"
+    return f"step {seen.step} is passed over: {seen.lacking}; its last change was {_ago(seen)}"
+
+
+def _ago(seen: SeenStep) -> str:
+    return f"{seconds_text(seen.quiet_seconds)} ago"
+
+
+def _files_by_step(found: CheckpointSurvey, source_prefix: str | None) -> dict[Step, dict[int, Location]]:
+    """Each step's files, of one prefix; what was saved on an exception is no step that anybody asked for.
+
+    Raises:
+        CatalogError: several prefixes, or none, could be meant.
+    """
+    usable = {rank: [file for file in found.files[rank] if _has_step(file.name.step)] for rank in found.ranks}
+    usable = {rank: files for rank, files in usable.items() if files}
+    if not usable:
+        return {}
+    spelling = _spelling(found, [*usable], source_prefix)
+    steps: dict[Step, dict[int, Location]] = {}
+    for rank, files in usable.items():
+        for file in files:
+            if file.name.step and file.name.prefix == spelled_for(spelling, rank):
+                steps.setdefault(file.name.step, {})[rank] = file.location
+    return steps
+
+
+def _has_step(step: Step | None) -> bool:
+    return step is not None and not step.breakpoint
+
+
+def _spelling(found: CheckpointSurvey, ranks: Sequence[int], asked: str | None) -> str:
+    """The prefix that is meant, with `{rank}` in the place of the rank, if it contains that."""
+    groups = {
+        spelling: {rank for step, holders in steps.items() if _has_step(step) for rank in holders}
+        for spelling, steps in found.steps.items()
+    }
+    if asked is None:
+        meant = [spelling for spelling, holders in groups.items() if len(holders) == len(ranks)]
+    else:
+        meant = [each for each in groups if asked in (each, *(spelled_for(each, rank) for rank in groups[each]))]
+    if len(meant) != 1:
+        # says what there is to choose from, and by which option
+        names = {rank: [file.name for file in found.files[rank]] for rank in ranks}
+        select_files(found.url, names, source_prefix=asked)
+        raise CatalogError(f"{found.url}: prefixes {listed(meant)}: --source-prefix chooses one")
+    return meant[0]
+
+
+def _unreadable(files: Files, workers: int) -> dict[int, InputError]:
+    """The ranks whose files cannot be read to their end, and why.
+
+    Raises:
+        StorageError: a transient failure of the storage.
+    """
+    with workers_on(files.values(), workers) as threads:
+        if any(location.is_local for location in files.values()):
+            outcomes = threads.outcomes(_check_local, files.values())
+            return {rank: why for rank, why in zip(files, outcomes, strict=True) if isinstance(why, InputError)}
+        opened = dict(zip(files, threads.outcomes(_opened, files.values()), strict=True))
+        readable: dict[int, SourceFile] = {
+            rank: file for rank, file in opened.items() if not isinstance(file, InputError)
+        }
+        try:
+            indexes = read_indexes(readable, threads, assume_alike=True)
+        finally:
+            for file in readable.values():
+                file.close()
+    found = opened | indexes
+    return {rank: why for rank in files if isinstance(why := found[rank], InputError)}
+
+
+def _opened(location: Location) -> SourceFile:
+    return open_checkpoint(location, source_key())
+
+
+def _check_local(location: Location) -> None:
+    file = _opened(location)
+    try:
+        read_index(file)
+    finally:
+        file.close()

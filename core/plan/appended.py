@@ -1,0 +1,125 @@
+"""Information that every target file gets, whatever the source's have: epoch and step numbers, flags, texts.
+
+MindSpore's `append_info` and `append_dict`: each is an entry of its own, a number a 0-d tensor.
+"""
+
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.model import MAX_TEXT_BYTES, TensorEntry, text_entry
+from reshard.core.request.info_texts import InfoValue
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
+from reshard.core.tensor.slices import Shape
+
+REDUNDANCY_MARK = "redundancy_removed"
+"""Entry of a target's files where some would hold nothing at all without redundancy, which no reader accepts.
+
+It is about those files: it is not carried into what they are converted to.
+"""
+
+
+@dataclass(frozen=True)
+class AppendedParameter:
+    """An entry that every target file gets.
+
+    Attributes:
+        name: its name.
+        value: what was asked for.
+        dtype: element type, as MindSpore's for a value of Python.
+        content: a number's bytes; none of a text.
+        replaces: the source's entry of this name, if there is one: it is not carried.
+    """
+
+    name: str
+    value: InfoValue
+    dtype: DType
+    content: bytes
+    replaces: TensorEntry | None
+
+    @property
+    def shape(self) -> Shape:
+        """That of a scalar, or of a text's bytes."""
+        return text_entry(self.name, self.value).shape if isinstance(self.value, str) else ()
+
+    @property
+    def text(self) -> str | None:
+        """The value of a text."""
+        return self.value if isinstance(self.value, str) else None
+
+
+def redundancy_mark() -> AppendedParameter:
+    """The entry that says that redundancy was removed."""
+    return AppendedParameter(REDUNDANCY_MARK, True, dtype_from_name("Bool"), b"\1", None)
+
+
+def appended_parameters(
+    info: Sequence[tuple[str, InfoValue]],
+    catalog: CheckpointCatalog,
+    parameters: Collection[str],
+    source_names: Mapping[str, str],
+    problems: list[str],
+) -> tuple[AppendedParameter, ...]:
+    """What every target file gets; `parameters` are the names in the strategies, which it cannot stand for.
+
+    `source_names` are what parameters of the target are called in the source.
+    """
+    return tuple(
+        _appended(name, value, _in_the_way(name, catalog, parameters, source_names, problems), problems)
+        for name, value in info
+    )
+
+
+def _in_the_way(
+    name: str,
+    catalog: CheckpointCatalog,
+    parameters: Collection[str],
+    source_names: Mapping[str, str],
+    problems: list[str],
+) -> TensorEntry | None:
+    """The source's entry of the name; a problem if it is more than information."""
+    if name == REDUNDANCY_MARK:
+        problems.append(f"{name!r} cannot be appended: reshard itself marks files without redundancy so")
+        return None
+    if name in parameters:
+        problems.append(f"{name!r} cannot be appended: a strategy has a parameter of that name")
+        return None
+    source = source_names.get(name)
+    if source is None:
+        return None
+    held = {id(record.index): record for record in catalog.records.values() if source in record.index.entries}
+    for record in held.values():
+        entry = record.index.entries[source]
+        if not _is_information(entry):
+            problems.append(
+                f"{name!r} cannot be appended: the source has a parameter of that name, {entry.dtype} "
+                f"{list(entry.shape)} on rank_{record.rank}, and only single numbers and texts are replaced"
+            )
+            break
+    return next((record.index.entries[source] for record in held.values()), None)
+
+
+def _is_information(entry: TensorEntry) -> bool:
+    return entry.text is not None or (entry.dtype is not MAP_TENSOR and entry.size_bytes == entry.dtype.itemsize)
+
+
+def _appended(name: str, value: InfoValue, replaces: TensorEntry | None, problems: list[str]) -> AppendedParameter:
+    if isinstance(value, str):
+        size_bytes = text_entry(name, value).size_bytes
+        if size_bytes > MAX_TEXT_BYTES:
+            problems.append(f"{name!r} cannot be appended: a text of {size_bytes} bytes, more than {MAX_TEXT_BYTES}")
+        return AppendedParameter(name, value, TEXT, b"", replaces)
+    dtype, content = _number(value)
+    return AppendedParameter(name, value, dtype_from_name(dtype), content, replaces)
+
+
+def _number(value: bool | int | float) -> tuple[str, bytes]:
+    """A number's dtype and bytes, as `save_checkpoint(append_dict=…)` has them."""
+    if isinstance(value, bool):
+        return "Bool", bytes([value])
+    if isinstance(value, float):
+        return "Float32", struct.pack("<f", value)
+    if value < 2**63:
+        return "Int64", value.to_bytes(8, "little", signed=True)
+    return "UInt64", value.to_bytes(8, "little")

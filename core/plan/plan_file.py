@@ -1,0 +1,278 @@
+"""The plan on disk: what it was made from, as compressed JSON, and the identity that follows from it.
+
+The reads of every rank would be gigabytes; what they are derived from is small. The identity decides whether an
+interrupted conversion may be resumed: it covers the layouts, the source files with their versions, every option that
+changes what is written, and the program's version, but not workers, memory or engine.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import xxhash
+
+from reshard import __version__
+from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, catalog_to_json
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.errors import InputError, LimitError, TargetError
+from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.unified import UnifiedLayout
+from reshard.core.request.changes import Changes
+from reshard.core.request.conversion import IntegratedSave, checked_prefix
+from reshard.core.runtime.keys import needed_target_key, target_key
+from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
+from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
+from reshard.core.storage.files import read_own_file
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.strategy.records import check_layouts
+from reshard.core.tensor.layout import ParameterLayout
+
+SCHEMA_VERSION = 2
+_PLAN = "plan"
+LARGEST_PLAN_BYTES = 2**30
+# real ones are up to 50 times as large as their files; what gzip can make is a thousand times
+_SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 250
+
+Content = TypeVar("Content")
+
+
+def dump_plan(plan: ConversionPlan) -> bytes:
+    """The plan as the bytes of its file."""
+    data = json.dumps(_inputs_to_json(plan.inputs), separators=(",", ":")).encode()
+    packed = gzip.compress(data, compresslevel=1, mtime=0)
+    return seal(packed, needed_target_key(), _PLAN) if plan.inputs.encryption else packed
+
+
+def plan_identity(plan: ConversionPlan) -> str:
+    """A digest of everything that decides what the target will contain; of an encrypted one, its key as well."""
+    return _identity_of(_inputs_to_json(plan.inputs), encrypted=bool(plan.inputs.encryption))
+
+
+def _identity_of(document: dict[str, Any], *, encrypted: bool) -> str:
+    # what was said, and how closely was looked, does not change what is made
+    catalog = {name: value for name, value in document["catalog"].items() if name not in ("notes", "assumed")}
+    data = json.dumps(document | {"catalog": catalog}, separators=(",", ":"), sort_keys=True).encode()
+    return keyed_digest(data, needed_target_key()) if encrypted else xxhash.xxh3_128_hexdigest(data)
+
+
+@lru_cache(maxsize=4)
+def load_plan(url: str, identity: str) -> ConversionPlan:
+    """The plan in a file; kept, since every rank of a conversion asks for the same one.
+
+    Raises:
+        TargetError: the file holds another plan, or none.
+        StorageError: it cannot be read.
+    """
+    plan, found = _read(url, _identified_plan)
+    if found != identity:
+        raise TargetError(f"{url}: holds plan {found}, not {identity}: another conversion has taken this target over")
+    return plan
+
+
+@lru_cache(maxsize=4)
+def load_sources(url: str, identity: str, digest: str | None = None) -> CheckpointCatalog:
+    """What the plan in a file was made from; kept, for the identity covers it. Any version may have written the plan.
+
+    `digest` is what the manifest says of the file's bytes, if it does.
+
+    Raises:
+        TargetError: the file holds no plan.
+        InputError: it is encrypted, and the key is missing or not the right one.
+        StorageError: it cannot be read.
+    """
+    return _read(url, lambda document: catalog_from_json(document["catalog"]), digest)
+
+
+def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
+    """The plan of what is in a file; any version may have written it, so its identity cannot be asked for.
+
+    `digest` is what the manifest says of the file's bytes, if it does.
+
+    Raises:
+        TargetError: the file holds no plan.
+        InputError: it is encrypted, and the key is missing or not the right one.
+        StorageError: it cannot be read.
+    """
+    return _read(url, lambda document: build_plan(_inputs_from_json(document)), digest)
+
+
+@lru_cache(maxsize=4)
+def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strategy | None:
+    """The target strategy of the plan in a file; None if it has none. Any version may have written the plan.
+
+    `encrypted`: the plan's target is encrypted, and the plan is authentic if the target's key unseals it.
+
+    Raises:
+        TargetError: the file holds no plan, or another one than that of `identity`, or its strategy is none.
+        InputError: it is encrypted, and the key is missing or not the right one.
+        StorageError: it cannot be read.
+    """
+
+    def parse(document: dict[str, Any]) -> Strategy | None:
+        if _identity_of(document, encrypted=encrypted) != identity:
+            raise ValueError("it is not the plan that the manifest beside it was written for")
+        strategy = _strategy_from_json(document["target_strategy"])
+        if strategy is None:
+            return None
+        check_layouts(strategy)
+        return replace(strategy, origin=url)
+
+    return _read(url, parse)
+
+
+def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
+    plan = build_plan(_inputs_from_json(document))
+    return plan, plan_identity(plan)
+
+
+def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) -> Content:
+    data = read_own_file(parse_url(url), LARGEST_PLAN_BYTES)
+    if digest and xxhash.xxh3_128_hexdigest(data) != digest:
+        raise TargetError(f"{url}: is not the plan that was written: it was changed")
+    if is_sealed(data):
+        data = unseal(data, target_key(), _PLAN, url)
+    try:
+        with parsing(url) as taking:
+            document = _decompressed(data)
+            taking.take(json_bytes(document))
+            return parse(json.loads(document))
+    except LimitError:
+        raise
+    except (zlib.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, InputError) as error:
+        raise TargetError(f"{url}: not a readable plan: {error}") from error
+
+
+def _decompressed(data: bytes) -> bytes:
+    """The content of a gzip file, but not of one that is made to fill the memory."""
+    most_bytes = min(LARGEST_PLAN_BYTES, metadata_limit_bytes())
+    limit = min(most_bytes, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
+    content = decompressor.decompress(data, limit)
+    if not decompressor.eof:
+        raise ValueError(f"it is cut off, or unpacks to more than {limit} bytes")
+    return content
+
+
+def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "writer": __version__,
+        "catalog": catalog_to_json(inputs.catalog),
+        "source_strategy": _strategy_to_json(inputs.source_strategy),
+        "target_strategy": _strategy_to_json(inputs.target_strategy),
+        "format": str(inputs.format),
+        "prefix": inputs.prefix,
+        "fail_on_unmatched": inputs.fail_on_unmatched,
+        "allow_missing": list(inputs.allow_missing),
+        "saved_whole": inputs.integrated_save is IntegratedSave.YES,
+        "integrated_save": str(inputs.integrated_save),
+        "shared_parameters": inputs.shared_parameters,
+        "replicas": inputs.replicas,
+        "append_info": inputs.append_info,
+        "write_crc": inputs.write_crc,
+        "encryption": inputs.encryption,
+        "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
+        "unified": asdict(inputs.unified) if inputs.unified else None,
+    }
+
+
+def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
+    if data["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"its schema version is {data['schema_version']}, not {SCHEMA_VERSION}")
+    return PlanInputs(
+        catalog=catalog_from_json(data["catalog"]),
+        source_strategy=_strategy_from_json(data["source_strategy"]),
+        target_strategy=_strategy_from_json(data["target_strategy"]),
+        format=CheckpointFormat(data["format"]),
+        prefix=checked_prefix(data["prefix"]),
+        fail_on_unmatched=data["fail_on_unmatched"],
+        allow_missing=tuple(data["allow_missing"]),
+        integrated_save=_integrated_save(data),
+        shared_parameters=data["shared_parameters"],
+        replicas=data["replicas"],
+        append_info=tuple((name, value) for name, value in data["append_info"]),
+        write_crc=data["write_crc"],
+        encryption=data["encryption"],
+        changes=Changes.model_validate(data["changes"]),
+        unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
+    )
+
+
+def _integrated_save(data: dict[str, Any]) -> IntegratedSave:
+    """Plans of earlier versions only have `saved_whole`: true if samples of contents decided."""
+    known = data.get("integrated_save")
+    return IntegratedSave(known) if known else IntegratedSave.YES if data["saved_whole"] else IntegratedSave.AUTO
+
+
+def _strategy_to_json(strategy: Strategy | None) -> dict[str, Any] | None:
+    """Layouts once each, parameters referring to them by number; operators do not matter to a conversion."""
+    if strategy is None:
+        return None
+    numbers: dict[tuple[ParameterLayout, tuple[int, ...] | None], int] = {}
+    stages = []
+    for stage in strategy.stages:
+        names = {
+            name: numbers.setdefault((layout, layout.tensor_shape), len(numbers))
+            for name, layout in stage.layouts.items()
+        }
+        devices = {} if stage.devices is None else {"devices": stage.devices}
+        stages.append({"stage": stage.stage, "parameters": names} | devices)
+    layouts = [_layout_to_json(layout) for layout, _ in numbers]
+    return {"merged": strategy.merged, "layouts": layouts, "stages": stages}
+
+
+def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
+    if data is None:
+        return None
+    layouts = [_layout_from_json(layout) for layout in data["layouts"]]
+    stages = tuple(
+        StageStrategy(
+            _checked_stage(stage["stage"]),
+            {name: layouts[number] for name, number in stage["parameters"].items()},
+            devices=stage.get("devices"),
+        )
+        for stage in data["stages"]
+    )
+    return Strategy(stages, "plan", data["merged"])
+
+
+def _checked_stage(stage: Any) -> int:
+    """Checks a stage's number, which becomes part of file names."""
+    if type(stage) is not int or stage < 0:
+        raise ValueError(f"{stage!r} is no pipeline stage")
+    return stage
+
+
+def _layout_to_json(layout: ParameterLayout) -> list[Any]:
+    return [
+        layout.device_matrix,
+        layout.tensor_map,
+        layout.nested,
+        layout.optimizer_shard_step,
+        layout.optimizer_shard_size,
+        layout.field,
+        layout.param_split_shape,
+        layout.indices_offset,
+        layout.tensor_shape,
+    ]
+
+
+def _layout_from_json(data: list[Any]) -> ParameterLayout:
+    matrix, tensor_map, nested, step, size, field, split, offsets, shape = data
+    return ParameterLayout(
+        device_matrix=tuple(matrix),
+        tensor_map=tuple(map(tuple, tensor_map)),
+        nested=nested,
+        optimizer_shard_step=step,
+        optimizer_shard_size=size,
+        field=field,
+        param_split_shape=tuple(split),
+        indices_offset=tuple(offsets),
+        tensor_shape=None if shape is None else tuple(shape),
+    )

@@ -1,0 +1,235 @@
+r"""Which parameters a conversion takes, and what becomes of them besides being cut anew: what a user may declare.
+
+Steps happen in one order, whatever the order they are declared in, and each sees names as the one before left them:
+select, split, join, transpose, rename, cast. They are given as options, or in one YAML or JSON document, or both.
+
+Rules of splits and joins follow one another: each sees what those before it left. Of several transpositions, renames
+and casts that fit a parameter the first counts, so that two names can be swapped. A rule that fits nothing is an error.
+"""
+
+import re
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+
+from reshard.core.runtime.wording import quoted
+
+FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
+"""Dtypes that parameters can be cast to, as they are spelled here, and their names in `reshard.core.tensor.dtypes`."""
+_REGULAR = "re:"
+
+
+class Selection(StrEnum):
+    """Which of a training's parameters are taken."""
+
+    ALL = "all"
+    WEIGHTS_ONLY = "weights-only"
+
+
+class OverflowPolicy(StrEnum):
+    """What happens if finite values become infinite in the dtype that they are cast to."""
+
+    FAIL = "fail"
+    ALLOW = "allow"
+
+
+def _regular(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{quoted(pattern)} is not a regular expression: {error}") from error
+    return pattern
+
+
+def _dtype(name: str) -> str:
+    if name.lower() not in FLOAT_NAMES:
+        raise ValueError(f"{name!r} is no dtype that can be cast to: {', '.join(FLOAT_NAMES)}")
+    return name.lower()
+
+
+def _check_new_name(pattern: str, name: str) -> None:
+    """Makes sure that the groups in a new name are groups of the pattern."""
+    # a pattern that may as well be empty matches, and every group that it has can be asked for; the line ends comments
+    match = re.compile(f"{pattern}\n|").fullmatch("")
+    try:
+        if match is not None:
+            match.expand(name)
+    except (re.error, IndexError) as error:
+        raise ValueError(
+            f"{quoted(name)} does not go with the regular expression {quoted(pattern)}: {error}"
+        ) from error
+
+
+Item = TypeVar("Item")
+Several = Annotated[tuple[Item, ...], FailFast()]
+"""Of a list the first error is told: there may be one for every two bytes of a document."""
+Name = Annotated[str, Field(min_length=1)]
+Regular = Annotated[Name, AfterValidator(_regular)]
+Axis = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+"""Strict: `true` is no number, nor is a text."""
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class SplitRule(_Rule):
+    r"""A fused parameter becomes several, along one axis.
+
+    `parameters` is a regular expression of the whole name; `into` are the new names, with its groups (`\\1`); `parts`
+    are how many shares of the axis each gets, as many as the others unless said. `groups`: the axis is so many runs,
+    each of them with all parts in turn, as in query, key and value of each head, interleaved.
+    """
+
+    parameters: Regular
+    into: Annotated[Several[Name], Field(min_length=2)]
+    axis: Axis = 0
+    parts: Several[Count] = ()
+    groups: Count = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> "SplitRule":
+        if self.parts and len(self.parts) != len(self.into):
+            raise ValueError(f"'parts' has {len(self.parts)} numbers, 'into' {len(self.into)} names")
+        if len(set(self.into)) < len(self.into):
+            raise ValueError("'into' has a name twice")
+        for name in self.into:
+            _check_new_name(self.parameters, name)
+        return self
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """How many shares of the axis each part gets."""
+        return self.parts or (1,) * len(self.into)
+
+    def __str__(self) -> str:
+        return f"the split of {quoted(self.parameters)}"
+
+
+class JoinRule(_Rule):
+    r"""Several parameters become one, along one axis; the reverse of a split.
+
+    `parameters` are regular expressions of whole names, one for each part; those with the same groups are joined under
+    the name `into`, which may have them (`\\1`). `groups`: the axis becomes so many runs, each of them with an equal
+    share of every part in turn.
+    """
+
+    parameters: Annotated[Several[Regular], Field(min_length=2)]
+    into: Name
+    axis: Axis = 0
+    groups: Count = 1
+
+    @model_validator(mode="after")
+    def _check(self) -> "JoinRule":
+        if len({re.compile(pattern).groups for pattern in self.parameters}) > 1:
+            raise ValueError("the regular expressions of 'parameters' have different numbers of groups")
+        for pattern in self.parameters:
+            _check_new_name(pattern, self.into)
+        return self
+
+    def __str__(self) -> str:
+        return f"the join into {quoted(self.into)}"
+
+
+class TransposeRule(_Rule):
+    """Parameters whose axes change order: reversed, or as `axes` says (target axis i is source axis `axes[i]`).
+
+    `parameters` is a shell-style pattern.
+    """
+
+    parameters: Name
+    axes: Several[Axis] = ()
+
+    @field_validator("axes")
+    @classmethod
+    def _check_axes(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if sorted(value) != list(range(len(value))):
+            raise ValueError(f"must name each axis once, from 0 on, not {list(value)}")
+        return value
+
+    def __str__(self) -> str:
+        return f"the transposition of {self.parameters!r}"
+
+
+class RenameRule(_Rule):
+    """Other names: exactly `name`, or what the regular expression `pattern` matches as a whole, is then called `to`."""
+
+    name: str = ""
+    pattern: Annotated[str, AfterValidator(_regular)] = ""
+    to: Name
+
+    @model_validator(mode="after")
+    def _check(self) -> "RenameRule":
+        if bool(self.name) == bool(self.pattern):
+            raise ValueError("needs either 'name' or 'pattern'")
+        if self.pattern:
+            _check_new_name(self.pattern, self.to)
+        return self
+
+    def new_name(self, name: str) -> str | None:
+        """What a parameter is called then; None if the rule is not about it."""
+        if self.name:
+            return self.to if name == self.name else None
+        match = re.fullmatch(self.pattern, name)
+        return match.expand(self.to) if match else None
+
+    def __str__(self) -> str:
+        return f"the rename of {quoted(self.name or self.pattern)}"
+
+
+class CastRule(_Rule):
+    """Another element type, of floating-point parameters; `parameters` is a shell-style pattern."""
+
+    parameters: Name
+    dtype: Annotated[str, AfterValidator(_dtype)]
+
+    def __str__(self) -> str:
+        return f"the cast of {self.parameters!r}"
+
+
+class Changes(_Rule):
+    """All that is declared; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names."""
+
+    select: Selection = Selection.ALL
+    include: Several[Name] = ()
+    exclude: Several[Name] = ()
+    split: Several[SplitRule] = ()
+    join: Several[JoinRule] = ()
+    transpose: Several[TransposeRule] = ()
+    rename: Several[RenameRule] = ()
+    cast: Several[CastRule] = ()
+    cast_overflow: OverflowPolicy = OverflowPolicy.FAIL
+
+
+NO_CHANGES = Changes()
+
+
+def parse_rename(text: str) -> RenameRule:
+    """A rename as `OLD=NEW` or `re:PATTERN=NEW`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    old, equals, new = text.rpartition("=")
+    regular = old.startswith(_REGULAR)
+    if not equals or not new or not old.removeprefix(_REGULAR) or (not regular and "=" in old):
+        raise ValueError(f"{quoted(text)} must be OLD=NEW or re:PATTERN=NEW")
+    if not regular:
+        return RenameRule(name=old, to=new)
+    pattern = _regular(old.removeprefix(_REGULAR))
+    _check_new_name(pattern, new)
+    return RenameRule(pattern=pattern, to=new)
+
+
+def parse_cast(text: str) -> CastRule:
+    """A cast as `PATTERN=DTYPE`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    pattern, _, dtype = text.rpartition("=")
+    if not pattern:
+        raise ValueError(f"{text!r} must be PATTERN=DTYPE, such as *=bfloat16")
+    return CastRule(parameters=pattern, dtype=_dtype(dtype))

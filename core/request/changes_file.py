@@ -1,0 +1,165 @@
+"""The changes that a request declares: by its options, and in the document that it names.
+
+Options come before what the document says: a selection or overflow policy other than the default replaces it, patterns
+of what is included and excluded are added to, and rules of options count before the document's.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from reshard.core.errors import InputError
+from reshard.core.request.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
+from reshard.core.request.conversion import ConversionOptions
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.urls import parse_url
+
+_LARGEST_DOCUMENT_BYTES = 2**20
+_MOST_NODES = 2**20
+_MOST_VALUES = 2**17
+_MOST_PROBLEMS_TOLD = 20
+
+_TOLD = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is missing",
+    "model_type": "must be a mapping of a rule's fields, such as {parameters: …}",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list, between [ and ]",
+}
+"""What is wrong with a field, by pydantic's kinds of errors, in the words of documents."""
+
+Member = TypeVar("Member")
+
+
+def declared_changes(request: ConversionOptions) -> Changes:
+    """All changes that a request asks for; its options come before what its document says.
+
+    Raises:
+        InputError: the document is not understood.
+        StorageError: it cannot be read.
+    """
+    document = read_changes(request.changes) if request.changes else NO_CHANGES
+    transpose = tuple(TransposeRule(parameters=pattern) for pattern in request.transpose)
+    return document.model_copy(
+        update={
+            "select": _first_told(request.select, document.select, NO_CHANGES.select),
+            "include": (*request.include, *document.include),
+            "exclude": (*request.exclude, *document.exclude),
+            "transpose": transpose + document.transpose,
+            "rename": (*map(parse_rename, request.rename), *document.rename),
+            "cast": (*map(parse_cast, request.cast), *document.cast),
+            "cast_overflow": _first_told(request.cast_overflow, document.cast_overflow, NO_CHANGES.cast_overflow),
+        }
+    )
+
+
+def read_changes(url: str) -> Changes:
+    """The changes that a document declares.
+
+    Raises:
+        InputError: it is neither YAML nor JSON, or says what changes do not have; names each field.
+        StorageError: it cannot be read.
+    """
+    return parse_changes(read_small_file(parse_url(url), _LARGEST_DOCUMENT_BYTES), url)
+
+
+def parse_changes(data: bytes, origin: str) -> Changes:
+    """The changes that the bytes of a document declare; `origin` is what messages call it.
+
+    Raises:
+        InputError: it is neither YAML nor JSON, or says what changes do not have; names each field.
+    """
+    try:
+        text = data.decode()
+        said = _from_json(text) if origin.endswith(".json") else _from_yaml(text)
+    # the last three are what PyYAML raises for values that are not what their tags say, such as !!bool maybe
+    except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
+        told = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise InputError(f"{origin}: not a readable document of changes: {told}{_advice(told)}") from error
+    if said is None:
+        return NO_CHANGES
+    if not isinstance(said, dict):
+        raise InputError(f"{origin}: not a document of changes: it must be a mapping, such as 'exclude: [adam_*]'")
+    try:
+        return Changes.model_validate(said)
+    except ValidationError as error:
+        problems = [_told(detail) for detail in error.errors(include_url=False, include_input=False)]
+        if len(problems) > _MOST_PROBLEMS_TOLD:
+            problems[_MOST_PROBLEMS_TOLD:] = [f"and {len(problems) - _MOST_PROBLEMS_TOLD} more"]
+        raise InputError("\n".join(f"{origin}: {problem}" for problem in problems)) from error
+
+
+def _first_told(option: Member, said: Member, default: Member) -> Member:
+    return said if option == default else option
+
+
+def _advice(told: str) -> str:
+    """What to do about backslashes, of which regular expressions are full."""
+    if "unknown escape character" in told:
+        return ". In double quotes a backslash begins an escape: put expressions between 'single quotes'"
+    return r": a backslash is written \\ in JSON" if "Invalid \\escape" in told else ""
+
+
+def _told(detail: Any) -> str:
+    """What is wrong with a field: `split[0].into: …`."""
+    place = ""
+    for part in detail["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    told = _TOLD.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
+    return f"{place}: {told.replace('Input should be', 'must be')}"
+
+
+def _from_json(text: str) -> Any:
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_once([name for name, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=mapping)
+
+
+def _from_yaml(text: str) -> Any:
+    loader = _Loader(text)
+    document = loader.get_single_node()
+    left = [document]
+    count = 0
+    while left:
+        node = left.pop()
+        count += 1
+        if count > _MOST_NODES:  # what aliases repeat counts each time: a few lines of them can stand for billions
+            raise ValueError(f"it has more than {_MOST_NODES} values, with what its aliases repeat")
+        if isinstance(node, yaml.MappingNode):
+            _check_once([name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
+            left.extend(each for pair in node.value for each in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            left.extend(node.value)
+    return None if document is None else loader.construct_document(document)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """A YAML loader that counts values as it reads them: each takes about 2,000 bytes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._count += 1
+        if self._count > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        return super().compose_node(parent, index)
+
+
+def _check_once(names: Sequence[str]) -> None:
+    """Makes sure that no name is there twice: what the first one says would be lost without a word.
+
+    Raises:
+        ValueError: one is.
+    """
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is there twice")

@@ -1,0 +1,158 @@
+"""The keys of encrypted checkpoints: said by name, looked up where they are used, and carried by the context.
+
+A key is the UTF-8 bytes of the text that is kept under its name, without a line end after it; `hex:` or `base64:` in
+front of that text say that it stands for other bytes. There are two at most: the source's and the target's.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from reshard.core.errors import InputError
+from reshard.core.request.conversion import ConversionOptions, EncryptionMode
+from reshard.core.runtime.named_values import Resolver, value_of
+from reshard.core.runtime.secrets import KEY_ADVICE
+
+_KEY_BYTES = {
+    EncryptionMode.AES_GCM: (16, 24, 32),
+    EncryptionMode.AES_CBC: (16, 24, 32),
+    EncryptionMode.SM4_CBC: (16,),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key, and what it is used for: a mode says which cipher, and how.
+
+    Raises:
+        InputError: it is no key for that mode.
+    """
+
+    secret: bytes = field(repr=False)
+    mode: EncryptionMode
+    name: str = "the key"
+    """As messages call it."""
+
+    def __post_init__(self) -> None:
+        allowed = _KEY_BYTES[self.mode]
+        if len(self.secret) not in allowed:
+            cipher, _, _ = self.mode.partition("-")
+            *some, last = map(str, allowed)
+            wanted = f"{', '.join(some)} or {last}" if some else last
+            raise InputError(f"{self.name}: the key has {len(self.secret)} bytes; {cipher} takes {wanted}")
+
+
+@dataclass(frozen=True)
+class KeyNames:
+    """Names of the keys of source and target, and their modes; an empty name: not encrypted."""
+
+    source: str = ""
+    source_mode: EncryptionMode = EncryptionMode.AES_GCM
+    target: str = ""
+    target_mode: EncryptionMode = EncryptionMode.AES_GCM
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of source and target, those that there are."""
+
+    source: Key | None = None
+    target: Key | None = None
+    asked: KeyNames = KeyNames()
+
+
+_current: ContextVar[Keys] = ContextVar("reshard_keys", default=Keys())  # noqa: B039
+
+
+def source_key() -> Key | None:
+    """The key that source files are decrypted with; None: they are not encrypted."""
+    return _current.get().source
+
+
+def target_key() -> Key | None:
+    """The key that target files, and what is recorded of them, are encrypted with; None: they are not."""
+    return _current.get().target
+
+
+def needed_target_key() -> Key:
+    """The key of a target that is to be encrypted.
+
+    Raises:
+        InputError: none is in force.
+    """
+    key = target_key()
+    if key is None:
+        raise InputError("the target is to be encrypted, but its key is not known here: enter `resources_of` before")
+    return key
+
+
+def key_names(request: ConversionOptions) -> KeyNames:
+    """The keys that a request names."""
+    return KeyNames(request.decrypt_key, request.decrypt_mode, request.encrypt_key, request.encrypt_mode)
+
+
+def resolve_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Keys:
+    """The keys of these names, to be put in force.
+
+    Raises:
+        InputError: a name cannot be resolved, or what it stands for is no key.
+    """
+    resolvers = resolvers or {}
+    return Keys(
+        source=_resolved(names.source, names.source_mode, resolvers) if names.source else None,
+        target=_resolved(names.target, names.target_mode, resolvers) if names.target else None,
+        asked=names,
+    )
+
+
+@contextmanager
+def keys_in_force(keys: Keys) -> Iterator[None]:
+    """Inside the block these keys, and no others, are known."""
+    token = _current.set(keys)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def named_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+    """Inside the block the keys of these names are known. Where they are in force already, nothing is looked up anew.
+
+    Raises:
+        InputError: a name cannot be resolved, or what it stands for is no key.
+    """
+    if _current.get().asked == names:
+        yield
+        return
+    with keys_in_force(resolve_keys(names, resolvers)):
+        yield
+
+
+def _resolved(name: str, mode: EncryptionMode, resolvers: Mapping[str, Resolver]) -> Key:
+    """The key that has a name. No error repeats it, nor is one caused by an error that does."""
+    value = value_of(name, resolvers, f"the name of a key {KEY_ADVICE}")
+    if type(value) is int:  # Prefect takes digits for a number
+        value = str(value)
+    if not isinstance(value, str):
+        raise InputError(
+            f"{name}: is not the text of a key (of what looks like JSON, Prefect keeps no text): give it as hex: or "
+            "base64:"
+        )
+    text = value.removesuffix("\n").removesuffix("\r")
+    return Key(_key_bytes(name, text), mode, name)
+
+
+def _key_bytes(name: str, text: str) -> bytes:
+    kind, colon, digits = text.partition(":")
+    try:
+        if colon and kind == "hex":
+            return bytes.fromhex(digits)
+        if colon and kind == "base64":
+            return base64.b64decode(digits, validate=True)
+        return text.encode()
+    except (ValueError, binascii.Error):
+        raise InputError(f"{name}: what stands there is not {kind if colon else 'UTF-8'}") from None

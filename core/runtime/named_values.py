@@ -1,0 +1,64 @@
+"""What is kept under a name: requests, records and logs hold the name, and who uses the value looks it up.
+
+env:NAME    a variable of the environment
+file:PATH   a regular file; a pipe could be read only once
+block:NAME  what the caller's resolver knows
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from reshard.core.errors import InputError
+from reshard.core.runtime.local_files import open_regular
+from reshard.core.runtime.secrets import is_name
+
+_LARGEST_FILE_BYTES = 2**20
+
+Resolver = Callable[[str], Any]
+"""Gives the value of a name, without its kind in front: text, or a mapping.
+
+It raises an InputError, whose message need not repeat the name, if there is none.
+"""
+
+
+def value_of(name: str, resolvers: Mapping[str, Resolver], advice: str) -> Any:
+    """What is kept under a name; no error repeats it, nor is one caused by an error that does.
+
+    `advice` says what a name has to be.
+
+    Raises:
+        InputError: it is no name, or nothing is kept under it.
+    """
+    if not is_name(name):
+        raise InputError(advice)
+    kind, _, rest = name.partition(":")
+    resolver = {**resolvers, **_RESOLVERS}.get(kind)
+    if resolver is None:
+        raise InputError(f"{name}: blocks are Prefect's, and known only to what runs with Prefect; name env: or file:")
+    try:
+        return resolver(rest)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+def _of_environment(name: str) -> str:
+    if name not in os.environ:
+        raise InputError("there is no such variable in the environment")
+    return os.environ[name]
+
+
+def _of_file(path: str) -> str:
+    try:
+        with open(open_regular(os.path.expanduser(path)), "rb") as file:
+            content = file.read(_LARGEST_FILE_BYTES + 1)
+        if len(content) <= _LARGEST_FILE_BYTES:
+            return content.decode()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}") from error
+    except ValueError:
+        raise InputError("is not text, in UTF-8") from None
+    raise InputError(f"cannot be read: has more than {_LARGEST_FILE_BYTES} bytes")
+
+
+_RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}

@@ -1,0 +1,296 @@
+"""Whether a damaged checkpoint can be recovered, answered before anything moves.
+
+A checkpoint is recoverable if every box of every parameter has a rank left that holds it. Which ranks hold the same
+follows from the strategy; without one, groups of ranks whose files are replicas may be given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
+from reshard.core.checkpoint.catalog.names import Step, parse_step, spelled_for
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.selection import rank_names
+from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
+from reshard.core.conversion.convert import catalog_source, load_strategy
+from reshard.core.conversion.report import StandIn, Summary, unsaved_text
+from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
+from reshard.core.plan.matching import match_parameters
+from reshard.core.plan.ownership import LostBox
+from reshard.core.request.conversion import ConversionRequest, parse_ranks
+from reshard.core.runtime.wording import counted
+from reshard.core.source.damage import mixed_steps, substitutions, unsaved
+from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_doubts
+from reshard.core.strategy.groups import Groups, read_groups
+from reshard.core.strategy.model import Strategy
+
+_MOST_NEWER_STEPS = 5
+
+
+class StepState(StrEnum):
+    """What is left of a step."""
+
+    WHOLE = "whole"
+    RECOVERABLE = "recoverable"
+    LOST = "lost"
+
+
+class LostRank(Summary):
+    """A rank without a usable file, and why it has none."""
+
+    rank: int
+    why: str
+
+
+class LostSlice(Summary):
+    """What no rank holds any more.
+
+    Attributes:
+        parameter: the parameter's name; None if it is all that a group of ranks held.
+        box: in the coordinates of the whole tensor; None if it is all of it.
+        ranks: the ranks that should hold it.
+    """
+
+    parameter: str | None
+    box: str | None
+    ranks: tuple[int, ...]
+
+
+class StepReport(Summary):
+    """Another step: whether it would do, and what is wrong with it."""
+
+    step: str
+    state: StepState
+    lost_ranks: tuple[LostRank, ...]
+    lost_count: int
+    message: str
+
+
+class RecoveryReport(Summary):
+    """What is left of a checkpoint.
+
+    Attributes:
+        source: URL of the checkpoint.
+        step: the step looked at, if the names of its files carry one.
+        world_size: ranks that it should have.
+        state: whether it is whole, recoverable or lost.
+        lost_ranks: ranks without a usable file.
+        stand_ins: which ranks hold what these held.
+        lost: what no rank holds any more.
+        other_steps: newer ones that not all ranks have and, if this one is lost, older ones down to one that would do.
+        notes: what was chosen, in sentences.
+    """
+
+    source: str
+    step: str | None
+    world_size: int
+    state: StepState
+    lost_ranks: tuple[LostRank, ...]
+    stand_ins: tuple[StandIn, ...]
+    lost: tuple[LostSlice, ...]
+    other_steps: tuple[StepReport, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether all of it can be had."""
+        return self.state is not StepState.LOST
+
+
+def assess_recovery(request: ConversionRequest, group_info: Sequence[str] = ()) -> RecoveryReport:
+    """What is left of a request's source; its target does not matter. `group_info` are URLs of files of groups.
+
+    Raises:
+        InputError: source, strategy or groups are wrong, or files cannot be read.
+        StorageError: a storage failed.
+    """
+    assessor = _Assessor(request, group_info)
+    report = assessor.assess(request.step)
+    return report.model_copy(update={"other_steps": tuple(assessor.other_steps(report))})
+
+
+class _Assessor:
+    def __init__(self, request: ConversionRequest, group_info: Sequence[str]) -> None:
+        self._request = request.model_copy(update={"recover": True, "target_strategy": ""})
+        self._groups = read_groups(group_info) if group_info else ()
+        self._strategy = load_strategy(request.source_strategy, "" if self._groups else request.source)
+        if self._strategy is None and not self._groups:
+            raise InputError(
+                "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
+            )
+        if self._strategy is not None and self._groups:
+            _check_consistent(self._strategy, self._groups)
+
+    def assess(self, step: str) -> RecoveryReport:
+        """What is left of a step; of the newest if it is empty."""
+        if self._strategy is not None:
+            return self._by_strategy(step, self._strategy)
+        return self._by_groups(step)
+
+    def other_steps(self, report: RecoveryReport) -> list[StepReport]:
+        """Steps that may be had instead: newer ones, and older ones down to the first that would do."""
+        chosen = None if report.step is None else parse_step(report.step)
+        if chosen is None:
+            return []
+        steps = _steps_beside(survey(self._request.source), self._request.source_prefix, chosen)
+        newer = [self._other(step) for step in steps if step > chosen][:_MOST_NEWER_STEPS]
+        if report.recoverable:
+            return newer
+        older = []
+        for step in (step for step in steps if step < chosen):
+            older.append(self._other(step))
+            if older[-1].state is not StepState.LOST:
+                break
+        return newer + older
+
+    def _other(self, step: Step) -> StepReport:
+        try:
+            report = self.assess(str(step))
+        except (CatalogError, CheckpointError) as error:
+            return StepReport(step=str(step), state=StepState.LOST, lost_ranks=(), lost_count=0, message=str(error))
+        return StepReport(
+            step=str(step),
+            state=report.state,
+            lost_ranks=report.lost_ranks,
+            lost_count=len(report.lost),
+            message=_told(report),
+        )
+
+    def _by_strategy(self, step: str, strategy: Strategy) -> RecoveryReport:
+        catalog = catalog_source(self._request.model_copy(update={"step": step}), strategy, None)
+        asked = asked_integrated_save(self._request)
+        match = match_parameters(
+            catalog,
+            strategy,
+            None,
+            allow_missing=self._request.allow_missing,
+            integrated_save=asked,
+        )
+        integrated_save_doubts(catalog, strategy, match, asked)
+        stand_ins = tuple(
+            StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
+            for each in substitutions(catalog, strategy, match)
+        )
+        unsaved_names = unsaved(strategy, None, match)
+        told = [unsaved_text(unsaved_names)] if unsaved_names else []
+        catalog = replace(catalog, notes=(*mixed_steps(catalog, match), *catalog.notes, *told))
+        return _report(catalog, stand_ins, tuple(map(_lost_slice, match.lost)))
+
+    def _by_groups(self, step: str) -> RecoveryReport:
+        ranks = range(sum(map(len, self._groups)))
+        catalog = build_catalog(
+            self._request.source,
+            ranks,
+            step=step or None,
+            source_prefix=self._request.source_prefix or None,
+            digest=lambda *_: False,
+            check_crc=self._request.check_crc,
+            workers=self._request.worker_count,
+            damage=DamagePolicy(recovers=True, faulty=parse_ranks(self._request.fault_ranks)),
+        )
+        _check_replicas_of_files(catalog, self._groups)
+        stand_ins: list[StandIn] = []
+        lost: list[LostSlice] = []
+        for group in self._groups:
+            left = [rank for rank in group if rank in catalog.records]
+            if not left:
+                lost.append(LostSlice(parameter=None, box=None, ranks=group))
+                continue
+            slices = len(catalog.records[left[0]].index.entries)
+            stand_ins += [
+                StandIn(rank=rank, why=catalog.lost[rank], stand_in=left[0], slices=slices)
+                for rank in group
+                if rank in catalog.lost
+            ]
+        return _report(catalog, tuple(sorted(stand_ins, key=lambda each: each.rank)), tuple(lost))
+
+
+def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None:
+    """Makes sure that files of a group can be replicas: what lacks parameters is none, and only a strategy helps.
+
+    Raises:
+        CatalogError: they cannot.
+    """
+    for group in groups:
+        records = [catalog.records[rank] for rank in group if rank in catalog.records]
+        for record in records:
+            if record.index.redundancy_removed or set(record.index.entries) != set(records[0].index.entries):
+                raise CatalogError(
+                    f"{record.location}: does not hold the same parameters as the other files of its group "
+                    f"({rank_names(group, 8)}): redundancy was removed. Which rank holds what tells only the strategy: "
+                    "name it with --source-strategy"
+                )
+
+
+def _steps_beside(found: CheckpointSurvey, source_prefix: str, chosen: Step) -> list[Step]:
+    """The steps of the prefix that `chosen` is of, the newest first."""
+    for spelling, steps in found.steps.items():
+        spelled = {spelling, *(spelled_for(spelling, rank) for ranks in steps.values() for rank in ranks)}
+        if chosen in steps and (not source_prefix or source_prefix in spelled):
+            return sorted((step for step in steps if step is not None), reverse=True)
+    return []
+
+
+def _report(catalog: CheckpointCatalog, stand_ins: tuple[StandIn, ...], lost: tuple[LostSlice, ...]) -> RecoveryReport:
+    state = StepState.LOST if lost else StepState.RECOVERABLE if catalog.lost else StepState.WHOLE
+    return RecoveryReport(
+        source=catalog.url,
+        step=catalog.step,
+        world_size=catalog.world_size,
+        state=state,
+        lost_ranks=tuple(LostRank(rank=rank, why=why) for rank, why in catalog.lost.items()),
+        stand_ins=stand_ins,
+        lost=lost,
+        other_steps=(),
+        notes=catalog.notes,
+    )
+
+
+def _lost_slice(lost: LostBox) -> LostSlice:
+    return LostSlice(parameter=lost.name, box=None if lost.box is None else str(lost.box), ranks=lost.ranks)
+
+
+def _told(report: RecoveryReport) -> str:
+    if report.state is StepState.WHOLE:
+        return "every rank has its file"
+    ranks = rank_names([lost.rank for lost in report.lost_ranks], 8)
+    if report.state is StepState.RECOVERABLE:
+        return f"what {ranks} should hold is on other ranks as well"
+    return f"on no rank any more: {counted(len(report.lost), 'part')} of what {ranks} should hold"
+
+
+def _check_consistent(strategy: Strategy, groups: Groups) -> None:
+    """Makes sure that the strategy gives the ranks of each group the same slices.
+
+    Raises:
+        StrategyError: it does not.
+    """
+    there = [rank for group in groups for rank in group]
+    if len(there) != len(strategy.ranks) or strategy.ranks.start != 0:
+        raise StrategyError(f"group info has {len(there)} ranks, the source strategy {len(strategy.ranks)}")
+    for group in groups:
+        for rank in group[1:]:
+            name = _told_apart(strategy, group[0], rank)
+            if name is not None:
+                raise StrategyError(
+                    f"group info says that rank_{group[0]} and rank_{rank} hold the same, but the source strategy "
+                    f"gives them different slices of {name!r}"
+                )
+
+
+def _told_apart(strategy: Strategy, first: int, second: int) -> str | None:
+    """A parameter of which two ranks hold different slices; None if there is none."""
+    stages = strategy.stage_of(first), strategy.stage_of(second)
+    if stages[0] is not stages[1]:
+        return next(iter(stages[0].layouts))
+    start = strategy.stage_ranks(stages[0]).start
+    for name, layout in stages[0].layouts.items():
+        try:
+            cut = layout.cut(len(layout.tensor_map))
+        except LayoutError:
+            continue  # told by the plan, with the parameter's name
+        if cut.cell_of(first - start) != cut.cell_of(second - start):
+            return name
+    return None

@@ -1,0 +1,1 @@
+"""The target of a conversion: its working directory, its records, its index."""

@@ -1,0 +1,96 @@
+"""The index of a unified target: made from the plan, written with the manifest, and checked like the files it is of."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import xxhash
+
+from reshard.core.checkpoint.formats.weight_maps import LARGEST_INDEX_BYTES, dump_weight_map, read_weight_map
+from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
+from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
+from reshard.core.plan.appended import AppendedParameter
+from reshard.core.plan.matching import MovedParameter
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.wording import printable
+from reshard.core.storage.files import read_small_file
+from reshard.core.storage.unified_names import OTHERS_NAME, index_name
+from reshard.core.storage.urls import Location
+from reshard.core.tensor.dtypes import TEXT
+
+
+@dataclass(frozen=True)
+class IndexFile:
+    """The index's name, below the target, and its bytes."""
+
+    name: str
+    data: bytes
+
+    @property
+    def summary(self) -> IndexSummary:
+        """It, as the manifest has it."""
+        return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
+
+
+def index_of(plan: ConversionPlan) -> IndexFile | None:
+    """The index of a plan's target; None if it has none.
+
+    It is of tensors: texts stand in files' metadata, where no loader looks for them.
+    """
+    files = plan.match.files
+    name = index_name(plan.inputs.unified.naming, len(files)) if plan.inputs.unified else ""
+    if not name:
+        return None
+    weights: dict[str, str] = {}
+    total_bytes = 0
+    # not by way of the ranks' plans: the boxes of all parameters would be worked out
+    moved = ((each, files[number]) for each in plan.match.moved for number in each.target_layouts)
+    appended = ((each, files[-1]) for each in plan.match.appended)
+    for each, file in chain[tuple[MovedParameter | AppendedParameter, str]](moved, appended):
+        if each.dtype is not TEXT and file != OTHERS_NAME:  # which MindSpore looks for by itself
+            weights[each.name] = file
+            total_bytes += math.prod(each.shape) * each.dtype.itemsize
+    return IndexFile(name, dump_weight_map(weights, total_bytes))
+
+
+def index_problem(directory: Location, index: IndexSummary) -> str | None:
+    """What is wrong with the index in a directory, in a sentence; None if nothing is.
+
+    Raises:
+        StorageError: a transient failure to read it.
+    """
+    location = directory.child(index.file)
+    try:
+        data = read_small_file(location, min(max(index.size_bytes, 1), LARGEST_INDEX_BYTES))
+    except CheckpointError:
+        return f"{location}: is larger than what was written, which has {index.size_bytes} bytes"
+    except StorageError as error:
+        if is_transient(error):
+            raise
+        return str(error)
+    if len(data) != index.size_bytes or xxhash.xxh3_128_hexdigest(data) != index.digest:
+        return f"{location}: is not the index that was written"
+    return None
+
+
+def places_problem(directory: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
+    """What the index in a directory says wrongly of the files, in a sentence; None if nothing is.
+
+    `records` are those of all files. The plan is not asked: it may be what is wrong.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    location = directory.child(index.file)
+    try:
+        weights = read_weight_map(location)
+    except CatalogError as error:
+        return str(error)
+    for record in records:
+        for parameter in () if record.file == OTHERS_NAME else record.parameters:
+            said = weights.pop(parameter.name, None) if parameter.dtype != TEXT.name else record.file
+            if said != record.file:
+                told = f"is in {said}" if said else "is nowhere"
+                return f"{location}: says that parameter {parameter.name!r} {told}, it is in {printable(record.file)}"
+    return f"{location}: names {next(iter(weights))!r}, which is in no file" if weights else None

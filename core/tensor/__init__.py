@@ -1,0 +1,1 @@
+"""Index space and element types: dtypes, slices, layouts, segments, casts, fingerprints."""

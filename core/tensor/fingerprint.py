@@ -1,0 +1,243 @@
+"""The logical fingerprint of a tensor: a sum over its elements, which does not depend on how they are shared out.
+
+Each element adds `(value + 1) * weight` modulo 2**64. The value is the element's bits taken as an unsigned integer; the
+weight is the product of one pseudo-random odd number per axis, chosen by the axis and the element's index along it in
+the whole tensor. The sum over disjoint boxes that fill a tensor is therefore the tensor's, whatever the boxes are:
+equal tensors have equal fingerprints under all shardings, and a rank adds its part without knowing the others'.
+
+What the weights are, exactly:
+
+- An index is two digits, `index = 256 * high + low`, and its weight the product of one for each.
+- Elements of 1 or 2 bytes are taken as if 4 or 2 neighbours along the last axis, counted from the tensor's beginning,
+  were one number of 32 bits: the weight of the last axis is that of `index // 4` (or 2), times the neighbour's place
+  value. So a byte costs a quarter of what a 32-bit element costs.
+- Elements of 8 bytes are two numbers of 32 bits, each with a weight of its own. As one number, bit 63 times any odd
+  weight would be 2**63, and two flipped signs would cancel.
+
+What it detects:
+
+- Any change of a single element of at most 4 bytes, always: its difference times an odd number is not 0 modulo 2**64.
+  The same goes for an element that is dropped or counted twice, even one whose value is 0, because of the `+ 1`.
+- Everything else with high probability over the choice of weights. For changes that have nothing to do with the weights
+  (elements or boxes that are moved, swapped, stale, shifted, of another dtype) it is missed about once in 2**57 cases,
+  or less often. The worst are changes of nothing but the uppermost bits, as of several signs: their weights count
+  modulo 2**33 only, and all are odd, so that such a change is missed once in 2**32 cases. If they are the corners of a
+  grid, and every other one changes the other way, factors are taken out, each of them even: of a grid in both digits of
+  both axes of a matrix, which has 16 corners, that is once in 2**19 cases.
+- Not: two elements of equal value that changed places, which is no change; shape and dtype themselves, which are to be
+  compared beside it.
+
+The weights are the same everywhere and known to everybody: it is easy to make two different tensors of one fingerprint
+on purpose, and something of the contents can be learned from it. It finds mistakes and accidents; it is no
+cryptographic hash, does not prove where a tensor comes from, and does not belong beside an encrypted one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from string import ascii_letters
+
+import numpy as np
+
+from reshard.core.tensor.slices import Shape
+
+MODULUS = 2**64
+ELEMENT_BYTES = (1, 2, 4, 8)
+"""Item sizes of elements that can be fingerprinted."""
+TEXT_PATTERN = "^[0-9a-f]{16}$"
+"""Of what `fingerprint_text` gives."""
+
+_DIGIT = 256
+_SHORTEST_ROW = 128
+"""Shorter rows are summed up several at once: to begin one takes as long as some tens of elements."""
+_FEWEST_WORDS = 8
+"""Shorter rows of small elements are not taken apart into whole words and what is before and after."""
+_WORD = np.dtype(np.uint32)
+_LANES = -1
+"""Number of the axis along which the two words of an element of 8 bytes lie."""
+
+
+def box_fingerprint(values: np.ndarray, start: Shape) -> int:
+    """What a box adds to its tensor's fingerprint.
+
+    Args:
+        values: the box's elements as unsigned integers of their item size (1, 2, 4 or 8 bytes), of the box's shape and
+            any strides. Opaque bytes are one axis of 1-byte elements.
+        start: where the box begins in the whole tensor, one index an axis.
+
+    Returns:
+        A number below 2**64; those of disjoint boxes are added modulo 2**64.
+
+    Raises:
+        ValueError: the values are no unsigned integers, or `start` has another number of axes.
+    """
+    if values.dtype.kind != "u" or values.ndim != len(start):
+        raise ValueError(f"{values.dtype} {list(values.shape)} at {list(start)}: not a box of unsigned integers")
+    if not values.size:
+        return 0
+    axes = tuple(_Axis(number, begin) for number, begin in enumerate(start))
+    values = np.asarray(values)  # numpy gives single numbers for boxes without axes
+    words = _in_words(_Part(values, axes))
+    return combined(_sum(part) for word_part in words for part in _in_digits(word_part, 0))
+
+
+def combined(fingerprints: Iterable[int]) -> int:
+    """The fingerprint of some disjoint boxes together."""
+    return sum(fingerprints) % MODULUS
+
+
+def fingerprint_text(fingerprint: int) -> str:
+    """As it is told and stored: 16 hexadecimal digits."""
+    return f"{fingerprint:016x}"
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """What elements along one axis of an array are multiplied with.
+
+    Attributes:
+        number: which axis of the tensor.
+        start: index in the tensor of the array's first element; of words or of high digits if it holds those.
+        sharing: elements that share a word, of which the array holds each by itself.
+        low: whether the low digit counts.
+        high: whether the high digit counts; of an axis without low digits it is the index.
+    """
+
+    number: int
+    start: int
+    sharing: int = 1
+    low: bool = True
+    high: bool = True
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of a box's numbers.
+
+    Attributes:
+        numbers: unsigned integers.
+        axes: of each axis of the array.
+        unit: what is added to each number: 1 for each element in it.
+    """
+
+    numbers: np.ndarray
+    axes: tuple[_Axis, ...]
+    unit: int = 1
+
+    def cut(self, axis: int, begin: int, stop: int) -> "_Part":
+        """Its elements `begin` to `stop` along an axis."""
+        cut_axis = replace(self.axes[axis], start=self.axes[axis].start + begin)
+        numbers = self.numbers[(slice(None),) * axis + (slice(begin, stop),)]
+        return _Part(numbers, (*self.axes[:axis], cut_axis, *self.axes[axis + 1 :]), self.unit)
+
+
+def _in_words(part: _Part) -> Iterator[_Part]:
+    """A box in numbers of 32 bits as far as possible, its axes in the order of memory."""
+    order = sorted(range(len(part.axes)), key=lambda axis: -abs(part.numbers.strides[axis]))
+    last_number = len(part.axes) - 1
+    numbers, axes = part.numbers.transpose(order), tuple(part.axes[axis] for axis in order)
+    if numbers.itemsize == 2 * _WORD.itemsize:
+        words = numbers.view([("low", _WORD), ("high", _WORD)])["low"]
+        lanes = np.lib.stride_tricks.as_strided(words, (*words.shape, 2), (*words.strides, _WORD.itemsize))
+        yield _Part(lanes, (*axes, _Axis(_LANES, 0)))
+    elif numbers.itemsize == _WORD.itemsize or not axes:
+        yield _Part(numbers, axes)
+    else:
+        sharing = _WORD.itemsize // numbers.itemsize
+        single = tuple(replace(axis, sharing=sharing) if axis.number == last_number else axis for axis in axes)
+        yield from _in_shared_words(_Part(numbers, single))
+
+
+def _in_shared_words(part: _Part) -> Iterator[_Part]:
+    """Elements of 1 or 2 bytes: whole words where neighbours in the tensor are neighbours in memory."""
+    numbers, (*outer, last) = part.numbers, part.axes
+    length, sharing = numbers.shape[-1], last.sharing
+    first = -last.start % sharing
+    count = (length - first) // sharing
+    if sharing == 1 or numbers.strides[-1] != numbers.itemsize or count < _FEWEST_WORDS:
+        yield part
+        return
+    stop = first + count * sharing
+    unit = sum(1 << (8 * numbers.itemsize * place) for place in range(sharing))
+    words = _Axis(last.number, (last.start + first) // sharing)
+    yield _Part(numbers[..., first:stop].view(_WORD), (*outer, words), unit)
+    for begin, end in ((0, first), (stop, length)):
+        if begin < end:
+            yield part.cut(part.numbers.ndim - 1, begin, end)
+
+
+def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
+    """A part whose long axes, from `axis` on, are two: the weights of low digits are few, and serve all high ones."""
+    if axis == len(part.axes):
+        yield part
+        return
+    split, length = part.axes[axis], part.numbers.shape[axis]
+    per_high = _DIGIT * split.sharing
+    first = -split.start % per_high
+    count = (length - first) // per_high
+    if length < 2 * per_high or count < 1:
+        yield from _in_digits(part, axis + 1)
+        return
+    stop = first + count * per_high
+    whole = part.cut(axis, first, stop)
+    shape = whole.numbers.shape
+    digits = whole.numbers.reshape(*shape[:axis], count, per_high, *shape[axis + 1 :])
+    high = _Axis(split.number, (split.start + first) // per_high, low=False)
+    low = replace(split, start=0, high=False)
+    yield from _in_digits(_Part(digits, (*part.axes[:axis], high, low, *part.axes[axis + 1 :]), part.unit), axis + 2)
+    for begin, end in ((0, first), (stop, length)):
+        if begin < end:
+            yield from _in_digits(part.cut(axis, begin, end), axis + 1)
+
+
+def _sum(part: _Part) -> int:
+    """The sum over all numbers: over some axes at a time, from the last."""
+    numbers, axes, unit = part.numbers, part.axes, part.unit
+    if not axes:
+        return int(numbers) + unit
+    while axes:
+        kept, inner = len(axes), 1
+        while kept and inner < _SHORTEST_ROW:
+            kept -= 1
+            inner *= numbers.shape[kept]
+        weights = np.array(1, np.uint64)
+        for axis, length in zip(axes[kept:], numbers.shape[kept:], strict=True):
+            weights = np.multiply.outer(weights, _weights(axis, length))
+        units = int(weights.sum()) * unit % MODULUS
+        letters = ascii_letters[: weights.ndim]
+        sums = np.einsum(f"...{letters},{letters}->...", numbers, weights)
+        with np.errstate(over="ignore"):  # numpy minds it for single numbers only
+            numbers = sums + np.uint64(units)
+        axes, unit = axes[:kept], 0
+    return int(numbers)
+
+
+@lru_cache(maxsize=64)
+def _weights(axis: _Axis, length: int) -> np.ndarray:
+    """Those of an array's elements along an axis."""
+    index = np.arange(axis.start, axis.start + length, dtype=np.uint64)
+    if not axis.low:
+        return _mixed(2 * axis.number + 1, index)
+    word, place = np.divmod(index, np.uint64(axis.sharing))
+    high, low = np.divmod(word, np.uint64(_DIGIT))
+    weights = _mixed(2 * axis.number, low)
+    if axis.high:
+        weights *= _mixed(2 * axis.number + 1, high)
+    return weights << place * np.uint64(8 * _WORD.itemsize // axis.sharing)
+
+
+def _mixed(stream: int, index: np.ndarray) -> np.ndarray:
+    """Pseudo-random odd numbers, one for each index: splitmix64's, each stream begun elsewhere in its period."""
+    return _splitmix(index + _begin(stream)) | np.uint64(1)
+
+
+@lru_cache(maxsize=64)
+def _begin(stream: int) -> np.ndarray:
+    return _splitmix(np.array([stream % MODULUS], np.uint64))
+
+
+def _splitmix(state: np.ndarray) -> np.ndarray:
+    mixed = (state + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,264 @@
+"""How one parameter is cut over the devices of one pipeline stage.
+
+A *layout* is what a strategy file says of a parameter: a device matrix, a tensor map, an optimizer shard. A *cut* is
+what follows for a tensor of a given number of axes: a grid of cells, and the cell that each device holds. Cutting is
+always along whole axes, model parallel first and the optimizer shard inside it on axis 0, so a cell is always one box
+and the cells of a grid fill the tensor exactly once.
+
+Ranks here are stage ranks: 0 .. devices-1 inside one stage, the row-major coordinates of the device matrix. Device axes
+are numbered from the right in tensor maps (0 is the rightmost), as in MindSpore's files.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+import numpy as np
+
+from reshard.core.errors import LayoutError
+from reshard.core.tensor.slices import Shape, TensorSlice
+
+ALL_REPEATED_AXES = -1
+"""`optimizer_shard_size` of a layout whose optimizer shard uses every repeated device axis."""
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """What a strategy file says of one parameter.
+
+    Attributes:
+        device_matrix: sizes of the device axes, the leftmost one slowest.
+        tensor_map: per tensor axis the device axes that cut it, slowest first; empty where it is not cut.
+        nested: the file gave one list per tensor axis. A flat list of several numbers may stand for a tensor of as
+            many axes or for a nested map of a 1-d one: only the tensor's number of axes decides.
+        optimizer_shard_step: distance between the ranks of an optimizer shard; 0: no optimizer shard. It never
+            changes the placement.
+        optimizer_shard_size: pieces that the optimizer shard cuts each model-parallel slice into; -1: as many as all
+            repeated axes give, 0: none.
+        field: number of the embedding table's field, for uneven cuts.
+        param_split_shape: the lengths of the pieces of axis 0 where it is cut unevenly, else empty.
+        indices_offset: goes with `param_split_shape`; carried along, it does not change the placement.
+        tensor_shape: shape of the whole tensor, which only JSON strategy files tell. It is not part of what makes two
+            layouts equal.
+    """
+
+    device_matrix: Shape
+    tensor_map: tuple[Shape, ...]
+    nested: bool = False
+    optimizer_shard_step: int = 0
+    optimizer_shard_size: int = 0
+    field: int = 0
+    param_split_shape: Shape = ()
+    indices_offset: Shape = ()
+    tensor_shape: Shape | None = dataclasses.field(default=None, compare=False)
+
+    @property
+    def device_count(self) -> int:
+        """Devices of the stage."""
+        return math.prod(self.device_matrix)
+
+    def cut(self, axis_count: int) -> "Cut":
+        """The cut of a tensor with `axis_count` axes.
+
+        Raises:
+            LayoutError: the layout contradicts itself or does not fit a tensor of that many axes.
+        """
+        return _cut(self, axis_count)
+
+    def map_for(self, axis_count: int) -> tuple[Shape, ...]:
+        """The tensor map for a tensor with `axis_count` axes: per axis the device axes, counted from the right.
+
+        Raises:
+            LayoutError: the map has another number of axes, or names a device axis that does not exist or twice.
+        """
+        tensor_map = self.tensor_map
+        if axis_count == 1 and len(tensor_map) > 1 and not self.nested and all(tensor_map):
+            tensor_map = (tuple(axis for axes in tensor_map for axis in axes),)
+        if len(tensor_map) != axis_count:
+            raise LayoutError(f"its layout has {len(tensor_map)} tensor axes, the tensor has {axis_count}")
+        named = [axis for axes in tensor_map for axis in axes]
+        for axis in named:
+            if not 0 <= axis < len(self.device_matrix):
+                raise LayoutError(f"its tensor map names device axis {axis}, the device matrix is {self.device_matrix}")
+        if len(set(named)) != len(named):
+            raise LayoutError(f"its tensor map {self.tensor_map} names a device axis twice")
+        return tensor_map
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A grid of cells over a tensor, and the cell that each stage rank holds.
+
+    Attributes:
+        pieces: number of cells along each tensor axis, the optimizer shard included.
+        uneven: lengths of the cells of axis 0 where they differ by decree, else empty.
+        cells: int array of shape (devices, tensor axes): each stage rank's place in the grid.
+    """
+
+    pieces: Shape
+    uneven: Shape
+    cells: np.ndarray = dataclasses.field(compare=False, repr=False)
+
+    @property
+    def device_count(self) -> int:
+        """Devices of the stage."""
+        return len(self.cells)
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every rank holds the whole tensor."""
+        return math.prod(self.pieces) == 1
+
+    @cached_property
+    def holders(self) -> dict[Shape, tuple[int, ...]]:
+        """The stage ranks that hold each cell of the grid, in ascending order."""
+        holders: dict[Shape, list[int]] = {}
+        for rank, cell in enumerate(self._cells):
+            holders.setdefault(cell, []).append(rank)
+        return {cell: tuple(ranks) for cell, ranks in holders.items()}
+
+    @cached_property
+    def _cells(self) -> list[Shape]:
+        return list(map(tuple, self.cells.tolist()))
+
+    @cached_property
+    def cell_numbers(self) -> np.ndarray:
+        """Int array of shape (devices,): the number of each stage rank's cell in the order of `holders`."""
+        numbers = {cell: number for number, cell in enumerate(self.holders)}
+        return np.array([numbers[cell] for cell in self._cells], dtype=np.int64)
+
+    def cell_of(self, stage_rank: int) -> Shape:
+        """The place in the grid of the cell that a rank holds."""
+        return self._cells[stage_rank]
+
+    def bounds(self, shape: Shape) -> tuple[Shape, ...]:
+        """Where the cells begin along each axis of a whole tensor of `shape`, and where the last one ends.
+
+        Raises:
+            LayoutError: the shape does not divide.
+        """
+        return tuple(self._axis_bounds(axis, length) for axis, length in enumerate(shape))
+
+    def box_of(self, stage_rank: int, shape: Shape) -> TensorSlice:
+        """The box of a whole tensor of `shape` that a rank holds.
+
+        Raises:
+            LayoutError: the shape does not divide.
+        """
+        return cell_box(self.bounds(shape), self.cell_of(stage_rank))
+
+    def whole_shape(self, stage_rank: int, shard_shape: Shape) -> Shape:
+        """The shape of the whole tensor of which a rank holds a shard of `shard_shape`.
+
+        Raises:
+            LayoutError: axis 0 is cut unevenly and the shard is not as long as it should be.
+        """
+        shape = tuple(length * count for length, count in zip(shard_shape, self.pieces, strict=True))
+        if not self.uneven:
+            return shape
+        shape = (sum(self.uneven), *shape[1:])
+        expected = self.box_of(stage_rank, shape).shape[0]
+        if expected != shard_shape[0]:
+            raise LayoutError(
+                f"its param_split_shape {list(self.uneven)} gives this rank {expected} rows, "
+                f"its shard has shape {list(shard_shape)}"
+            )
+        return shape
+
+    def _axis_bounds(self, axis: int, length: int) -> Shape:
+        if axis == 0 and self.uneven:
+            if sum(self.uneven) != length:
+                raise LayoutError(f"axis 0 has {length} elements, its param_split_shape {list(self.uneven)} others")
+            return (0, *accumulate(self.uneven))
+        count = self.pieces[axis]
+        if length % count:
+            raise LayoutError(f"axis {axis} has {length} elements, which {count} devices cannot share evenly")
+        step = length // count
+        return tuple(range(0, length + 1, step)) if step else (0,) * (count + 1)
+
+
+def cell_box(bounds: Sequence[Shape], cell: Shape) -> TensorSlice:
+    """The box of one cell of a grid, from the grid's bounds along each axis."""
+    return TensorSlice(
+        tuple(edges[index] for edges, index in zip(bounds, cell, strict=True)),
+        tuple(edges[index + 1] for edges, index in zip(bounds, cell, strict=True)),
+    )
+
+
+def whole_layout(axis_count: int, device_count: int = 1) -> ParameterLayout:
+    """The layout of a tensor that every one of `device_count` devices holds whole."""
+    return ParameterLayout((device_count,), ((),) * axis_count, nested=True)
+
+
+@lru_cache(maxsize=4096)
+def _cut(layout: ParameterLayout, axis_count: int) -> Cut:
+    if any(size < 1 for size in layout.device_matrix):
+        raise LayoutError(f"its device matrix is {list(layout.device_matrix)}")
+    tensor_map = layout.map_for(axis_count)
+    matrix = layout.device_matrix
+    coordinates = np.stack(np.unravel_index(np.arange(layout.device_count), matrix or (1,)), axis=1)
+    pieces = []
+    cells = np.zeros((layout.device_count, axis_count), dtype=np.int64)
+    for tensor_axis, device_axes in enumerate(tensor_map):
+        used = [(len(matrix) - 1 - axis, matrix[-1 - axis]) for axis in device_axes]
+        cells[:, tensor_axis] = _mixed_radix(coordinates, used)
+        pieces.append(math.prod(size for _, size in used))
+    uneven = layout.param_split_shape
+    if uneven and (not pieces or len(uneven) != pieces[0] or min(uneven) < 0):
+        raise LayoutError(f"its param_split_shape {list(uneven)} does not give one length for each piece of axis 0")
+    shard_axes = _optimizer_shard_axes(layout, tensor_map)
+    if shard_axes:
+        count = math.prod(size for _, size in shard_axes)
+        if any(length % count for length in uneven):
+            raise LayoutError(f"its param_split_shape {list(uneven)} does not divide by its optimizer shard {count}")
+        uneven = tuple(length // count for length in uneven for _ in range(count))
+        cells[:, 0] = cells[:, 0] * count + _mixed_radix(coordinates, shard_axes)
+        pieces[0] *= count
+    return Cut(tuple(pieces), uneven, cells)
+
+
+def _mixed_radix(coordinates: np.ndarray, used: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The piece each device holds: `used` are the axes that count, (device axis from the left, size), slowest first."""
+    index = np.zeros(len(coordinates), dtype=np.int64)
+    for axis, size in used:
+        index = index * size + coordinates[:, axis] % size
+    return index
+
+
+def _optimizer_shard_axes(layout: ParameterLayout, tensor_map: tuple[Shape, ...]) -> list[tuple[int, int]]:
+    """The device axes of the optimizer shard as (axis from the left, how much of it), leftmost first.
+
+    The repeated axes are used from the right until their product is the shard's size; of the last one only the inner
+    part may be used.
+    """
+    size = layout.optimizer_shard_size
+    if size == 0 or layout.optimizer_shard_step == 0:
+        return []
+    if not tensor_map:
+        raise LayoutError("it has an optimizer shard, but no axis that could be cut")
+    matrix = layout.device_matrix
+    named = {len(matrix) - 1 - axis for axes in tensor_map for axis in axes}
+    repeated = [(axis, length) for axis, length in enumerate(matrix) if axis not in named and length > 1]
+    where = f"device matrix {list(matrix)}, tensor map {[list(axes) for axes in layout.tensor_map]}"
+    if not repeated:
+        raise LayoutError(f"it has an optimizer shard of size {size}, but no device axis is left for it ({where})")
+    if not layout.nested and len(repeated) == 1:
+        step = math.prod(matrix[repeated[0][0] + 1 :])
+        if layout.optimizer_shard_step != step:
+            raise LayoutError(f"its optimizer shard has step {layout.optimizer_shard_step}, not {step} ({where})")
+    if size == ALL_REPEATED_AXES:
+        return repeated
+    remaining = size
+    used: list[tuple[int, int]] = []
+    for axis, length in reversed(repeated):
+        part = math.gcd(remaining, length)
+        if remaining < 1 or part not in (remaining, length):
+            break
+        used.insert(0, (axis, part))
+        remaining //= part
+        if remaining == 1:
+            return used
+    raise LayoutError(f"an optimizer shard of size {size} cannot be taken from the repeated device axes ({where})")

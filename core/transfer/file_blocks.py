@@ -1,0 +1,141 @@
+"""What a target rank's file holds, and how it is divided into blocks.
+
+A file is written as *blocks*, as large as the memory budget allows. A block holds a stretch of the file: literal bytes
+(headers), and parts of shards. A *part* is a box that is contiguous in a target shard. Nothing is read here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
+from reshard.core.plan.plan import ConversionPlan, ParameterPlan, RankPlan
+from reshard.core.storage.unified_names import UnifiedNaming
+from reshard.core.tensor.dtypes import MAP_TENSOR
+from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
+
+
+@dataclass(frozen=True)
+class Part:
+    """A contiguous box of a target shard, and the byte of the block where it begins."""
+
+    name: str
+    box: TensorSlice
+    position: int
+    size_bytes: int
+
+
+@dataclass
+class Block:
+    """A stretch of a file: literal bytes by their position in the block, and parts of shards.
+
+    Where contents are known beforehand, they are both.
+    """
+
+    size_bytes: int = 0
+    literals: list[tuple[int, bytes]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+
+def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputEntry, ...]:
+    """What a target rank's file is to hold."""
+    return tuple(_output_entry(plan, parameter) for parameter in rank_plan.parameters)
+
+
+def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
+    """The file of the target that holds `entries`.
+
+    Raises:
+        CheckpointError: its format cannot hold one of them.
+    """
+    inputs = plan.inputs
+    unified = inputs.unified
+    framework = PYTORCH if unified and unified.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
+    return _planned_file(inputs.format, entries, None if unified else inputs.replicas > 0, inputs.write_crc, framework)
+
+
+# the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only
+@lru_cache(maxsize=4)
+def _planned_file(
+    file_format: CheckpointFormat,
+    entries: tuple[OutputEntry, ...],
+    redundancy_removed: bool | None,
+    with_crc: bool,
+    framework: str,
+) -> FilePlan:
+    return plan_file(
+        file_format, entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework
+    )
+
+
+def turned_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
+    """Names of those that are read with their axes in another order: a block of them is a strip of all their rows."""
+    return frozenset(
+        parameter.name
+        for parameter in parameters
+        if any(read.axes is not None and read.axes != tuple(range(len(read.axes))) for read in parameter.reads)
+    )
+
+
+def file_blocks(
+    file_plan: FilePlan,
+    entries: Iterable[OutputEntry],
+    block_bytes: int,
+    *,
+    wide: frozenset[str] = frozenset(),
+    wide_bytes: int = 0,
+) -> Iterator[Block]:
+    """A file as blocks of at most `block_bytes`, in order; parts of parameters that are `wide` may have `wide_bytes`.
+
+    A wide part that is longer than `block_bytes` is a block of its own.
+    """
+    by_name = {entry.name: entry for entry in entries}
+    block = Block()
+    for segment in file_plan.segments:
+        if isinstance(segment, bytes):
+            for start in range(0, len(segment), block_bytes):
+                literal = segment[start : start + block_bytes]
+                if block.size_bytes + len(literal) > block_bytes:
+                    yield block
+                    block = Block()
+                block.literals.append((block.size_bytes, literal))
+                block.size_bytes += len(literal)
+            continue
+        entry = by_name[segment.name]
+        most_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
+        for box in _part_boxes(entry, segment, most_bytes):
+            size_bytes = box.size * entry.dtype.itemsize
+            if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
+                yield block
+                block = Block()
+            if entry.literal:
+                block.literals.append((block.size_bytes, entry.literal))
+            block.parts.append(Part(segment.name, box, block.size_bytes, size_bytes))
+            block.size_bytes += size_bytes
+    yield block
+
+
+def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry:
+    text = None
+    piece_bytes: tuple[int, ...] = ()
+    if parameter.reads:
+        first = parameter.reads[0]
+        entry = plan.source_entry(first.source_rank, parameter.sources[first.source].name)
+        text = entry.text
+        if entry.dtype is MAP_TENSOR:
+            piece_bytes = tuple(extent.length for extent in entry.extents)
+    literal = b""
+    if parameter.appended:
+        text, literal = parameter.appended.text, parameter.appended.content
+    return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes, literal)
+
+
+def _part_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:
+    itemsize = entry.dtype.itemsize
+    if content.stop - content.start == entry.size_bytes <= block_bytes:
+        return (_whole(entry.shape),)
+    return contiguous_boxes(entry.shape, content.start // itemsize, content.stop // itemsize, block_bytes // itemsize)
+
+
+_whole = lru_cache(maxsize=1024)(TensorSlice.whole)

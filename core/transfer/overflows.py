@@ -1,0 +1,75 @@
+"""Finite values that became infinite when they were cast: counted for each parameter, and refused or told."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from reshard.core.errors import CastError
+from reshard.core.plan.plan import ConversionPlan, ParameterPlan
+from reshard.core.request.changes import OverflowPolicy
+from reshard.core.runtime.wording import counted
+from reshard.core.tensor.casting import Overflow
+from reshard.core.tensor.slices import TensorSlice
+
+_MOST_TOLD = 6
+
+
+class OverflowTally:
+    """What overflowed in one target rank's parameters, found part by part."""
+
+    def __init__(self, plan: ConversionPlan, parameters: Mapping[str, ParameterPlan]) -> None:
+        self.by_name: dict[str, Overflow] = {}
+        self._parameters = parameters
+        self._fails = plan.inputs.changes.cast_overflow is OverflowPolicy.FAIL
+
+    def add(self, found: Iterable[tuple[str, Overflow]]) -> None:
+        """Counts what was found in a block."""
+        for name, overflow in found:
+            known = self.by_name.get(name)
+            self.by_name[name] = overflow if known is None else known.joined(overflow)
+
+    def check(self, name: str) -> None:
+        """Makes sure that a parameter which is complete may be as it is.
+
+        Raises:
+            CastError: values of it overflowed, and that is to fail.
+        """
+        overflow = self.by_name.get(name)
+        if overflow is None or not self._fails:
+            return
+        parameter = self._parameters[name]
+        source = parameter.sources[0].dtype
+        became = "value becomes" if overflow.count == 1 else "values become"
+        raise CastError(
+            f"parameter {name!r}: {overflow.count} finite {source} {became} infinite as {parameter.dtype}; the first "
+            f"is at {list(overflow.first)}, the largest is {overflow.largest:.6g}. Cast it to a dtype that holds them "
+            "(bfloat16 has the range of float32), leave it as it is, or let them become infinite: --cast-overflow "
+            "allow. A conversion that has begun otherwise is replaced with --overwrite"
+        )
+
+
+def total_overflows(plan: ConversionPlan, counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, int]:
+    """How many values of each whole parameter overflowed, from each rank's counts; what ranks share counts once.
+
+    Stages that hold the same parameter may cut it differently: it counts where most of it was found.
+    """
+    by_rank = {rank: by_name for rank, by_name in counts if by_name}
+    totals: dict[str, int] = {}
+    for stage in plan.stages:
+        of_boxes: dict[str, dict[TensorSlice, int]] = {}
+        for rank in stage.ranks:
+            if rank in by_rank:
+                boxes = {parameter.name: parameter.box for parameter in plan.rank_plan(rank).parameters}
+                for name, count in by_rank[rank].items():
+                    of_boxes.setdefault(name, {}).setdefault(boxes[name], count)
+        for name, here in of_boxes.items():
+            totals[name] = max(totals.get(name, 0), sum(here.values()))
+    return totals
+
+
+def overflow_notes(totals: Mapping[str, int]) -> tuple[str, ...]:
+    """What overflowed, in a sentence; none if nothing did."""
+    if not totals:
+        return ()
+    told = [f"{name}: {count}" for name, count in sorted(totals.items(), key=lambda item: -item[1])[:_MOST_TOLD]]
+    more = f" and {len(totals) - _MOST_TOLD} more" if len(totals) > _MOST_TOLD else ""
+    count = counted(sum(totals.values()), "finite value")
+    return (f"cast, as allowed, although too large: {count} became INFINITE ({', '.join(told)}{more})",)

@@ -1,0 +1,128 @@
+"""The source files of a plan, open for those who gather from them, and each the very file that was planned with."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Protocol
+
+from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.encryption.files import decrypted
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.remote_index.heads import piece_heads
+from reshard.core.errors import CatalogError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.keys import source_key
+from reshard.core.storage.file_versions import difference_text
+from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.transfers import at_once
+from reshard.core.storage.urls import Location, parse_url
+
+
+class SourceFiles(Protocol):
+    """Source files by rank."""
+
+    def open(self, rank: int) -> SourceFile:
+        """A source rank's file.
+
+        Raises:
+            CatalogError: it is not the file that was planned with.
+            StorageError: it cannot be read.
+        """
+
+    def check_unchanged(self) -> None:
+        """Makes sure that files did not change while they were read.
+
+        Raises:
+            CatalogError: one did.
+            StorageError: one cannot be read any more.
+        """
+
+    def close(self) -> None:
+        """Closes all files."""
+
+
+class LocalFiles:
+    """Files on this machine, for one thread; the least recently used are closed again."""
+
+    def __init__(self, plan: ConversionPlan, most_open: int) -> None:
+        self._records = plan.inputs.catalog.records
+        self._most_open = most_open
+        self._open: OrderedDict[int, SourceFile] = OrderedDict()
+        self._locations: dict[int, Location] = {}
+
+    def open(self, rank: int) -> SourceFile:  # noqa: D102
+        source = self._open.get(rank)
+        if source is None:
+            if len(self._open) >= self._most_open:
+                self._open.popitem(last=False)[1].close()
+            if rank not in self._locations:
+                # each is opened at least twice, and following links takes as long as a small read
+                self._locations[rank] = parse_url(self._records[rank].location)
+            stored = _open_unchanged(self._records[rank], self._locations[rank])
+            source = self._open[rank] = decrypted(stored, source_key())
+        self._open.move_to_end(rank)
+        return source
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        for rank, location in sorted(self._locations.items()):
+            _open_unchanged(self._records[rank], location).close()
+
+    def close(self) -> None:  # noqa: D102
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+class RemoteFiles:
+    """Files on a remote storage, for any number of threads; nothing is held open there."""
+
+    def __init__(self, plan: ConversionPlan, ranks: Iterable[int]) -> None:
+        """Opens the files of `ranks`, all at once."""
+        self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
+        # where the blocks of an encrypted one are is asked for here: it takes requests, and they would wait for others
+        files = [decrypted(file, source_key()) for file in self._opened()]
+        self._open = dict(zip((record.rank for record in self._records), files, strict=True))
+        self._checked: set[tuple[int, str]] = set()
+        self._lock = Lock()
+
+    def open(self, rank: int) -> SourceFile:  # noqa: D102
+        return self._open[rank]
+
+    def unchecked_heads(self, record: CatalogRecord, entry: TensorEntry) -> Sequence[tuple[int, bytes]]:
+        """What has to stand where in a file before a parameter's contents can be trusted to be there.
+
+        Nothing if the file's headers were read when it was catalogued, or if somebody was told already.
+        """
+        if not record.assumed:
+            return ()
+        with self._lock:
+            if (record.rank, entry.name) in self._checked:
+                return ()
+            self._checked.add((record.rank, entry.name))
+        return piece_heads(entry)
+
+    def check_unchanged(self) -> None:  # noqa: D102
+        self._opened()
+
+    def close(self) -> None:  # noqa: D102
+        pass
+
+    def _opened(self) -> list[SourceFile]:
+        return list(at_once(lambda record: _open_unchanged(record, parse_url(record.location)), self._records))
+
+
+def are_remote(plan: ConversionPlan) -> bool:
+    """Whether the source files of a plan are on a remote storage."""
+    first = next(iter(plan.inputs.catalog.records.values()))
+    return not parse_url(first.location).is_local
+
+
+def _open_unchanged(record: CatalogRecord, location: Location) -> SourceFile:
+    source = open_source(location)
+    if source.version != record.version:
+        source.close()
+        raise CatalogError(
+            f"rank_{record.rank}: {record.location} changed while it was being converted "
+            f"({difference_text(record.version, source.version)}). Start the conversion again when nothing writes to "
+            "the source any more"
+        )
+    return source

@@ -1,0 +1,322 @@
+"""Whether two checkpoints, whatever their strategies and formats, are the same model.
+
+Each side's files and layout alone give every parameter's dtype, shape and fingerprint; all copies are read. What
+differs is read once more, from both sides, to say where and how much.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import Literal
+
+from reshard.core.errors import InputError
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.runtime.named_values import Resolver
+from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
+from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import counted, printable, size_text
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
+from reshard.core.tensor.numpy_types import is_float
+from reshard.core.verification.accumulator import Contents
+from reshard.core.verification.comparison_report import (
+    ComparisonReport,
+    Kind,
+    ParameterDifference,
+    SideSummary,
+    difference_words,
+)
+from reshard.core.verification.differences import Located, common_float, locate
+from reshard.core.verification.fingerprint_file import ModelFingerprint, names_fingerprints
+from reshard.core.verification.views import CheckpointSide, Side, Tensor, open_document, open_side
+
+_LONGEST_TEXT = 40
+_SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|integrated-save|decrypt-key|decrypt-mode)\b")
+"""What messages advise for the source of a conversion; each side of a comparison has its own."""
+
+
+def compare_checkpoints(
+    request: ComparisonRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
+) -> ComparisonReport:
+    """Compares two checkpoints; `resolvers` look up names of keys and storages of other kinds than env: and file:.
+
+    Raises:
+        InputError: a side is no whole checkpoint, nor a document of fingerprints, or options are wrong.
+        StorageError: one cannot be read.
+    """
+    started = time.monotonic()
+    with reporting_to(progress or SilentProgress()):
+        a, b = _opened(request, "a", resolvers), _opened(request, "b", resolvers)
+        _check_selection(a.unused & b.unused, [a.url, b.url])
+        if not a.tensors and not b.tensors:
+            both = f"{printable(a.url)} and {printable(b.url)}"
+            raise InputError(f"nothing is left to compare of {both}: no parameter is included")
+        read_bytes = a.stored_bytes(a.tensors) + b.stored_bytes(b.tensors)
+        current_progress().begin(read_bytes)
+        is_secret = bool(request.decrypt_key_a or request.decrypt_key_b)
+        comparison = _Comparison(a, b, a.contents(a.tensors), b.contents(b.tensors), is_secret)
+        differences, notes = comparison.differences(request.ignore_dtype)
+        only_a = tuple(name for name in a.tensors if name not in b.tensors)
+        only_b = tuple(name for name in b.tensors if name not in a.tensors)
+        if differences and not (a.is_readable and b.is_readable):
+            notes.append("of fingerprints alone it cannot be told where contents differ, and how much")
+        if only_a and only_b and len(only_a) == len(a.tensors):
+            notes.append(
+                "no parameter is called alike in A and B; if one of them has other names, convert the other with the "
+                "same --rename, and compare what that makes"
+            )
+        sides = (_summary(a, comparison.contents_a), _summary(b, comparison.contents_b))
+        faults = list(_faults(sides, only_a, only_b, differences))
+        return ComparisonReport(
+            same=not faults,
+            verdict=f"NOT the same: {', '.join(faults)}" if faults else _same_text(sides),
+            a=sides[0],
+            b=sides[1],
+            only_a=only_a,
+            only_b=only_b,
+            differences=tuple(differences),
+            notes=tuple(notes),
+            read_bytes=read_bytes,
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+
+def fingerprint_checkpoint(
+    request: ConversionRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
+) -> ModelFingerprint:
+    """The fingerprints of the source of a request; its target does not matter.
+
+    Raises:
+        InputError: it is no whole checkpoint, or options are wrong.
+        StorageError: it cannot be read.
+    """
+    with reporting_to(progress or SilentProgress()):
+        side = open_side(request, resolvers)
+        _check_selection(side.unused, [side.url])
+        if not side.tensors:
+            raise InputError(f"{printable(side.url)}: there is nothing to fingerprint: no parameter is included")
+        current_progress().begin(side.stored_bytes(side.tensors))
+        return side.document(side.contents(side.tensors))
+
+
+def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
+    """Patterns that fit nothing are mistyped, and what they should leave out would be compared."""
+    if unused:
+        raise InputError(f"{', '.join(sorted(unused))}: no parameter of {' or '.join(urls)} has such a name")
+
+
+def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Mapping[str, Resolver] | None) -> Side:
+    side = request.side(letter)
+    try:
+        return open_document(side, resolvers) if names_fingerprints(side.source) else open_side(side, resolvers)
+    except InputError as error:
+        raise type(error)(_SIDES_OPTION.sub(rf"--\1-{letter}", str(error))) from error
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    a: Side
+    b: Side
+    contents_a: Contents
+    contents_b: Contents
+    is_secret: bool
+    """A side is encrypted: what is in it is not told, for reports are printed, logged and stored."""
+
+    def differences(self, ignore_dtype: bool) -> tuple[list[ParameterDifference], list[str]]:
+        """Parameters that both have and that differ, in the order of A, and notes on those that do not."""
+        found: list[ParameterDifference] = []
+        notes: list[str] = []
+        unequal: dict[str, DType] = {}
+        for name in self.a.tensors:
+            if name not in self.b.tensors:
+                continue
+            one, other = self.a.tensors[name], self.b.tensors[name]
+            if _is_same_dtype(one.dtype, other.dtype) and (one.shape == other.shape or one.dtype in (TEXT, MAP_TENSOR)):
+                ones, others = self.contents_a.fingerprints[name], self.contents_b.fingerprints[name]
+                if self._are_alike(ones, others):
+                    notes += _loose_note(name, len(ones), len(others))
+                else:
+                    unequal[name] = one.dtype
+            elif one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype):
+                unequal[name] = common_float(one.dtype, other.dtype)
+            else:
+                found.append(_told(name, one, other))
+        cast = self._equal_when_cast(unequal)
+        to_locate = [name for name in unequal if not cast.get(name)]
+        located = self._located(to_locate)
+        for name in unequal:
+            if not (cast.get(name) and ignore_dtype):
+                one, other = self.a.tensors[name], self.b.tensors[name]
+                text = self._texts(name) if one.dtype is TEXT else None
+                told = _told(name, one, other, cast.get(name), located.get(name), text)
+                found.append(self._with_counts(told))
+        if ignore_dtype and any(cast.values()):
+            count = sum(equal is True for equal in cast.values())
+            notes.append(f"{counted(count, 'parameter')} of other dtypes, equal when cast")
+        order = {name: place for place, name in enumerate(self.a.tensors)}
+        return sorted(found, key=lambda each: order[each.name]), notes
+
+    def _are_alike(self, ones: tuple[int, ...], others: tuple[int, ...]) -> bool:
+        """Whether contents are the same; a side may lack some of what ranks have, if a conversion would not take them.
+
+        Every target rank takes those of the source rank at its place in the stage: with one stage, and no more ranks
+        than the target's stages have, none is left out.
+        """
+        if len(ones) == len(others):
+            return set(ones) == set(others)
+        few, many = (self.a, self.b) if len(ones) < len(others) else (self.b, self.a)
+        may_lack = many.stages > 1 or few.ranks_of_stage < many.ranks_of_stage
+        return may_lack and (set(ones) <= set(others) or set(others) <= set(ones))
+
+    def _with_counts(self, difference: ParameterDifference) -> ParameterDifference:
+        """Said, too, how many contents there are, if there are several on a side."""
+        ones, others = (len(side.fingerprints[difference.name]) for side in (self.contents_a, self.contents_b))
+        if max(ones, others) == 1:
+            return difference
+        told = f"between ranks {ones} different contents in A, {others} in B"
+        return difference.model_copy(update={"message": "; ".join(filter(None, [difference.message, told]))})
+
+    def _equal_when_cast(self, unequal: Mapping[str, DType]) -> dict[str, bool | None]:
+        """Of parameters whose dtypes differ whether they are equal in the common one; None: it cannot be told."""
+        casts = [
+            {name: dtype for name, dtype in unequal.items() if side.tensors[name].dtype is not dtype}
+            for side in (self.a, self.b)
+        ]
+        if not any(casts):
+            return {}
+        current_progress().note("reading parameters of different dtypes once more, to compare them in the narrower one")
+        fingerprints = []
+        for side, contents, wanted in zip((self.a, self.b), (self.contents_a, self.contents_b), casts, strict=True):
+            cast = side.contents(wanted, wanted).fingerprints if wanted and side.is_readable else {}
+            known = {name: found for name, found in contents.fingerprints.items() if name not in wanted}
+            fingerprints.append({**known, **cast})
+        ones, others = fingerprints
+        return {
+            name: ones[name] == others[name] if name in ones and name in others else None
+            for wanted in casts
+            for name in wanted
+        }
+
+    def _located(self, names: list[str]) -> dict[str, Located | None]:
+        a, b = self.a, self.b
+        names = [
+            name
+            for name in names
+            if a.tensors[name].dtype is not TEXT and a.tensors[name].shape == b.tensors[name].shape
+        ]
+        if not (names and isinstance(a, CheckpointSide) and isinstance(b, CheckpointSide)):
+            return {}
+        progress, stop = current_progress(), Event()
+        progress.note(f"reading {counted(len(names), 'parameter')} once more, to say where they differ")
+        progress.begin(sum(side.tensors[name].size_bytes for side in (a, b) for name in names))
+        advance = advancing(progress, stop)
+
+        def work(name: str) -> Located | None:
+            with a.reading(name, advance) as read_a, b.reading(name, advance) as read_b:
+                return locate(a.tensors[name].shape, read_a, a.tensors[name].dtype, read_b, b.tensors[name].dtype)
+
+        located = in_threads(work, names, min(a.workers, b.workers), stop)
+        if self.is_secret:
+            located = [each and replace(each, values=None) for each in located]
+        return dict(zip(names, located, strict=True))
+
+    def _texts(self, name: str) -> tuple[str, str] | None:
+        if not (isinstance(self.a, CheckpointSide) and isinstance(self.b, CheckpointSide)) or self.is_secret:
+            return None
+        texts = self.a.text(name) or "", self.b.text(name) or ""
+        return None if texts[0] == texts[1] else texts  # those of other ranks may differ
+
+
+def _is_same_dtype(one: DType, other: DType) -> bool:
+    # fingerprints alone do not tell how wide the elements of a foreign one are
+    return one is other or (one.is_foreign and other.is_foreign and one.name == other.name)
+
+
+def _told(
+    name: str,
+    one: Tensor,
+    other: Tensor,
+    equal_when_cast: bool | None = None,
+    located: Located | None = None,
+    texts: tuple[str, str] | None = None,
+) -> ParameterDifference:
+    kind = Kind.SHAPE if one.shape != other.shape and one.dtype is not TEXT else Kind.CONTENT
+    if not _is_same_dtype(one.dtype, other.dtype):
+        kind = Kind.DTYPE
+    common = common_float(one.dtype, other.dtype)
+    is_cast = kind is Kind.DTYPE and one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype)
+    difference = ParameterDifference(
+        name=name,
+        kind=kind,
+        dtypes=(one.dtype.name, other.dtype.name),
+        shapes=(one.shape, other.shape),
+        cast_to=common.name if is_cast else None,
+        equal_when_cast=equal_when_cast,
+        values=texts and (_shortened(texts[0]), _shortened(texts[1])),
+    )
+    if located is not None:
+        difference = difference.model_copy(
+            update={
+                "count": located.count,
+                "first": located.first,
+                "largest": located.largest,
+                "index": located.index,
+                "values": located.values,
+                "nan_count": located.nan_count,
+            }
+        )
+    return difference.model_copy(update={"message": "; ".join(difference_words(difference))})
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+
+
+def _loose_note(name: str, ones: int, others: int) -> Iterator[str]:
+    if max(ones, others) > 1:
+        yield (
+            f"parameter {name!r}, which no strategy knows, differs between ranks: {ones} different contents in A, "
+            f"{others} in B; those of one side are all among the other's"
+        )
+
+
+def _summary(side: Side, contents: Contents) -> SideSummary:
+    return SideSummary(
+        url=side.url,
+        step=side.step,
+        ranks=side.ranks,
+        unified=side.is_unified,
+        parameters=len(side.tensors),
+        size_bytes=sum(tensor.size_bytes for tensor in side.tensors.values()),
+        differing=contents.differing,
+        notes=side.notes,
+    )
+
+
+def _faults(
+    sides: tuple[SideSummary, SideSummary],
+    only_a: tuple[str, ...],
+    only_b: tuple[str, ...],
+    differences: list[ParameterDifference],
+) -> Iterator[str]:
+    for names, letter in ((only_a, "A"), (only_b, "B")):
+        if names:
+            yield f"{counted(len(names), 'parameter')} only in {letter}"
+    for kind in Kind:
+        count = sum(difference.kind is kind for difference in differences)
+        if count:
+            yield f"{counted(count, 'parameter')} of different {kind}"
+    for side, letter in zip(sides, "AB", strict=True):
+        if side.differing:
+            yield f"{letter} is no single model: {counted(len(side.differing), 'slice')} of which copies differ"
+
+
+def _same_text(sides: tuple[SideSummary, SideSummary]) -> str:
+    a, b = sides
+    sizes = dict.fromkeys(size_text(side.size_bytes) for side in sides)
+    ranks = f"{a.ranks} and {b.ranks} ranks"
+    if a.unified or b.unified:
+        ranks = " and ".join(counted(side.ranks, "file" if side.unified else "rank") for side in sides)
+    return f"the same model: {counted(a.parameters, 'parameter')}, {' and '.join(sizes)}, {ranks}"

@@ -1,0 +1,137 @@
+"""Compares the values of a finished conversion with its source's, which are read anew where they were."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from reshard import __version__
+from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.manifest import Manifest, ShardRecord
+from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.plan_file import load_plan, rebuild_plan
+from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.threads import in_threads
+from reshard.core.storage.file_versions import is_only_touched, is_same_version
+from reshard.core.storage.files import has_no_file, is_missing, read_version
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target.target import Workspace
+from reshard.core.tensor.slices import Shape
+from reshard.core.verification.values import ContentCheck, target_starts
+
+
+class SourceComparison:
+    """A finished conversion and its source.
+
+    Attributes:
+        source_bytes: how much there is to read of the source.
+        parameter_count: how many parameters are compared.
+
+    Raises:
+        InputError: no plan, or another one, is beside the conversion.
+        StorageError: the plan cannot be read.
+    """
+
+    def __init__(self, workspace: Workspace, manifest: Manifest) -> None:
+        self._target = str(workspace.directory)
+        self._plan = _with_current_versions(_plan_of(workspace, manifest))
+        self._content = ContentCheck(self._plan)
+        self._lock = threading.Lock()
+        self.source_bytes = self._content.source_bytes()
+        self.parameter_count = self._content.parameter_count
+
+    def starts(self, rank: int) -> dict[str, Shape] | None:
+        """Where a target rank's shards begin; None if the plan has no such rank."""
+        return target_starts(self._plan, rank) if rank in self._plan.target_ranks else None
+
+    def read_source(self, workers: int, advance: Callable[[int], None], stop: threading.Event) -> None:
+        """Takes in what the source has.
+
+        Raises:
+            InputError: it is not there any more, or changed, or its key is not in force.
+            StorageError: it cannot be read.
+        """
+        source = f"{self._target}: its values are to be compared with those of {self._plan.inputs.catalog.url}"
+        advice = "put it back, or do without: `--level checksum` needs nothing but the checkpoint itself"
+        ranks = self._content.source_ranks
+        try:
+            self._check_readable(source)
+            found = in_threads(lambda rank: self._content.source_parts(rank, advance), ranks, workers, stop)
+        except StorageError as error:
+            if not has_no_file(error):
+                raise
+            raise InputError(f"{source}, which is not there any more: {advice}\n  {error}") from error
+        except CatalogError as error:
+            raise InputError(f"{source}, which is not what it was: {advice}\n  {error}") from error
+        for rank, parts in zip(ranks, found, strict=True):
+            self._content.add_source(rank, parts)
+
+    def _check_readable(self, source: str) -> None:
+        """Makes sure that a file's headers are what they were: without its key its values would mean nothing."""
+        record = next(iter(self._plan.inputs.catalog.records.values()))
+        try:
+            file = open_checkpoint(parse_url(record.location), source_key())
+            try:
+                is_same = file.version != record.version or read_index(file).entries == record.index.entries
+            finally:
+                file.close()
+        except CheckpointError:
+            is_same = False
+        if not is_same:
+            raise InputError(
+                f"{source}, but {record.location} cannot be read as it was then. If it is encrypted, name its key with "
+                "--source-decrypt-key, and how with --source-decrypt-mode; if not, name none"
+            )
+
+    def add(self, record: ShardRecord) -> None:
+        """Takes in what a target rank has; called from many threads."""
+        with self._lock:
+            self._content.add_target(record)
+
+    def problems(self) -> list[str]:
+        """What differs, in sentences."""
+        return [f"{self._target}: {problem.message}" for problem in self._content.problems()]
+
+
+def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
+    try:
+        if manifest.writer == f"reshard {__version__}":
+            return load_plan(workspace.plan_url, manifest.identity)
+        # another version's identities cannot be worked out
+        return rebuild_plan(workspace.plan_url, manifest.plan_digest)
+    except StorageError as error:
+        if not is_missing(error):
+            raise
+        raise InputError(
+            f"{workspace.directory}: has no plan beside it, which would say what its values are to be compared with; "
+            "`--level checksum` needs none"
+        ) from error
+
+
+def _with_current_versions(plan: ConversionPlan) -> ConversionPlan:
+    """The plan with the source files' current versions, where only the change time differs.
+
+    Values are compared, so touched files do no harm. Earlier versions recorded no change time.
+    """
+    catalog = plan.inputs.catalog
+    records = {rank: _with_current_version(record) for rank, record in catalog.records.items()}
+    return ConversionPlan(replace(plan.inputs, catalog=replace(catalog, records=records)), plan.match)
+
+
+def _with_current_version(record: CatalogRecord) -> CatalogRecord:
+    location = parse_url(record.location)
+    found = _current_version(location) if location.is_local else None
+    if found is None or not (is_only_touched(record.version, found) or is_same_version(record.version, found)):
+        return record
+    return replace(record, version=found)
+
+
+def _current_version(location: Location) -> str | None:
+    try:
+        return read_version(location)
+    except StorageError as error:
+        if has_no_file(error):  # reading the file raises the error
+            return None
+        raise

@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from reshard.core.checkpoint.formats import dispatch
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
+from reshard.core.errors import CheckpointError
+from reshard.core.storage.files import open_source
+from reshard.core.storage.urls import parse_url
+from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
+from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes, extents_bytes, filled
+from tests.support.places import FIXTURES
+
+CKPT = checkpoint_bytes(("w", "Float32", [2], bytes(8)))
+SAFETENSORS = save({"w": np.zeros(2)})
+
+
+def read(path: Path) -> FileIndex:
+    source = open_source(parse_url(str(path)))
+    try:
+        index = dispatch.read_index(source)
+        dispatch.check_crc(source, index)
+        return index
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("name", ["plain.ckpt", "crc.ckpt", "plain.safetensors", "crc.safetensors"])
+def test_the_name_gives_the_format(name: str) -> None:
+    index = read(FIXTURES / "formats" / name)
+    assert index.format == name.split(".")[1]
+    assert index.has_crc == name.startswith("crc")
+
+
+@pytest.mark.parametrize("mode", ["AES-GCM", "AES-CBC", "SM4-CBC"])
+def test_encrypted_files_are_named_as_such(mode: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"encrypted_{mode}.ckpt: is encrypted with {mode}: name its key"):
+        read(FIXTURES / "formats" / f"encrypted_{mode}.ckpt")
+
+
+def test_a_strategy_file() -> None:
+    with pytest.raises(CheckpointError, match=r"src_strategy\.ckpt: is named .ckpt, but looks like a strategy file"):
+        read(FIXTURES / "conversions" / "case_7001" / "src_strategy.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("model.ckpt", SAFETENSORS, "is named .ckpt, but looks like a .safetensors file"),
+        ("model.safetensors", CKPT, "is named .safetensors, but looks like a .ckpt file"),
+        ("model.safetensors", b"\xd9\x5e\x3a\x7f" + bytes(50), "an encrypted checkpoint file"),
+        ("model.ckpt", b'{"current_stage": 1}', "looks like a JSON file, perhaps a strategy"),
+        ("model.ckpt", b"PK\x03\x04" + bytes(50), "looks like a zip archive, as PyTorch saves"),
+        ("model.ckpt", b"\x80\x02" + bytes(50), "looks like a Python pickle"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid ", "looks like a Git LFS pointer"),
+        ("model.ckpt", b"", "the file is empty"),
+        ("model.safetensors", b"", "the file is empty"),
+        ("model.ckpt", b"no checkpoint", "at byte 0: "),
+        ("model.safetensors", b"no checkpoint", "at byte 0: "),
+        ("model.bin", CKPT, "not a checkpoint file's name, which ends in .ckpt or .safetensors"),
+        ("ckpt", CKPT, "not a checkpoint file's name"),
+    ],
+)
+def test_refused(name: str, data: bytes, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message) as caught:
+        dispatch.read_index(MemoryFile(data, name))
+    assert str(caught.value).startswith(f"/somewhere/{name}: ")
+
+
+@pytest.mark.parametrize("format", CheckpointFormat)
+def test_round_trip_by_format(format: CheckpointFormat) -> None:
+    entries = [
+        OutputEntry("w", dtype_from_name("BFloat16"), (2, 2)),
+        OutputEntry("q", INT4, (3,)),
+        OutputEntry("note", TEXT, (4,), "é"),
+    ]
+    contents = {"w": b"abcdefgh", "q": b"ijk"}
+    data = filled(dispatch.plan_file(format, entries), contents.__getitem__)
+    index = dispatch.read_index(MemoryFile(data, f"model.{format}"))
+    assert index.format is format
+    assert [(e.dtype, e.shape, e.text) for e in index.entries.values()] == [(e.dtype, e.shape, e.text) for e in entries]
+    for name, content in contents.items():
+        assert extents_bytes(data, index.entries[name].extents) == content
+
+
+@pytest.mark.parametrize("format", CheckpointFormat)
+def test_a_name_given_twice(format: CheckpointFormat) -> None:
+    entry = OutputEntry("w", INT4, (1,))
+    with pytest.raises(CheckpointError, match="parameter 'w' is given twice"):
+        dispatch.plan_file(format, [entry, OutputEntry("v", INT4, (1,)), entry])

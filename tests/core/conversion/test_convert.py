@@ -1,0 +1,1068 @@
+"""The conversion as a whole: resuming, publishing, sharing the work, and what is refused."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.conversion.convert import _run_ranks, convert, make_plan
+from reshard.core.conversion.report import ConversionReport
+from reshard.core.conversion.session import Session, check_rank, convert_rank, open_session
+from reshard.core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.plan_file import dump_plan
+from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.runtime.retry import WORK, RetryPolicy
+from reshard.core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.target.target import Target, Workspace, read_manifest
+from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from reshard.core.transfer.writer import transform_ranks
+from reshard.core.verification.files import RankVerification, verify_rank, verify_target
+from tests.support.checkpoints import case, read_ckpt, read_tree
+from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
+from tests.support.places import PROJECT
+from tests.support.records import change_record
+
+FOUR_TO_THREE = case(7009)
+PIPELINES = case(7011)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def partial(target: Path) -> Path:
+    return target.with_name(target.name + ".reshard-partial")
+
+
+def outcomes(report: object) -> list[str]:
+    return [rank.outcome.value for rank in report.ranks]  # type: ignore[attr-defined]
+
+
+def whole_copies(tmp_path: Path, ranks: int, extra: str = "") -> str:
+    """A strategy file under which every one of `ranks` ranks holds all of FOUR_TO_THREE's parameters whole."""
+    strategy = read_strategy(str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"))
+    [stage] = strategy.stages
+    layouts = {name: whole_layout(len(layout.tensor_map), ranks) for name, layout in stage.layouts.items()}
+    if extra:
+        layouts[extra] = whole_layout(1, ranks)
+    path = str(tmp_path / f"whole_{ranks}{extra}.ckpt")
+    write_strategy(dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=layouts),)), path)
+    return path
+
+
+# ---- resuming ----
+
+
+def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(plan: Any, ranks: Sequence[int], *args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        if 1 in ranks:
+            raise StorageError("rank 1's disk is broken")
+        return transform_ranks(plan, ranks, *args, **kwargs)
+
+    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    with pytest.raises(ConversionError, match=r"1 of 3 target ranks failed.*\n  rank_1: rank 1's disk is broken"):
+        convert(FOUR_TO_THREE.request(target))
+    assert not target.exists()
+    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", transform_ranks)
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not partial(target).exists()
+
+
+def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.core.runtime.retry.WORK", RetryPolicy(WORK.attempts, 0.001))
+    failures = iter([StorageError("busy", transient=True), StorageError("busy", transient=True)])
+
+    def flaky(*args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
+        for error in failures:
+            raise error
+        return transform_ranks(*args, **kwargs)
+
+    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", flaky)
+    assert convert(FOUR_TO_THREE.request(target)).committed
+
+
+def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = FOUR_TO_THREE.request(target, target_strategy=whole_copies(target.parent, 3))
+    assert make_plan(request).copies == {1: 0, 2: 0}
+
+    def failing(*_: Any, **__: Any) -> tuple[ShardRecord, ...]:
+        raise StorageError("broken")
+
+    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    with pytest.raises(ConversionError, match="rank_1: not written, because it is a copy of rank_0, which failed"):
+        convert(request)
+    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", transform_ranks)
+    assert outcomes(convert(request)) == ["written", "copied", "copied"]
+    [first, *others] = read_tree(target).values()
+    assert others == [first, first]
+
+
+def test_a_file_that_does_not_match_its_record_is_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    file = partial(target) / "rank_2" / "checkpoint_2.ckpt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed", "resumed", "written"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_a_damaged_record_is_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    (partial(target) / ".reshard" / "records" / "rank_0.json").write_text("{")
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["written", "resumed", "resumed"]
+
+
+def stop_before_commit(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
+        )
+        with pytest.raises(StorageError, match="stopped"):
+            convert(FOUR_TO_THREE.request(target))
+    assert not target.exists()
+
+
+SLOW_RUN = """
+import sys, time
+from reshard.core.conversion.convert import convert
+from reshard.core.request.conversion import build_request
+class Slow:
+    def note(self, message): pass
+    def begin(self, total): print("begun", flush=True)
+    def advance(self, count): print("block", flush=True); time.sleep(0.05)
+convert(build_request(**eval(sys.argv[1])), Slow())
+"""
+
+
+def start_slowly(options: dict[str, object]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW_RUN, repr(options)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_killed_in_the_middle_and_run_again(target: Path, blocks: int) -> None:
+    request = FOUR_TO_THREE.request(target, workers=1, memory_limit="16MiB")
+    run = start_slowly(request.model_dump(mode="json"))
+    assert run.stdout is not None
+    for _ in range(blocks + 1):
+        run.stdout.readline()
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    run.stdout.close()
+    assert not target.exists()
+    for file in partial(target).glob("rank_*/[!.]*"):
+        rank = int(file.parent.name.removeprefix("rank_"))
+        assert read_ckpt(file) == FOUR_TO_THREE.want[rank], "what has its name is whole"
+    report = convert(request)
+    assert report.committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not [path for path in target.rglob("*") if path.name.endswith(".tmp")]
+
+
+# ---- publishing ----
+
+
+def test_a_second_run_finds_all_done(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed"] * 3
+    assert report.committed
+    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
+    assert not partial(target).exists()
+
+
+def test_a_finished_target_is_mended(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / "rank_1" / "checkpoint_1.ckpt").unlink()
+    report = convert(FOUR_TO_THREE.request(target))
+    assert outcomes(report) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_another_checkpoint_at_the_target_needs_overwrite(target: Path) -> None:
+    shutil.copytree(PIPELINES.directory / "src", target)
+    for file in target.rglob("*.ckpt"):
+        file.chmod(0o400)
+    with pytest.raises(TargetError, match=r"is not empty.*--overwrite"):
+        convert(FOUR_TO_THREE.request(target))
+    assert len(read_tree(target)) == 8
+    report = convert(FOUR_TO_THREE.request(target, overwrite=True))
+    assert report.committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert sorted(path.name for path in target.parent.iterdir()) == ["out"]
+
+
+def test_the_old_target_stays_until_the_new_one_is_whole(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(PIPELINES.request(target))
+    monkeypatch.setattr(
+        "reshard.core.conversion.convert.check_rank", lambda *_: (_ for _ in ()).throw(StorageError("no"))
+    )
+    with pytest.raises(ConversionError):
+        convert(FOUR_TO_THREE.request(target, overwrite=True))
+    assert read_tree(target) == PIPELINES.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_what_is_no_checkpoint_is_never_overwritten(target: Path) -> None:
+    target.mkdir()
+    (target / "thesis.tex").write_text("precious")
+    with pytest.raises(TargetError, match=r"holds what is not a checkpoint's \(thesis.tex\)"):
+        convert(FOUR_TO_THREE.request(target, overwrite=True))
+    assert (target / "thesis.tex").read_text() == "precious"
+
+
+def test_a_finished_target_with_files_that_do_not_belong(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / "rank_0" / "zzz.ckpt").write_bytes(b"")
+    with pytest.raises(TargetError, match=r"zzz.ckpt: does not belong to this checkpoint.*Move it away"):
+        convert(FOUR_TO_THREE.request(target))
+
+
+def test_places_where_no_directory_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TargetError, match="out: cannot be made: .*file is a file"):
+        convert(FOUR_TO_THREE.request(tmp_path / "file" / "out"))
+    with pytest.raises(TargetError, match="/dev/null: is a file"):
+        convert(FOUR_TO_THREE.request("/dev/null"))
+
+
+def test_a_directory_that_must_not_be_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.core.target.target.os.access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(TargetError, match=f"out: cannot be made: {target.parent} is not writable"):
+        convert(FOUR_TO_THREE.request(target))
+
+
+def test_an_empty_directory_is_a_fine_target(target: Path) -> None:
+    target.mkdir()
+    assert convert(FOUR_TO_THREE.request(target)).committed
+
+
+def test_a_file_at_the_target_is_refused(target: Path) -> None:
+    target.write_text("")
+    with pytest.raises(TargetError, match="is a file, not a directory"):
+        convert(FOUR_TO_THREE.request(target))
+
+
+def test_another_plan_does_not_take_over_unfinished_work(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    with pytest.raises(TargetError, match="an unfinished conversion by another plan.*--overwrite"):
+        convert(FOUR_TO_THREE.request(target, prefix="other_"))
+    report = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
+    assert outcomes(report) == ["written"] * 3
+    assert sorted(path.name for path in target.rglob("*.ckpt")) == ["other_0.ckpt", "other_1.ckpt", "other_2.ckpt"]
+
+
+def test_source_and_target_inside_each_other(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    with pytest.raises(TargetError, match="lies inside the source"):
+        convert(FOUR_TO_THREE.request(source / "out", source=str(source)))
+    with pytest.raises(TargetError, match="the source .* lies inside it"):
+        convert(FOUR_TO_THREE.request(tmp_path, source=str(source)))
+    with pytest.raises(TargetError, match="is the source itself"):
+        convert(FOUR_TO_THREE.request(source, source=str(source)))
+    pattern = str(source / "rank_{rank}")
+    with pytest.raises(TargetError, match="lies inside the source"):
+        convert(FOUR_TO_THREE.request(source / "rank_0/out", source=pattern))
+    with pytest.raises(TargetError, match="can be a part of the source"):
+        convert(FOUR_TO_THREE.request(source / "rank_9", source=pattern))
+    convert(FOUR_TO_THREE.request(source / "out", source=pattern))
+    assert read_tree(source / "out") == FOUR_TO_THREE.want
+
+
+def test_unfinished_work_is_no_source(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_before_commit(monkeypatch, target)
+    again = {"source_strategy": str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"), "target_strategy": ""}
+    with pytest.raises(CatalogError, match="unfinished conversion"):
+        convert(FOUR_TO_THREE.request(target.parent / "next", source=str(partial(target)), **again))
+    convert(FOUR_TO_THREE.request(target))
+    assert convert(FOUR_TO_THREE.request(target.parent / "next", source=str(target), **again)).committed
+
+
+# ---- sharing the work ----
+
+
+def test_ranks_done_by_several_runs_are_committed_by_the_last(target: Path) -> None:
+    first = convert(FOUR_TO_THREE.request(target, ranks="0,2"))
+    assert (first.committed, first.missing_ranks) == (False, (1,))
+    assert not target.exists()
+    last = convert(FOUR_TO_THREE.request(target, ranks="1"))
+    assert last.committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_copies_whose_original_is_done_elsewhere_are_written(target: Path) -> None:
+    strategy = whole_copies(target.parent, 3)
+    report = convert(FOUR_TO_THREE.request(target, target_strategy=strategy, ranks="1-2"))
+    assert outcomes(report) == ["written", "written"]
+    assert convert(FOUR_TO_THREE.request(target, target_strategy=strategy, ranks="0")).committed
+    [first, *others] = read_tree(target).values()
+    assert others == [first, first]
+
+
+def test_two_runs_into_one_target(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target)
+    with open_session(request, make_plan(request)):
+        with pytest.raises(TargetError, match=r"another run is already converting into this target: run \w{8} of .* "):
+            convert(request)
+        with pytest.raises(TargetError, match="It holds target ranks 0, 1, 2"):
+            convert(FOUR_TO_THREE.request(target, ranks="0-2"))
+    assert convert(request).committed
+
+
+def test_other_ranks_may_be_done_at_the_same_time(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, ranks="0")
+    with open_session(request, make_plan(request)):
+        assert not convert(FOUR_TO_THREE.request(target, ranks="1-2")).committed
+        with pytest.raises(TargetError, match="is converting something else into it"):
+            convert(FOUR_TO_THREE.request(target, ranks="1", prefix="p_", overwrite=True))
+    assert convert(request).committed
+
+
+def test_unknown_ranks(target: Path) -> None:
+    with pytest.raises(InputError, match="the target has ranks 0 to 2, not 7"):
+        convert(FOUR_TO_THREE.request(target, ranks="1,7"))
+
+
+# ---- what may go wrong ----
+
+
+def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    request = FOUR_TO_THREE.request(target, source=str(source))
+    plan = make_plan(request)
+    file = source / "rank_1" / "checkpoint_1.ckpt"
+    os.utime(file, ns=(1, 1))
+    with open_session(request, plan) as session:
+        failures = _run_ranks(session, threading.Event())
+        with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
+            session.finish(failures, 1.0)
+
+
+def test_disk_full(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        with pytest.raises(StorageError, match=r"has no room: [\d,]+ bytes are to be written, [\d,]+ are free"):
+            convert(FOUR_TO_THREE.request(small / "out"))
+        assert os.listdir(small) in ([], ["out.reshard-partial"])
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+FULL_RUN = """
+import resource, sys
+from reshard.core.conversion.convert import convert
+from reshard.core.errors import ConversionError
+from reshard.core.request.conversion import build_request
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+try:
+    convert(build_request(**eval(sys.argv[1])))
+except ConversionError as error:
+    print(error)
+"""
+
+
+def test_no_more_room_in_the_middle(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target)
+    run = subprocess.run(
+        [sys.executable, "-c", FULL_RUN, repr(request.model_dump(mode="json"))],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "3 of 3 target ranks failed" in run.stdout
+    assert "cannot write" in run.stdout
+    assert "File too large" in run.stdout
+    assert not target.exists()
+    assert not list(partial(target).rglob("*.ckpt"))
+    assert convert(request).committed
+
+
+def test_a_stage_of_its_own_is_converted_alone(target: Path) -> None:
+    own = PIPELINES.directory / "src_stages" / "strategy_5.ckpt"
+    report = convert(PIPELINES.request(target, source_strategy=str(own), target_strategy=""))
+    assert "the source strategy is stage 1's own: only rank_4, rank_5, rank_6" in report.notes[0]
+    assert "are NOT in the result" in report.notes[0]
+    [held] = read_tree(target).values()
+    [full] = read_tree(PIPELINES.directory / "full").values()
+    assert {name: full[name] for name in held if name in full} == {n: c for n, c in held.items() if n in full}
+    assert 0 < len(held) < len(full) + 2
+
+
+def test_a_strategy_of_another_world_size(target: Path) -> None:
+    with pytest.raises(CatalogError, match="4 ranks, but the source strategy has 8 ranks; missing: rank_4"):
+        convert(FOUR_TO_THREE.request(target, source_strategy=str(PIPELINES.directory / "src_strategy.ckpt")))
+    source = target.parent / "src"
+    for rank in range(8):
+        shutil.copytree(FOUR_TO_THREE.directory / "src" / f"rank_{rank % 4}", source / f"rank_{rank}")
+    with pytest.raises(CatalogError, match="has 8 ranks, but the source strategy .* has 4: it is another checkpoint's"):
+        convert(FOUR_TO_THREE.request(target, source=str(source)))
+
+
+def test_missing_rank(tmp_path: Path, target: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    shutil.rmtree(source / "rank_2")
+    with pytest.raises(CatalogError, match="missing: rank_2"):
+        convert(FOUR_TO_THREE.request(target, source=str(source)))
+    assert not target.exists()
+    assert not partial(target).exists()
+
+
+def test_a_file_truncated_at_every_length(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    file = source / "rank_3" / "checkpoint_3.ckpt"
+    whole = file.read_bytes()
+    request = FOUR_TO_THREE.request(tmp_path / "out", source=str(source))
+    make_plan(request)
+    step = max(1, len(whole) // 150)
+    for length in [*range(200), *range(200, len(whole), step), len(whole) - 1]:
+        file.chmod(0o600)
+        file.write_bytes(whole[:length])
+        with pytest.raises(InputError, match=r"rank_3"):
+            make_plan(request)
+
+
+def test_source_that_is_not_there(target: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        convert(FOUR_TO_THREE.request(target, source="/nowhere/at/all"))
+    with pytest.raises(InputError, match="nothing.ckpt"):
+        convert(FOUR_TO_THREE.request(target, source_strategy="/tmp/nothing.ckpt"))
+
+
+def test_strategy_that_is_none(target: Path) -> None:
+    with pytest.raises(InputError, match="checkpoint"):
+        convert(
+            FOUR_TO_THREE.request(
+                target, source_strategy=str(FOUR_TO_THREE.directory / "src" / "rank_0" / "checkpoint_0.ckpt")
+            )
+        )
+
+
+def test_what_safetensors_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path, target: Path) -> None:
+    message = CheckpointMessage()
+    tensor = message.value.add(tag="table").maptensor.tensor.add(dims=[1], tensor_type="int32")
+    tensor.tensor_content = b"\1\0\0\0"
+    (tmp_path / "map.ckpt").write_bytes(message.SerializeToString())
+    request = build_request(source=str(tmp_path / "map.ckpt"), target=str(target), format="safetensors")
+    with pytest.raises(InputError, match="'table'"):
+        convert(request)
+    assert not partial(target).exists()
+    convert(build_request(source=str(tmp_path / "map.ckpt"), target=str(target)))
+    assert (target / "rank_0" / "checkpoint_0.ckpt").read_bytes() == message.SerializeToString()
+
+
+def test_missing_target_parameters_are_all_listed(target: Path) -> None:
+    strategy = whole_copies(target.parent, 2, extra="adam_m.new")
+    with pytest.raises(PlanError, match="'adam_m.new' of the target's strategy is in no source file"):
+        convert(FOUR_TO_THREE.request(target, target_strategy=strategy))
+    report = convert(FOUR_TO_THREE.request(target, target_strategy=strategy, allow_missing=["adam_*"]))
+    assert report.excused == ("adam_m.new",)
+
+
+# ---- options and storages ----
+
+
+def test_verification_finds_a_flipped_bit_and_a_missing_file(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    file = target / "rank_1" / "checkpoint_1.ckpt"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 0x10
+    file.write_bytes(data)
+    (target / "rank_2" / "checkpoint_2.ckpt").unlink()
+    [flipped, missing] = verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert "checkpoint_1.ckpt: parameter" in flipped
+    assert "its bytes are not those that were written" in flipped
+    assert "checkpoint_2.ckpt: cannot read it: no such file" in missing
+    assert len(verify_target(str(target), VerifyLevel.STRUCTURE).problems) == 1
+
+
+def test_verifying_what_was_never_converted(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a finished conversion"):
+        verify_target(str(tmp_path), VerifyLevel.STRUCTURE)
+
+
+@pytest.mark.parametrize("level", ["none", "structure", "checksum"])
+def test_levels_are_recorded(target: Path, level: str) -> None:
+    assert convert(FOUR_TO_THREE.request(target, verify=level)).verified == level
+    manifest = json.loads((target / ".reshard" / "manifest.json").read_text())
+    assert manifest["verified"] == level
+    assert manifest["target_world_size"] == 3
+
+
+def test_the_step_is_chosen_and_recorded(target: Path) -> None:
+    source = target.parent / "src"
+    for rank in range(4):
+        folder = source / f"rank_{rank}"
+        folder.mkdir(parents=True)
+        good = FOUR_TO_THREE.directory / "src" / f"rank_{rank}" / f"checkpoint_{rank}.ckpt"
+        shutil.copy(good, folder / "net-10_5.ckpt")
+        (folder / "net-9_5.ckpt").write_bytes(b"not even a checkpoint")
+    report = convert(FOUR_TO_THREE.request(target, source=str(source)))
+    assert report.step == "10_5"
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    fs = fsspec.filesystem("memory")
+    yield "memory://bucket"
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+
+
+def test_object_stores(memory: str, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    fs.put(str(FOUR_TO_THREE.directory / "src"), f"{memory}/src", recursive=True)
+    report = convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src"))
+    assert report.committed
+    assert not verify_target(f"{memory}/out", VerifyLevel.CHECKSUM).problems
+    assert outcomes(convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src"))) == ["resumed"] * 3
+    with pytest.raises(TargetError, match="is not empty"):
+        convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src", prefix="p_"))
+    again = convert(FOUR_TO_THREE.request(f"{memory}/out", source=f"{memory}/src", prefix="p_", overwrite=True))
+    assert again.committed
+    fs.get(f"{memory}/out", str(tmp_path / "back"), recursive=True)
+    assert read_tree(tmp_path / "back") == FOUR_TO_THREE.want
+
+
+def test_small_memory_gives_the_same_bytes(tmp_path: Path) -> None:
+    convert(PIPELINES.request(tmp_path / "a"))
+    convert(PIPELINES.request(tmp_path / "b", memory_limit="16MiB", workers=1024))
+    for path in (tmp_path / "a").glob("rank_*/*"):
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+
+
+def test_no_time_is_lost_waiting_for_a_dead_run(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, workers=1)
+    run = start_slowly(request.model_dump(mode="json"))
+    assert run.stdout is not None
+    run.stdout.readline()
+    with pytest.raises(TargetError, match=f"process {run.pid}"):
+        convert(request)
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    started = time.monotonic()
+    assert convert(request).committed
+    assert time.monotonic() - started < 10
+
+
+def test_verification_finds_files_that_do_not_belong(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / "rank_0" / "zzz.ckpt").write_bytes(b"")
+    (target / "rank_9").mkdir()
+    (target / "rank_9" / "x.ckpt").write_bytes(b"")
+    problems = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+    assert [problem.split(": ")[0].removeprefix(str(target)) for problem in problems] == [
+        "/rank_0/zzz.ckpt",
+        "/rank_9/x.ckpt",
+    ]
+
+
+def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> None:
+    shutil.copytree(FOUR_TO_THREE.directory / "src", target)
+    (tmp_path / "src").mkdir()
+    for rank in range(4):
+        (tmp_path / "src" / f"rank_{rank}").symlink_to(target / f"rank_{rank}")
+    with pytest.raises(TargetError, match="lies inside it, or where it is put together"):
+        convert(FOUR_TO_THREE.request(target, source=str(tmp_path / "src"), overwrite=True))
+    assert len(read_tree(target)) == 4
+
+
+def test_a_record_that_names_another_file_is_not_gone_on_from(target: Path) -> None:
+    """A correct file elsewhere made a rank count as done."""
+    convert(FOUR_TO_THREE.request(target))
+    record = target / ".reshard/records/rank_0.json"
+    for file in ("rank_0/other.ckpt", f"../{target.name}/rank_0/checkpoint_0.ckpt"):
+        fields = json.loads(record.read_text()) | {"file": file}
+        record.write_text(json.dumps(fields))
+        assert verify_target(str(target), VerifyLevel.CHECKSUM).problems
+        assert convert(FOUR_TO_THREE.request(target)).committed
+        assert json.loads(record.read_text())["file"] == "rank_0/checkpoint_0.ckpt"
+        assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_what_a_format_cannot_hold_is_told_even_if_it_stays_the_same(tmp_path: Path, target: Path) -> None:
+    header = b'{"format":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    with pytest.raises(InputError, match="'format'"):
+        convert(build_request(source=str(tmp_path / "m.safetensors"), target=str(target)))
+    assert not partial(target).exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"write_crc": True}])
+@pytest.mark.parametrize("format", ["ckpt", "safetensors"])
+def test_verification_finds_any_flipped_bit(target: Path, format: str, options: dict[str, object]) -> None:
+    """Also where it changes neither a name nor a number: in a key of the header that nobody looks at, say."""
+    report = convert(FOUR_TO_THREE.request(target, format=format, **options))
+    location = parse_url(str(target))
+    record = Workspace(location, report.identity).read_record(0)
+    file = target / "rank_0" / f"checkpoint_0.{format}"
+    written = file.read_bytes()
+    generator = np.random.default_rng(0)
+    for place in [*range(min(500, len(written))), *generator.integers(0, len(written), 50)]:
+        damaged = bytearray(written)
+        damaged[place] ^= 1 << int(generator.integers(0, 8))
+        file.write_bytes(damaged)
+        assert verify_rank(location, record, VerifyLevel.CHECKSUM).problems, place
+
+
+def test_verification_finds_that_a_rank_was_taken_out_of_the_manifest(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    manifest = target / ".reshard" / "manifest.json"
+    change_record(manifest, ranks=json.loads(manifest.read_text())["ranks"][:2])
+    shutil.rmtree(target / "rank_2")
+    [problem, of_record] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+    assert problem.endswith("its manifest lists 2 of 3 ranks: it was changed")
+    assert of_record.endswith("rank_2.json: does not belong to this checkpoint's records")
+
+
+def test_verifying_with_a_damaged_record(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    record = target / ".reshard" / "records" / "rank_1.json"
+    record.write_text(record.read_text().replace('"rank"', '"rnk"'))
+    (target / ".reshard" / "records" / "rank_2.json").unlink()
+    [damaged, missing] = verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert "rank_1.json: not a readable record" in damaged
+    assert "rank_2.json: cannot read it" in missing
+
+
+def test_tables_that_every_slice_repeats_are_no_proof(tmp_path: Path, target: Path) -> None:
+    tables = [(f"table{number}", "UInt8", (4,), b"abcd") for number in range(8)]
+    for rank in range(2):
+        (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
+        weight = ("w", "UInt8", (2**21,), bytes([rank, 7]) * 2**20)
+        (tmp_path / "src" / f"rank_{rank}" / "m.ckpt").write_bytes(checkpoint_bytes(*tables, weight))
+    cut = ParameterLayout((2,), ((0,),))
+    strategy = Strategy((StageStrategy(0, {name: cut for name, *_ in (*tables, weight)}),), "test")
+    write_strategy(strategy, str(tmp_path / "s.ckpt"))
+    convert(build_request(source=str(tmp_path / "src"), target=str(target), source_strategy=str(tmp_path / "s.ckpt")))
+    assert read_tree(target)[0]["table3"] == ("UInt8", (8,), b"abcdabcd")
+
+
+@pytest.mark.parametrize("values", [b"\0\0\0\0" * 8, b"\1\0\0\0" * 8])
+def test_equal_contents_tell_nothing_if_they_are_one_value(tmp_path: Path, target: Path, values: bytes) -> None:
+    for rank in range(2):
+        (tmp_path / "src" / f"rank_{rank}").mkdir(parents=True)
+        (tmp_path / "src" / f"rank_{rank}" / "m.ckpt").write_bytes(checkpoint_bytes(("w", "Int32", (8,), values)))
+    strategy = Strategy((StageStrategy(0, {"w": ParameterLayout((2,), ((0,),))}),), "test")
+    write_strategy(strategy, str(tmp_path / "s.ckpt"))
+    convert(build_request(source=str(tmp_path / "src"), target=str(target), source_strategy=str(tmp_path / "s.ckpt")))
+    assert read_tree(target)[0]["w"] == ("Int32", (16,), values * 2)
+
+
+def damage(path: Path) -> None:
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def do_ranks(session: Session) -> None:
+    assert not _run_ranks(session, threading.Event())
+
+
+def test_a_finished_target_verified_more_closely_later_stays_sound(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target, verify="none"))
+    assert convert(FOUR_TO_THREE.request(target, verify="checksum")).committed
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert json.loads((target / ".reshard" / "manifest.json").read_text())["verified"] == "checksum"
+
+
+def test_a_run_whose_target_was_completed_by_another_says_so(target: Path) -> None:
+    first, last = FOUR_TO_THREE.request(target, ranks="0-1"), FOUR_TO_THREE.request(target, ranks="2")
+    plan = make_plan(first)
+    with open_session(last, plan) as slow:
+        do_ranks(slow)
+        with open_session(first, plan) as quick:
+            do_ranks(quick)
+            assert quick.finish({}, 0).committed
+        report = slow.finish({}, 0)
+    assert (report.committed, report.missing_ranks) == (True, ())
+    assert [rank.rank for rank in report.ranks] == [2]
+    assert not partial(target).exists()
+
+
+def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, last = FOUR_TO_THREE.request(target, ranks="0-1"), FOUR_TO_THREE.request(target, ranks="2")
+    plan = make_plan(first)
+    read_record = Workspace.read_record
+
+    def slow_read(workspace: Workspace, rank: int) -> ShardRecord:
+        if rank == 1 and workspace.directory.path.endswith(PARTIAL_SUFFIX) and not ended:
+            ended.append(True)
+            assert quick.finish({}, 0).committed
+        return read_record(workspace, rank)
+
+    ended: list[bool] = []
+    with open_session(last, plan) as slow:
+        do_ranks(slow)
+        with open_session(first, plan) as quick:
+            do_ranks(quick)
+            monkeypatch.setattr(Workspace, "read_record", slow_read)
+            report = slow.finish({}, 0)
+    assert ended
+    assert (report.committed, report.missing_ranks) == (True, ())
+    assert [rank.outcome for rank in report.ranks] == ["written"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not partial(target).exists()
+
+
+@pytest.mark.parametrize("moment", ["list", "read"])
+def test_a_run_whose_target_is_completed_by_another_while_it_begins(
+    target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    convert(FOUR_TO_THREE.request(target, ranks="0-1"))
+    method = {"list": Workspace.recorded_ranks, "read": Workspace.read_record}[moment]
+    begun: list[bool] = []
+
+    def after_another_run(workspace: Workspace, *arguments: int) -> object:
+        if not begun:
+            begun.append(True)
+            assert convert(FOUR_TO_THREE.request(target, ranks="2")).committed
+        return method(workspace, *arguments)  # type: ignore[operator]
+
+    monkeypatch.setattr(Workspace, method.__name__, after_another_run)
+    report = convert(FOUR_TO_THREE.request(target, ranks="0-1"))
+    assert report.committed
+    assert outcomes(report) == ["resumed", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
+    target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It used to fail, or to begin another target beside; it checks its file where that is by then."""
+    ended: list[bool] = []
+
+    def slow_verify(*args: Any, **kwargs: Any) -> RankVerification:
+        found = verify_rank(*args, **kwargs) if moment == "after" else None
+        if not ended:
+            ended.append(True)
+            assert convert(FOUR_TO_THREE.request(target, ranks="0-1", verify="none")).committed
+        return found or verify_rank(*args, **kwargs)
+
+    with open_session(FOUR_TO_THREE.request(target, ranks="0-1", verify="none"), plan_of(target)) as session:
+        do_ranks(session)
+    monkeypatch.setattr("reshard.core.conversion.session.verify_rank", slow_verify)
+    report = convert(FOUR_TO_THREE.request(target, ranks="2", verify="checksum"))
+    assert ended
+    assert report.committed
+    assert [(rank.rank, rank.verified) for rank in report.ranks] == [(2, VerifyLevel.CHECKSUM)]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize(
+    "look", ["reshard.core.target.target.Workspace.recorded_ranks", "reshard.core.target.target.other_files"]
+)
+def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
+    target: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """The other one's records and manifest used to be removed, or its files to be taken for nobody's."""
+    convert(FOUR_TO_THREE.request(target))
+    function: Any = {"recorded_ranks": Workspace.recorded_ranks, "other_files": other_files}[look.rpartition(".")[2]]
+
+    def slow_look(*arguments: Any) -> object:
+        monkeypatch.setattr(look, function)
+        replaced = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
+        assert replaced.committed
+        return function(*arguments)
+
+    monkeypatch.setattr(look, slow_look)
+    with pytest.raises(TargetError, match="is not empty. Name another target, or pass --overwrite"):
+        convert(FOUR_TO_THREE.request(target))
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def plan_of(target: Path) -> ConversionPlan:
+    return make_plan(FOUR_TO_THREE.request(target))
+
+
+def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second used to pass the first one's gate, publish, and have its target moved aside by the first."""
+    convert(FOUR_TO_THREE.request(target, ranks="2"))
+    others: list[Future[ConversionReport]] = []
+
+    def slow_publish(*locations: Location) -> None:
+        if not others:
+            others.append(pool.submit(convert, FOUR_TO_THREE.request(target, ranks="2")))
+            time.sleep(0.5)
+        publish(*locations)
+
+    monkeypatch.setattr("reshard.core.target.target.publish", slow_publish)
+    with ThreadPoolExecutor(1) as pool:
+        assert convert(FOUR_TO_THREE.request(target, ranks="0-1")).committed
+    assert others[0].result().committed
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_a_damaged_manifest_can_be_overwritten(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (target / ".reshard" / "manifest.json").write_text("{")
+    with pytest.raises(TargetError, match=r"not a readable manifest.*Restore it, or pass --overwrite"):
+        convert(FOUR_TO_THREE.request(target))
+    assert convert(FOUR_TO_THREE.request(target, overwrite=True)).committed
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_mending_where_a_refused_run_left_its_place(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    (partial(target) / ".reshard" / "leases").mkdir(parents=True)
+    damage(next((target / "rank_1").iterdir()))
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+
+
+def test_mending_while_another_plan_is_unfinished(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    convert(FOUR_TO_THREE.request(target, prefix="other_", ranks="0", overwrite=True))
+    damage(next((target / "rank_1").iterdir()))
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert partial(target).exists()
+
+
+def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    damage(next((target / "rank_1").iterdir()))
+    request = FOUR_TO_THREE.request(target)
+    with open_session(request, make_plan(request)) as session:
+        assert session.finish(_run_ranks(session, threading.Event()), 1.0).committed
+        manifest = read_manifest(parse_url(str(target)))
+        assert manifest is not None
+        session.target.commit(
+            manifest, dump_plan(session.plan)
+        )  # as the other run does, which saw all ranks there and no manifest yet
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_a_target_replaced_by_another_plan_just_before_it_is_mended(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    request = FOUR_TO_THREE.request(target, overwrite=True)
+    mended = Target(parse_url(str(target)), make_plan(request), overwrite=True)
+    assert mended.workspace.directory == mended.final
+    convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
+    with pytest.raises(TargetError, match="was replaced by another conversion"), mended.claimed([0]):
+        pass
+    assert read_tree(target) == FOUR_TO_THREE.want
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+
+
+def test_what_a_killed_run_was_writing_is_in_nobodys_way_and_removed(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    left = [
+        target / "rank_1" / ".checkpoint_1.ckpt.0123abcd.tmp",
+        target / ".reshard" / "records" / ".rank_1.json.0123abcd.tmp",
+    ]
+    for path in left:
+        path.write_bytes(b"half")
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed"] * 3
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    damage(next((target / "rank_1").glob("*.ckpt")))
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert not [path for path in left if path.exists()]
+
+
+def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    damage(next((target / "rank_1").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "reshard.core.conversion.session.transform_ranks",
+            lambda *_, **__: (_ for _ in ()).throw(StorageError("no")),
+        )
+        with pytest.raises(ConversionError, match="1 of 3 target ranks failed"):
+            convert(FOUR_TO_THREE.request(target))
+    assert len(list(target.glob("rank_*/*"))) == 3
+    assert not (target / ".reshard" / "manifest.json").exists()
+    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
+    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
+    assert sorted(path.name for path in (target / ".reshard").iterdir()) == [
+        "identity",
+        "manifest.json",
+        "plan.json.gz",
+        "records",
+    ]
+
+
+def test_what_a_crash_left_of_the_old_target_is_removed_by_the_next_run(target: Path) -> None:
+    convert(FOUR_TO_THREE.request(target))
+    left = target.with_name(target.name + ".reshard-replaced")
+    shutil.copytree(target, left)
+    convert(FOUR_TO_THREE.request(target))
+    assert not left.exists()
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target.mkdir()
+    monkeypatch.setattr("reshard.core.target.target.os.path.ismount", lambda path: path == str(target))
+    with pytest.raises(TargetError, match="is a mount point.*Name a directory in it"):
+        convert(FOUR_TO_THREE.request(target))
+    assert not partial(target).exists()
+
+
+def test_braces_in_a_path_are_no_pattern(tmp_path: Path) -> None:
+    source = tmp_path / "{x}" / "src"
+    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
+    assert convert(FOUR_TO_THREE.request(tmp_path / "{x}" / "out", source=str(source))).committed
+
+
+@pytest.mark.parametrize("name", ["out[1]", "out*", "out?"])
+def test_overwriting_an_object_store_target_spares_what_its_name_would_match(memory: str, name: str) -> None:
+    fs = fsspec.filesystem("memory")
+    convert(FOUR_TO_THREE.request(f"{memory}/out1"))
+    spared = {path: fs.cat_file(path) for path in fs.find(f"{memory}/out1")}
+    convert(FOUR_TO_THREE.request(f"{memory}/{name}"))
+    convert(FOUR_TO_THREE.request(f"{memory}/{name}", prefix="p_", overwrite=True))
+    assert {path: fs.cat_file(path) for path in fs.find(f"{memory}/out1")} == spared
+    assert not verify_target(f"{memory}/{name}", VerifyLevel.CHECKSUM).problems
+
+
+def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp_path: Path) -> None:
+    """A task that was given to two workers: one ends when the other's file is checked already."""
+    request = FOUR_TO_THREE.request(tmp_path / "out")
+    with open_session(request, make_plan(request)) as session:
+        workspace, plan, budget = session.workspace, session.plan, session.budget
+        for rank in (0, 1, 2):
+            convert_rank(workspace, plan, rank, budget, lambda _: None, group=(rank,), lanes=1)
+            check_rank(workspace, plan, rank, request.verify, lambda _: None)
+        convert_rank(workspace, plan, 1, budget, lambda _: None, group=(1,), lanes=1)
+        with pytest.raises(StorageError, match="rank_1: said to be done, but no checked file is recorded"):
+            session.finish({}, 1.0)
+    assert not (tmp_path / "out").exists()
+    assert convert(request).committed
+
+
+# ---- a source that is rewritten and given its old modification time ----
+
+
+@pytest.fixture
+def own_source(tmp_path: Path) -> Path:
+    shutil.copytree(FOUR_TO_THREE.directory / "src", tmp_path / "src")
+    return tmp_path / "src"
+
+
+def rewrite_with_its_old_time(file: Path) -> None:
+    status, data = file.stat(), bytearray(file.read_bytes())
+    file.chmod(0o600)
+    data[len(data) // 2] ^= 1  # amid a parameter's contents
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_mtime_ns == status.st_mtime_ns
+
+
+def test_a_source_rewritten_with_its_old_time_while_it_is_converted(own_source: Path, target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, source=str(own_source))
+    plan = make_plan(request)
+    rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
+    with open_session(request, plan) as session:
+        failures = _run_ranks(session, threading.Event())
+        message = (
+            r"rank_1: .*checkpoint_1.ckpt changed while it was being converted .* it was rewritten and given its old"
+        )
+        with pytest.raises(InputError, match=message):
+            session.finish(failures, 1.0)
+
+
+def test_a_source_rewritten_with_its_old_time_before_an_interrupted_run_goes_on(
+    own_source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = FOUR_TO_THREE.request(target, source=str(own_source))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
+        )
+        with pytest.raises(StorageError):
+            convert(request)
+    rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
+    message = (
+        r"of a source that has changed since.*--overwrite.*src/rank_1/checkpoint_1.ckpt is of the same size and mod"
+    )
+    with pytest.raises(TargetError, match=message):
+        convert(request)
+    again = request.model_copy(update={"overwrite": True})
+    assert outcomes(convert(again)) == ["written"] * 3
+
+
+def test_a_source_rewritten_with_its_old_time_after_its_conversion(own_source: Path, target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, source=str(own_source))
+    convert(request)
+    rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
+    with pytest.raises(
+        TargetError, match=r"is not empty.*--overwrite to replace it .*it was made from the same source"
+    ):
+        convert(request)
+    assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
+    assert verify_target(str(target), VerifyLevel.CONTENT).problems
+
+
+def test_a_source_of_which_only_the_mode_or_the_links_changed(own_source: Path, target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, source=str(own_source))
+    convert(request)
+    assert outcomes(convert(request)) == ["resumed"] * 3
+    (own_source / "rank_0/checkpoint_0.ckpt").chmod(0o400)
+    os.link(own_source / "rank_2/checkpoint_2.ckpt", own_source.parent / "backup")
+    with pytest.raises(TargetError) as caught:
+        convert(request)
+    assert str(caught.value) == (
+        f"{target}: is not empty. Name another target, or pass --overwrite to replace it (it was made from the same "
+        f"source, of which {own_source}/rank_2/checkpoint_2.ckpt is of the same size and modification time, but "
+        "changed since: it was rewritten and given its old time, or its mode, owner or links were changed; "
+        f"reshard verify {target} --level content compares the values)"
+    )
+    assert verify_target(str(target), VerifyLevel.CONTENT).problems == ()
+
+
+def test_values_are_compared_although_an_earlier_version_recorded_no_change_times(
+    own_source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "reshard.core.storage.files.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}"
+        )
+        convert(FOUR_TO_THREE.request(target, source=str(own_source)))
+    report = verify_target(str(target), VerifyLevel.CONTENT)
+    assert report.problems == ()
+    assert report.compared

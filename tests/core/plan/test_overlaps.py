@@ -1,0 +1,71 @@
+"""How the cells of one parameter lie over each other: every element of every cell, by literal slicing."""
+
+import math
+
+import numpy as np
+import pytest
+
+from reshard.core.conversion.convert import make_plan
+from reshard.core.plan.overlaps import ParameterOverlaps, overlaps_of
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.tensor.slices import TensorSlice
+from tests.support.checkpoints import Case, case
+
+
+def overlaps_in(plan: ConversionPlan, name: str) -> ParameterOverlaps:
+    return overlaps_of(plan, next(parameter for parameter in plan.match.moved if parameter.name == name))
+
+
+@pytest.mark.parametrize("number", [7001, 7005, 7010, 7018])
+def test_what_overlaps_take_from_the_whole_tensor_makes_the_shards(number: int) -> None:
+    conversion = case(number)
+    plan = make_plan(conversion.request("/nowhere/out"))
+    shards = conversion.want
+    seen = set()
+    for parameter in plan.match.moved:
+        overlaps = overlaps_of(plan, parameter)
+        whole = np.arange(math.prod(parameter.shape)).reshape(parameter.shape)
+        held = {cell.box: cell.ranks for cell in overlaps.source_cells}
+        for cells in overlaps.target_cells.values():
+            for cell in cells:
+                filled = np.full(parameter.shape, -1)
+                for overlap in cell.overlaps:
+                    filled[overlap.target_box.as_index()] = whole[overlap.source_box.as_index()]
+                    [ranks] = [ranks for box, ranks in held.items() if box.contains(overlap.source_box)]
+                    assert overlap.source_rank in ranks
+                assert np.array_equal(filled[cell.box.as_index()], whole[cell.box.as_index()])
+                assert np.count_nonzero(filled >= 0) == cell.box.size
+                for rank in cell.ranks:
+                    assert shards[rank][parameter.name][1] == cell.box.shape
+                    seen.add((rank, parameter.name))
+    strategy = plan.inputs.target_strategy
+    assert strategy is not None
+    moved = {parameter.name for parameter in plan.match.moved}
+    assert seen == {(rank, name) for rank, contents in shards.items() for name in contents if name in moved}
+
+
+def test_only_the_ranks_that_keep_a_slice_are_named_where_redundancy_is_removed() -> None:
+    options = {"remove_redundancy": True, "format": "safetensors"}
+    plan = make_plan(with_replicas().request("/nowhere/out", **options))
+    for parameter in plan.match.moved:
+        for cells in overlaps_of(plan, parameter).target_cells.values():
+            for cell in cells:
+                for rank in plan.target_ranks:
+                    kept = {each.name for each in plan.rank_plan(rank).parameters}
+                    assert (rank in cell.ranks) <= (parameter.name in kept)
+                assert len(cell.ranks) == 1
+
+
+def with_replicas() -> Case:
+    """A conversion whose target's ranks share slices."""
+    return case(7001)
+
+
+def test_cells_of_both_sides() -> None:
+    plan = make_plan(case(7010).request("/nowhere/out"))
+    overlaps = overlaps_in(plan, "layers.1.weight_1")
+    assert [cell.ranks for cell in overlaps.source_cells] == [(0,), (1,), (2,), (3,)]
+    assert overlaps.source_cells[3].box == TensorSlice((0, 4, 2), (96, 8, 4))
+    [cells] = overlaps.target_cells.values()
+    assert [(cell.ranks, len(cell.overlaps)) for cell in cells] == [((0,), 4), ((1,), 4)]
+    assert {overlaps.size_bytes(overlap) for cell in cells for overlap in cell.overlaps} == {1536}

@@ -1,0 +1,146 @@
+"""How memory and file descriptors are shared out."""
+
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.core.request.conversion import SMALLEST_MEMORY_LIMIT_BYTES
+from reshard.core.runtime.budget import (
+    LARGEST_BUFFER_BYTES,
+    LARGEST_REMOTE_BLOCK_BYTES,
+    MOST_BLOCKS_TOGETHER,
+    PART_BYTES,
+    SMALLEST_PART_BYTES,
+    Budget,
+    open_files_limit,
+    share_out,
+    upload_part_bytes,
+)
+
+MIB = 2**20
+MOST_PARTS_OF_S3 = 10_000
+
+
+@given(
+    st.integers(SMALLEST_MEMORY_LIMIT_BYTES, 2**45),
+    st.integers(256, 2**20),
+    st.integers(1, 1024),
+    st.integers(1, MOST_BLOCKS_TOGETHER),
+)
+def test_any_limit_that_may_be_asked_for_is_kept(limit_bytes: int, files: int, workers: int, count: int) -> None:
+    budget = share_out(limit_bytes, files, workers)
+    assert 1 <= budget.workers <= workers
+    count = min(count, budget.most_blocks)
+    shares = budget.shares(count)
+    assert budget.workers * shares.total_bytes <= limit_bytes
+    wide = budget.shares(count, wide=True)
+    assert budget.workers * wide.total_bytes <= limit_bytes
+    assert wide.block_bytes <= wide.wide_block_bytes
+    assert budget.workers * (count + shares.sources_open) <= files
+    for size in (shares.block_bytes, shares.scratch_bytes):
+        assert 64 * 2**10 <= size <= LARGEST_BUFFER_BYTES
+        assert size % 4096 == 0
+
+
+@given(
+    st.integers(SMALLEST_MEMORY_LIMIT_BYTES, 2**45),
+    st.integers(1, 1024),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**42),
+    st.integers(1, 1024),
+    st.booleans(),
+)
+def test_any_limit_is_kept_with_object_stores(
+    limit_bytes: int,
+    workers: int,
+    remote_source: bool,
+    remote_target: bool,
+    file_bytes: int,
+    count: int,
+    keeps_first: bool,
+) -> None:
+    part_bytes = upload_part_bytes(limit_bytes, file_bytes) if remote_target else 0
+    budget = share_out(
+        limit_bytes,
+        2**20,
+        workers,
+        part_bytes=part_bytes,
+        remote_source=remote_source,
+        keeps_first=keeps_first,
+    )
+    count = min(count, budget.most_blocks)
+    # from a remote storage several workers gather for one group; else each may have its own
+    lanes = budget.most_lanes if remote_source and count > 1 else 1
+    shares, wide = (budget.shares(count, lanes, wide=wide) for wide in (False, True))
+    total = budget.workers // lanes * max(shares.total_bytes, wide.total_bytes)
+    # nothing can be sent to S3 in smaller parts; one is filled while another is sent, and the first may be held back
+    assert total <= max(limit_bytes, (2 + keeps_first) * part_bytes + 3 * 64 * 2**10)
+    assert shares.block_bytes <= LARGEST_REMOTE_BLOCK_BYTES
+    assert lanes * wide.block_bytes <= wide.wide_block_bytes
+    if remote_target:
+        assert file_bytes <= MOST_PARTS_OF_S3 * part_bytes
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "workers", "count", "want"),
+    [
+        (2048 * MIB, 8, 1, (8, 4 * MIB, 4 * MIB, 64 * MIB)),
+        (2048 * MIB, 8, 4, (8, 4 * MIB, 4 * MIB, 160 * MIB)),
+        (2048 * MIB, 8, 32, (8, 4 * MIB, MIB, 288 * MIB)),
+        (16 * MIB, 8, 1, (8, MIB, MIB, 16 * MIB)),
+        (16 * MIB, 8, 4, (8, MIB, MIB // 4, 16 * MIB)),
+        (16 * MIB, 1024, 1, (128, 64 * 2**10, 64 * 2**10, 16 * MIB)),
+        (16 * MIB, 3, 1, (3, 682 * 4096, 683 * 4096, 3 * 1365 * 4096)),
+    ],
+)
+def test_limits(limit_bytes: int, workers: int, count: int, want: tuple[int, int, int, int]) -> None:
+    budget = share_out(limit_bytes, 2**20, workers)
+    shares = budget.shares(count)
+    assert (budget.workers, shares.scratch_bytes, shares.block_bytes, budget.workers * shares.total_bytes) == want
+
+
+def test_little_memory_lets_fewer_ranks_share() -> None:
+    assert share_out(2048 * MIB, 2**20, 8).most_blocks == MOST_BLOCKS_TOGETHER
+    assert share_out(16 * MIB, 2**20, 8).most_blocks == 16
+    assert share_out(16 * MIB, 2**20, 1024).most_blocks == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "workers", "want"), [(1024, 2, (2, 32, 64)), (1024, 16, (16, 28, 28)), (256, 100, (64, 1, 1))]
+)
+def test_few_descriptors_let_fewer_ranks_share_and_fewer_sources_be_open(
+    files: int, workers: int, want: tuple[int, int, int]
+) -> None:
+    budget = share_out(2**40, files, workers)
+    assert (budget.workers, budget.most_blocks, budget.shares(budget.most_blocks).sources_open) == want
+
+
+def test_64_ranks_share_reads_from_one_object_store_to_another_within_the_default_limit() -> None:
+    budget = share_out(2048 * MIB, 2**20, 8, part_bytes=PART_BYTES, remote_source=True)
+    assert budget.most_blocks >= 64
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "file_bytes", "want"),
+    [
+        (2048 * MIB, 0, PART_BYTES),
+        (2048 * MIB, 70 * 2**30, PART_BYTES),
+        (2048 * MIB, 500 * 2**30, 57 * MIB),
+        (16 * MIB, 0, SMALLEST_PART_BYTES),
+    ],
+)
+def test_parts_are_large_enough_for_their_number_to_be_allowed(limit_bytes: int, file_bytes: int, want: int) -> None:
+    assert upload_part_bytes(limit_bytes, file_bytes) == want
+
+
+def test_the_limit_on_descriptors_is_the_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_files_limit() == min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**20)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert open_files_limit() == 2**20
+
+
+def test_something_is_always_left_to_work_with() -> None:
+    assert share_out(1, 3, 8) == Budget(1, 128 * 2**10, 2)

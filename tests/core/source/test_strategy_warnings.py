@@ -1,0 +1,212 @@
+"""A strategy that is not the checkpoint's own: refused where contents contradict it, told where only a little does."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from demo.make_checkpoint import make_demo
+from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.report import plan_notes
+from reshard.core.errors import StrategyError
+from reshard.core.plan.stage_shards import held_by_stages, names_in_order
+from reshard.core.request.conversion import build_request
+from reshard.core.source.sample_checks import content_misfits
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
+from reshard.core.tensor.layout import ParameterLayout
+from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
+from tests.support.ckpt_writer import checkpoint_bytes
+
+ROWS_OF_FOUR = case(7015)
+
+
+def misread(layout: ParameterLayout) -> ParameterLayout:
+    """The layout of another arrangement of devices: the innermost axis is taken for the outermost."""
+    last = len(layout.device_matrix) - 1
+    return dataclasses.replace(
+        layout, tensor_map=tuple(tuple(last - axis for axis in axes) for axes in layout.tensor_map)
+    )
+
+
+def misread_strategy(conversion: Case, path: Path, *names: str) -> str:
+    """The source's strategy with the layouts of some parameters misread, or of all."""
+    strategy = read_strategy(str(conversion.directory / "src_strategy.ckpt"))
+    stages = [
+        dataclasses.replace(
+            stage,
+            layouts={
+                name: misread(layout) if not names or name in names else layout
+                for name, layout in stage.layouts.items()
+            },
+        )
+        for stage in strategy.stages
+    ]
+    write_strategy(dataclasses.replace(strategy, stages=tuple(stages)), str(path))
+    return str(path)
+
+
+def strategy_of_rows(*names: str) -> Strategy:
+    """Of four ranks, each of which has a quarter of every parameter."""
+    layouts = {name: ParameterLayout((4,), ((0,),)) for name in names}
+    return Strategy((StageStrategy(0, layouts, (OperatorStrategy("op", 0, ((1, 1),)),)),), "test")
+
+
+def doubts_of(notes: tuple[str, ...]) -> list[str]:
+    return [note for note in notes if note.startswith("is this strategy the checkpoint's own? ")]
+
+
+@pytest.mark.parametrize("conversion", ALL_CASES, ids=lambda conversion: conversion.directory.name)
+def test_nobody_doubts_the_right_one(conversion: Case, tmp_path: Path) -> None:
+    assert doubts_of(plan_notes(make_plan(conversion.request(tmp_path / "out")))) == []
+
+
+def test_one_that_most_contents_contradict_is_refused(tmp_path: Path) -> None:
+    wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
+    with pytest.raises(StrategyError) as told:
+        convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong))
+    first, *found, advice = str(told.value).splitlines()
+    assert first == (
+        f"{wrong}: is not the strategy of the checkpoint {ROWS_OF_FOUR.directory / 'src'}: 3 of 5 parameters whose "
+        "contents were looked at contradict it:"
+    )
+    assert any("'layers.0.weight_0' differs on rank_0, rank_1, which should hold the same" in line for line in found)
+    assert "'reshard doctor' tells more" in advice
+    assert "--trust-strategy" in advice
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_one_that_is_trusted_is_followed_and_what_contradicts_it_is_told(tmp_path: Path) -> None:
+    wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
+    report = convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong, trust_strategy=True))
+    assert report.committed
+    assert "'layers.0.weight_0' differs on rank_0, rank_1, which should hold the same" in doubts_of(report.notes)[0]
+    assert read_tree(tmp_path / "out") != ROWS_OF_FOUR.want
+
+
+def test_a_single_parameter_is_told_and_may_have_its_reasons(tmp_path: Path) -> None:
+    wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt", "layers.0.weight_0")
+    [doubt] = doubts_of(convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong)).notes)
+    assert "'layers.0.weight_0' differs on rank_0, rank_1" in doubt
+    assert doubt.endswith("'reshard doctor' tells more")
+
+
+@pytest.mark.parametrize(
+    ("values", "doubted"), [([1, 1, 1, 1], False), ([0, 1, 0, 1], False), ([1, 2, 3, 4], True)], ids=str
+)
+def test_slices_of_few_different_values_may_well_be_the_same(tmp_path: Path, values: list[int], doubted: bool) -> None:
+    own = strategy_of_rows("likely", "sure")
+    write_strategy(own, str(tmp_path / "own.ckpt"))
+    for rank in own.ranks:
+        (tmp_path / f"src/rank_{rank}").mkdir(parents=True)
+        data = checkpoint_bytes(
+            ("likely", "Int8", (4,), bytes(values)), ("sure", "Int8", (8,), bytes(range(rank, rank + 8)))
+        )
+        (tmp_path / f"src/rank_{rank}/net.ckpt").write_bytes(data)
+    plan = make_plan(
+        build_request(
+            source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "own.ckpt")
+        )
+    )
+    assert any("'likely' is the same on rank_0, rank_1" in note for note in doubts_of(plan_notes(plan))) == doubted
+
+
+def test_files_that_are_not_at_hand_are_looked_at_too(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(ROWS_OF_FOUR.directory / "src"), "/doubted", recursive=True)
+    wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
+    with pytest.raises(StrategyError, match="3 of 5 parameters whose contents were looked at contradict it"):
+        make_plan(ROWS_OF_FOUR.request(tmp_path / "out", source="memory://doubted", source_strategy=wrong))
+
+
+def save(directory: Path, own: Strategy, wholes: Mapping[str, np.ndarray]) -> Path:
+    """The checkpoint in `src` that a job of such a strategy saves; the path of its strategy."""
+    for rank in own.ranks:
+        shards = {
+            name: wholes[name][
+                layout.cut(wholes[name].ndim).box_of(rank % own.devices_per_stage, wholes[name].shape).as_index()
+            ]
+            for name, layout in own.stage_of(rank).layouts.items()
+        }
+        (directory / f"src/rank_{rank}").mkdir(parents=True)
+        data = checkpoint_bytes(*((name, "Float32", shard.shape, shard.tobytes()) for name, shard in shards.items()))
+        (directory / f"src/rank_{rank}/net.ckpt").write_bytes(data)
+    write_strategy(own, str(directory / "own.ckpt"))
+    return directory / "own.ckpt"
+
+
+def values_of(*names: str) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {name: generator.random((8, 8), np.float32) for name in names}
+
+
+def in_stages(*names: tuple[str, ...], layout: ParameterLayout) -> Strategy:
+    return Strategy(
+        tuple(
+            StageStrategy(stage, dict.fromkeys(of_stage, layout), (OperatorStrategy("op", stage, ((1, 1),)),))
+            for stage, of_stage in enumerate(names)
+        ),
+        "test",
+    )
+
+
+def test_a_refusal_of_files_that_are_not_at_hand_rests_on_more_than_the_largest(tmp_path: Path) -> None:
+    wholes = values_of("q", "k", "v", "o")
+    # experts that were copied of one: larger than all else
+    wholes |= {name: np.tile(values_of(name)[name], (4, 2)) for name in ("up", "gate", "down")}
+    own = save(tmp_path, in_stages(tuple(wholes), layout=ParameterLayout((4,), ((0,), ()))), wholes)
+    fsspec.filesystem("memory").put(str(tmp_path / "src"), "/copied", recursive=True)
+    plan = make_plan(build_request(source="memory://copied", target=str(tmp_path / "out"), source_strategy=str(own)))
+    [doubt] = doubts_of(plan_notes(plan))
+    for name in ("up", "gate", "down"):
+        assert f"{name!r} is the same on rank_0, rank_1" in doubt
+
+
+def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
+    rows, wrong = ParameterLayout((2, 2), ((0,), ())), ParameterLayout((2, 2), ((1,), ()))
+    names = [(f"layers.{stage}.w",) for stage in range(5)]
+    own = in_stages(*names, layout=rows)
+    save(tmp_path, own, values_of(*own.parameters))
+    for misread_stage, seen in ((1, False), (2, True), (4, True)):
+        stages = list(own.stages)
+        stages[misread_stage] = dataclasses.replace(
+            stages[misread_stage], layouts=dict.fromkeys(stages[misread_stage].layouts, wrong)
+        )
+        source = dataclasses.replace(own, stages=tuple(stages))
+        catalog = build_catalog(str(tmp_path / "src"), source.ranks, digest=lambda rank, entry: False)
+        held = held_by_stages(catalog, source, names_in_order(catalog), [])
+        assert content_misfits(catalog, held, most=4).found
+        assert bool(content_misfits(catalog, held, most=4, most_stages=3).found) == seen
+
+
+def test_stages_that_the_job_did_not_have_are_told(tmp_path: Path) -> None:
+    names = ("layers.0.w", "layers.1.w")
+    save(tmp_path, in_stages(names, layout=ParameterLayout((4,), ((0,), ()))), values_of(*names))
+    wrong = in_stages(names[:1], names[1:], layout=ParameterLayout((2,), ((0,), ())))
+    write_strategy(wrong, str(tmp_path / "wrong.ckpt"))
+    plan = make_plan(
+        build_request(
+            source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "wrong.ckpt")
+        )
+    )
+    first, second = doubts_of(plan_notes(plan))
+    assert "stage 0 (ranks 0-1) holds 'layers.1.w', which the strategy gives to stage 1 only" in first
+    assert "stage 1 (ranks 2-3) holds 'layers.0.w', which the strategy gives to stage 0 only" in second
+
+
+def test_ranks_that_changed_places_in_one_of_the_stages(tmp_path: Path) -> None:
+    make_demo(parse_url(str(tmp_path)))
+    source = tmp_path / "checkpoint"
+    (source / "rank_4").rename(source / "away")
+    (source / "rank_5").rename(source / "rank_4")
+    (source / "away").rename(source / "rank_5")
+    request = build_request(
+        source=str(source), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "strategy")
+    )
+    with pytest.raises(StrategyError, match=r"[0-9]+ of [0-9]+ parameters of stage 1 whose contents were looked at"):
+        make_plan(request)

@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshard.core.tensor.tiling import TILE_ELEMENTS, copy_turned, tiles
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(3)), st.tuples(*[st.integers(0, 70)] * 3))
+def test_every_element_is_copied(axes: list[int], shape: tuple[int, ...]) -> None:
+    source = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape).transpose(axes)
+    target = np.zeros(source.shape, np.uint32)
+    copy_turned(source, target)
+    np.testing.assert_array_equal(target, source)
+
+
+@pytest.mark.parametrize("shape", [(1000, 1000), (3, 3, 200, 500), (1, 10**6), (10**6,), (70000, 1, 2)])
+def test_tiles_are_small_and_fill_the_array_once(shape: tuple[int, ...]) -> None:
+    target = np.zeros(shape, np.uint8)
+    source = np.zeros(shape[::-1], np.uint8).T
+    for index in tiles(source, target):
+        assert 0 < target[index].size <= TILE_ELEMENTS
+        target[index] += 1
+    assert target.all()
+    assert target.max() == 1
+
+
+def test_a_scalar_is_copied() -> None:
+    target = np.zeros((), np.uint16)
+    copy_turned(np.array(7, np.uint16), target)
+    assert target == 7
