@@ -94,7 +94,7 @@ def load_rank(
             `file`.
         options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
-    `reshard.core.checkpoint.values` says which array stands for which dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
+    `reshard.core.checkpoint.values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
     a `str`. Arrays belong to the caller; beyond the last one, no more memory than `memory_limit` is used. The source is
     planned by this call and read as arrays are requested; after the last one, its files are checked for changes.
 

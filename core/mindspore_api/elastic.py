@@ -76,7 +76,7 @@ class ExceptionHandler:
             except ValueError as error:
                 raise RuntimeError(
                     "SIGTERM and SIGINT can be registered by the main thread only: import "
-                    "reshard.core.mindspore_api.elastic there, or call exception_checkpoint.register_signals() from it"
+                    "reshard.elastic there, or call exception_checkpoint.register_signals() from it"
                 ) from error
             if previous != self._handle:
                 self._previous[number] = previous

@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 
 from reshard import mindspore
 from reshard.core.checkpoint.values import INT4
+from reshard.core.mindspore_api import distributed, unified
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.mindspore import distributed, unified
 from tests.support.checkpoints import ALL_CASES, Case, read_tree
 from tests.support.reference import AXIS_LENGTH, DEVICE_COUNTS, RandomLayout, layouts, shard_of
 from tests.support.strategy_writer import FileLayout, write_strategy_file

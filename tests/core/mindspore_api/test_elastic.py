@@ -32,7 +32,7 @@ from tests.support.places import PROJECT
 _TRAINING = """
 import os, signal, sys, time
 {before}
-from reshard.core.mindspore_api.elastic import exception_checkpoint
+from reshard.elastic import exception_checkpoint
 
 def save(directory, rank):
     with open(os.path.join(directory, f"rank_{{rank}}"), "a") as file:
@@ -301,7 +301,7 @@ exception_checkpoint.set_config(copy, given, True, [[0, 2], [1, 3], [4, 6], [5, 
 def test_importing_costs_little() -> None:
     heavy = "print(sorted({'numpy', 'fsspec', 'pydantic', 'prefect', 'reshard.core.checkpoint'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", f"import reshard.core.mindspore_api.elastic, sys; {heavy}"],
+        [sys.executable, "-c", f"import reshard.elastic, sys; {heavy}"],
         cwd=PROJECT,
         capture_output=True,
         text=True,

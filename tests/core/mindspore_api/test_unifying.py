@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from reshard import mindspore
+from reshard.core.mindspore_api import unifying
 from reshard.core.mindspore_api.unifying import split_by_size
-from reshard.mindspore import unifying
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_safetensors
 from tests.support.strategy_writer import FileLayout, write_strategy_file
 
