@@ -9,24 +9,24 @@ import click
 
 from reshard.cli.output import print_facts, print_table, wants_table
 from reshard.core.checkpoint.catalog.catalog import build_catalog
-from reshard.core.checkpoint.catalog.names import RANK_FIELD, parse_name
+from reshard.core.checkpoint.catalog.names import parse_name
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
-from reshard.core.checkpoint.manifest import unsealed_manifest
+from reshard.core.checkpoint.manifest import read_manifest, unsealed_manifest
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.runtime.wording import counted, ranks_text, size_text
 from reshard.core.storage.files import SourceFile, file_info, list_folder, read_bytes
+from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.kinds import START_BYTES, guess_other_kind
-from reshard.core.target.target import read_manifest
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 
 Document = dict[str, Any]

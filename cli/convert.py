@@ -160,7 +160,7 @@ def _verified_text(report: "ConversionReport") -> str:
 
 
 def _print_ranks(report: "ConversionReport") -> None:
-    from reshard.core.conversion.report import RANK
+    from reshard.core.runtime.summary import RANK
 
     print_table(
         ("rank" if report.target_kind == RANK else "number", "file", "size", "how", "read", "source ranks", "seconds"),

@@ -98,7 +98,8 @@ def command(
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """A plan's summary, and a table of those ranks."""
-    from reshard.core.conversion.report import FILE, stand_ins_text, worlds_text
+    from reshard.core.conversion.report import stand_ins_text, worlds_text
+    from reshard.core.runtime.summary import FILE
 
     unified = summary.target_kind == FILE
     step = f", step {summary.step}" if summary.step else ""

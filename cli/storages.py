@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import KEY_DESCRIPTION, EncryptionMode, key_name, mode_with_key
+from reshard.core.request.conversion import KEY_DESCRIPTION, key_name, mode_with_key
+from reshard.core.runtime.keys import EncryptionMode
 
 if TYPE_CHECKING:
     from reshard.core.request.conversion import ConversionOptions

@@ -7,11 +7,12 @@ import click
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import key_options, resolvers_for, storage_option
-from reshard.core.request.conversion import EncryptionMode, VerifyLevel
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.conversion.report import VerificationReport
+    from reshard.core.verification.report import VerificationReport
 
 _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 

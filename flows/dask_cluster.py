@@ -21,7 +21,7 @@ from prefect_dask.task_runners import DaskTaskRunner
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.runtime.budget import Crew
 from reshard.flows.embedded_server import is_embedded
-from reshard.flows.runners import Future, Outcome, RunnerLostError
+from reshard.flows.runner import Future, Outcome, RunnerLostError
 
 CONNECT_SECONDS = 10.0
 NO_WORKERS_SECONDS = 30.0

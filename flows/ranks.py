@@ -20,7 +20,8 @@ from reshard.core.conversion.session import Session
 from reshard.core.errors import ConversionError, ReshardError
 from reshard.core.runtime.retry import count_retry
 from reshard.core.verification.values import ContentCheck
-from reshard.flows.runners import CrewRunner, Future, Outcome, Runner, RunnerLostError, threads
+from reshard.flows.runner import Future, Outcome, Runner, RunnerLostError
+from reshard.flows.runners import CrewRunner, threads
 from reshard.flows.slots import Answer, Slot, Slots, not_had
 from reshard.tasks.assignment import Assignment, Deeds
 from reshard.tasks.content import fingerprint_source

@@ -3,10 +3,10 @@
 from prefect import flow
 from prefect.runtime import flow_run
 
-from reshard.core.conversion.report import VerificationReport
 from reshard.core.errors import VerificationError
 from reshard.core.runtime.wording import printable
 from reshard.core.verification.files import VerificationRequest, resources_to_verify
+from reshard.core.verification.report import VerificationReport
 from reshard.flows.outcome import carried_out, tail_of
 from reshard.tasks.artifacts import publish_verification
 from reshard.tasks.progress import RunProgress

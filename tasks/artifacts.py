@@ -14,11 +14,12 @@ from prefect.runtime import flow_run
 
 from reshard.core.conversion.latest import LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
-from reshard.core.conversion.report import ConversionReport, PlanSummary, VerificationReport
+from reshard.core.conversion.report import ConversionReport, PlanSummary
 from reshard.core.conversion.views.picture import draw_feeds, feeds_of
 from reshard.core.errors import ReshardError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.verification.comparison_report import ComparisonReport
+from reshard.core.verification.report import VerificationReport
 from reshard.tasks.pages import (
     as_paragraph,
     comparison_page,

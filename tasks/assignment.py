@@ -20,17 +20,9 @@ from reshard.core.errors import InputError, StoppedError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import load_plan
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.resources import key_names, storage_pairs
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.keys import (
-    Key,
-    KeyNames,
-    Keys,
-    key_names,
-    keys_in_force,
-    resolve_keys,
-    source_key,
-    target_key,
-)
+from reshard.core.runtime.keys import Key, KeyNames, Keys, keys_in_force, resolve_keys, source_key, target_key
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.progress import current_progress, reporting_to
 from reshard.core.runtime.retry import RetryCount, counting_retries, stoppable
@@ -38,7 +30,7 @@ from reshard.core.runtime.sealing import keyed_digest
 from reshard.core.storage.files import exists
 from reshard.core.storage.lease import LeaseName, current_lease
 from reshard.core.storage.lease_monitor import watched_lease
-from reshard.core.storage.named_options import Pairs, Storages, resolve_storages, storage_pairs, storages_in_force
+from reshard.core.storage.named_options import Pairs, Storages, resolve_storages, storages_in_force
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.target import Workspace
 from reshard.tasks.progress import RunProgress

@@ -3,8 +3,8 @@
 from prefect import task
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.conversion import convert
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.source import opening
 from reshard.core.strategy.model import Strategy
 from reshard.tasks.policies import RETRIED
 
@@ -17,4 +17,4 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
         CatalogError, CheckpointError: the files do not make one checkpoint of the strategy's ranks.
         StorageError: they cannot be read.
     """
-    return convert.catalog_source(request, source, target)
+    return opening.catalog_source(request, source, target)

@@ -15,21 +15,21 @@ from typing import Any
 from reshard.core.conversion.latest import LatestOutcome, LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.report import (
-    RANK,
     ConversionReport,
     Outcome,
     PlanSummary,
     RankReport,
-    StandIn,
-    VerificationReport,
     stand_ins_text,
     worlds_text,
 )
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.secrets import scrubbed
+from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
+from reshard.core.source.damage import StandIn
 from reshard.core.verification.comparison_report import ComparisonReport
+from reshard.core.verification.report import VerificationReport
 
 LARGEST_TABLE_ROWS = 5000
 """The UI's tables stay quick up to here."""

@@ -2,9 +2,9 @@
 
 from prefect import task
 
-from reshard.core.conversion.convert import load_strategy
 from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest
 from reshard.core.conversion.merge_strategy import merge_files as merge
+from reshard.core.source.opening import load_strategy
 from reshard.core.strategy.model import Strategy
 from reshard.tasks.policies import RETRIED
 

@@ -19,14 +19,26 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from reshard.core.checkpoint.digested import with_digest, without_digest
-from reshard.core.errors import InputError, TargetError
+from reshard.core.errors import (
+    InputError,
+    TargetError,
+)
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
 from reshard.core.runtime.wording import printable
+from reshard.core.storage.files import (
+    read_own_file,
+    unless_missing,
+)
+from reshard.core.storage.publishing import (
+    MANIFEST_NAME,
+    STATE_DIRECTORY,
+)
 from reshard.core.storage.unified_names import is_index_name, is_unified_name
+from reshard.core.storage.urls import Location
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
 PLAN_NAME = "plan.json.gz"
@@ -332,3 +344,18 @@ def _first(error: ValueError) -> str:
         return str(error)
     detail = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(map(str, detail['loc'])) or 'the file'}: {detail['msg']}"
+
+
+def read_manifest(directory: Location) -> Manifest | None:
+    """The manifest of a converted checkpoint; None if there is none.
+
+    Raises:
+        TargetError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
+    content = unless_missing(lambda: read_own_file(location, LARGEST_RECORD_BYTES))
+    return None if content is None else parse_manifest(content, str(location))
+
+
+LARGEST_RECORD_BYTES = 2**28

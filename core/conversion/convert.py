@@ -8,21 +8,16 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import listed, rank_names
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.crc_writing import stands_at_beginning
-from reshard.core.checkpoint.formats.dispatch import read_index
-from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.report import ConversionReport, PlanSummary, summarize_plan
 from reshard.core.conversion.session import (
     Session,
@@ -36,43 +31,34 @@ from reshard.core.conversion.session import (
 from reshard.core.errors import CatalogError, PlanError, ReshardError, TargetError
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
-from reshard.core.plan.stage_shards import held_by_stages, integrated_by_shapes, names_in_order
 from reshard.core.plan.unified import UnifiedLayout
 from reshard.core.plan.unified_source import strategy_of
-from reshard.core.request.changes import Changes
 from reshard.core.request.changes_file import declared_changes
 from reshard.core.request.conversion import (
     ConversionRequest,
-    IntegratedSave,
     OutputFormat,
     TargetLayout,
     UnmatchedPolicy,
-    parse_ranks,
     parse_size,
 )
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.garbage import rare_collections
-from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.retry import Losses, counting_retries, stoppable, with_retries
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import printable
-from reshard.core.source.damage import damage_policy, mixed_steps
+from reshard.core.runtime.wording import listed, printable
+from reshard.core.source.damage import mixed_steps
+from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.own_strategy import check_named, check_own_files, read_own_strategy
-from reshard.core.source.replicas import check_replicas
 from reshard.core.source.strategy_warnings import asked_integrated_save, doubts, integrated_save_doubts
 from reshard.core.storage.files import takes_rewriting
-from reshard.core.storage.joined import parts_of
-from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.files import read_strategy
+from reshard.core.storage.placement import check_apart
+from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
-from reshard.core.target.target import check_apart, check_free, read_manifest
+from reshard.core.target.target import check_free
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.tied_parameters import with_shared_compared
 from reshard.core.verification.values import ContentCheck
-
-_SMALL_CONTENT_BYTES = 2**20
 
 
 def convert(
@@ -140,80 +126,6 @@ def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strate
         StrategyError: one cannot be used.
     """
     return load_strategy(request.source_strategy, request.source), load_strategy(request.target_strategy)
-
-
-def load_strategy(url: str, source: str = "") -> Strategy | None:
-    """The strategy at a URL; for an empty URL the one in the records of `source`, or None without any.
-
-    Raises:
-        StrategyError: the strategy cannot be used.
-        StorageError: a transient failure.
-    """
-    if url:
-        return read_strategy(url)
-    own = read_own_strategy(source) if source else None
-    return own.strategy if own else None
-
-
-def catalog_source(request: ConversionRequest, source: Strategy | None, target: Strategy | None) -> CheckpointCatalog:
-    """Which file is which source rank's, and what is in it.
-
-    Raises:
-        InputError: the changes that are declared are not understood.
-        CatalogError: the files do not make one checkpoint of the strategy's ranks, or copies of a slice differ.
-        CheckpointError: a file cannot be used.
-        TargetError: source and target are inside each other.
-    """
-    check_apart(parse_url(request.source), parse_url(request.target))
-    changes = declared_changes(request)
-    own_stage = source is not None and not source.merged
-    found = survey(request.source)
-    catalog = build_catalog(
-        request.source,
-        source.ranks if source else None,
-        step=request.step or None,
-        source_prefix=request.source_prefix or None,
-        digest=wants_digest(source, target, everything=_is_all_compared(request, changes)),
-        check_crc=request.check_crc,
-        workers=request.worker_count,
-        allow_extra_ranks=own_stage,
-        found=found,
-        damage=damage_policy(
-            source,
-            target,
-            recovers=request.recover,
-            faulty=parse_ranks(request.fault_ranks) if request.recover else (),
-            allow_missing=request.allow_missing,
-            integrated_save=asked_integrated_save(request),
-            changes=changes,
-        ),
-    )
-    if source is not None and found.shape is CheckpointShape.RANK_FOLDERS:
-        if request.source_strategy:
-            catalog = check_named(catalog, source, trusted=request.trust_strategy)
-        else:
-            catalog = check_own_files(catalog)
-    if source is None:
-        _check_not_scattered(catalog)
-        if target is None and catalog.parts:
-            catalog = _of_parts_alone(catalog)
-    _check_links(request, catalog)
-    if catalog.unified:
-        return _with_carried_outside(catalog)
-    if own_stage and source is not None and catalog.records:
-        catalog = of_own_stage(source, catalog, found)
-    if request.check_replicas and source is not None:
-        integrated = _is_integrated(request, catalog, source)
-        return check_replicas(catalog, source, integrated=integrated, workers=request.worker_count)
-    return catalog
-
-
-def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy) -> bool:
-    """Whether every rank holds whole tensors, decided without the target's strategy."""
-    asked = asked_integrated_save(request)
-    if asked is not IntegratedSave.AUTO:
-        return asked is IntegratedSave.YES
-    return bool(integrated_by_shapes(held_by_stages(catalog, source, names_in_order(catalog), []), None, {}))
 
 
 def plan_conversion(
@@ -334,15 +246,6 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
     return failures
 
 
-def _is_all_compared(request: ConversionRequest, changes: Changes) -> bool:
-    """Whether all that the source's strategy does not know has to be alike on all ranks.
-
-    A unified target has it once; and if names or shapes change, what the target cuts is not known by its name.
-    """
-    others = changes.rename or changes.split or changes.join or changes.transpose
-    return bool(others) or request.layout is TargetLayout.UNIFIED
-
-
 def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarray]:
     """What all source ranks add to fingerprints; read with threads."""
     progress = current_progress()
@@ -355,24 +258,6 @@ def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarr
 
     ranks = content.source_ranks
     return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
-
-
-def wants_digest(
-    source: Strategy | None, target: Strategy | None, *, everything: bool = False
-) -> Callable[[int, TensorEntry], bool]:
-    """Says whose contents have to be compared, because no source layout tells which ranks hold the same.
-
-    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole; or
-    `everything`.
-    """
-    wanted = target.parameters if target else frozenset()
-
-    def wants(rank: int, entry: TensorEntry) -> bool:
-        if source is None or entry.name in source.parameters or entry.text is not None:
-            return False
-        return everything or entry.name in wanted or entry.size_bytes <= _SMALL_CONTENT_BYTES
-
-    return wants
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
@@ -425,41 +310,6 @@ def _check_any_left(catalog: CheckpointCatalog) -> None:
         raise CatalogError(f"{catalog.url}: there is no rank whose file could be used:\n  {listed(reasons)}")
 
 
-def _check_not_scattered(catalog: CheckpointCatalog) -> None:
-    """Makes sure that a file taken for a whole checkpoint is none of a redundancy-removed one."""
-    for record in catalog.records.values():
-        if record.index.redundancy_removed:
-            raise CatalogError(
-                f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
-                "rank's file only. Name the checkpoint of all ranks, and its strategy with --source-strategy"
-            )
-
-
-def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """The catalog of stages' parts where no strategy tells what there should be, which is said.
-
-    Raises:
-        CatalogError: the parts of stages between them are missing.
-    """
-    there = f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
-    absent = sorted({*range(catalog.parts[-1])} - {*catalog.parts})
-    if absent:
-        raise CatalogError(
-            f"{catalog.url}: {there}, not of {listed(list(map(str, absent)), 6)}. Add them, or name the checkpoint's "
-            "strategy with --source-strategy: it tells whether parameters are missing"
-        )
-    note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
-    return dataclasses.replace(catalog, notes=(note, *catalog.notes))
-
-
-def _with_carried_outside(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """The catalog of a unified checkpoint; if a conversion made it, that knew what no strategy knows."""
-    manifest = read_manifest(parse_url(catalog.url))
-    if manifest is None:
-        return catalog
-    return dataclasses.replace(catalog, outside=tuple(dict.fromkeys([*catalog.outside, *manifest.carried])))
-
-
 def _check_one_step(plan: ConversionPlan) -> None:
     """Ranks of different steps make no model, whatever their files are called."""
     mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
@@ -469,53 +319,3 @@ def _check_one_step(plan: ConversionPlan) -> None:
             "with --recover --fault-ranks. If the files belong together all the same, say which step it is with "
             "--append-info"
         )
-
-
-def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:
-    """Links may lead from the source into the target, which would be replaced."""
-    final = parse_url(request.target)
-    for record in catalog.records.values():
-        location = parse_url(record.location)
-        for file in [parse_url(str(part)) for part in parts_of(location)] or [location]:
-            check_apart(file, final)
-
-
-def _names_in(location: Location) -> Collection[str]:
-    file = open_checkpoint(location, source_key())
-    try:
-        return read_index(file).entries.keys()
-    finally:
-        file.close()
-
-
-def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
-    """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
-
-    Raises:
-        CatalogError: they hold all of them: then it is the strategy of another world size.
-    """
-    extra = [rank for rank in found.ranks if rank not in source.ranks]
-    indexes = {id(record.index): record.index for record in catalog.records.values()}.values()
-    held = {name for index in indexes for name in index.entries} & source.parameters
-    scattered = any(not held <= index.entries.keys() for index in indexes)
-    misfit = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0
-    stages: dict[int, list[int]] = {}
-    for rank in extra:
-        stages.setdefault(rank // source.devices_per_stage, []).append(rank)
-    for ranks in stages.values():
-        # the ranks of a stage hold the same names, and its first one tells for all, unless redundancy was removed
-        files = [found.files[rank][0].location for rank in (ranks if scattered else ranks[:1])]
-        misfit = misfit or held <= {name for location in files for name in _names_in(location)}
-    if misfit:
-        raise CatalogError(
-            f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "
-            f"{source.devices_per_stage}: it is another checkpoint's, or one pipeline stage's of several"
-        )
-    if not extra:
-        return catalog
-    here, there = rank_names(list(source.ranks), 3), rank_names(extra, 3)
-    warning = (
-        f"the source strategy is stage {source.stages[0].stage}'s own: only {here} are converted, and the parameters "
-        f"of {there} are NOT in the result. Name the directory of all ranks' strategies to convert everything"
-    )
-    return dataclasses.replace(catalog, notes=(warning, *catalog.notes))

@@ -18,9 +18,14 @@ from itertools import pairwise
 import xxhash
 
 from reshard import __version__
-from reshard.core.checkpoint.catalog.selection import listed
-from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, dump_record
-from reshard.core.conversion.report import Summary
+from reshard.core.checkpoint.manifest import (
+    Manifest,
+    ParameterRecord,
+    RankSummary,
+    ShardRecord,
+    dump_record,
+    read_manifest,
+)
 from reshard.core.conversion.session import give_up_abandoned_uploads
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
@@ -29,11 +34,14 @@ from reshard.core.request.changes import NO_CHANGES
 from reshard.core.request.conversion import SHARED_PARAMETERS, VerifyLevel
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.retry import stoppable, with_retries
+from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
 from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.joined import joined_name
 from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
@@ -50,11 +58,9 @@ from reshard.core.target.target import (
     IDENTITY_NAME,
     LEASES_DIRECTORY,
     Workspace,
-    check_apart,
     check_beside,
     check_place,
     read_identity,
-    read_manifest,
     record_digest,
 )
 from reshard.core.transfer.reduced_copy import copy_without

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from reshard.core.checkpoint.catalog.names import Step
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.conversion import convert
-from reshard.core.conversion.report import ConversionReport, Summary
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.retention import KeepRules, Retention, apply_retention
 from reshard.core.conversion.training_steps import FoundSteps, StepWatch, is_converted
 from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
@@ -22,7 +21,9 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.progress import Progress, SilentProgress, current_progress, reporting_to
 from reshard.core.runtime.retry import paused, stoppable, with_retries
-from reshard.core.runtime.wording import printable
+from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import printable, rank_names
+from reshard.core.source.opening import load_strategy
 from reshard.core.storage.lease import RENEWAL_SECONDS
 from reshard.core.storage.lease_observer import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
@@ -115,7 +116,7 @@ def run_latest(request: LatestConversionRequest, convert_step: Convert) -> Lates
 
 def _find(request: LatestConversionRequest) -> FoundSteps:
     note = current_progress().note
-    strategy = with_retries(lambda: convert.load_strategy(request.source_strategy), note)
+    strategy = with_retries(lambda: load_strategy(request.source_strategy), note)
     watch = StepWatch(request, strategy.ranks if strategy else None)
     return with_retries(lambda: watch.find(waits=not request.dry_run), note)
 

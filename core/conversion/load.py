@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.checkpoint.values import Value, numpy_dtype
@@ -34,7 +33,7 @@ from reshard.core.request.resources import resources_of
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries
-from reshard.core.runtime.wording import printable
+from reshard.core.runtime.wording import listed, printable
 from reshard.core.tensor.dtypes import MAP_TENSOR
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 from reshard.core.transfer.file_blocks import Part, expected_entries, turned_parameters

@@ -5,18 +5,18 @@ from collections import Counter
 from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
-from reshard.core.conversion.report import Summary
 from reshard.core.errors import CatalogError, InputError, StrategyError
 from reshard.core.plan.matching import match_parameters
 from reshard.core.request.conversion import IntegratedSave
+from reshard.core.runtime.summary import Summary
 from reshard.core.source.strategy_warnings import integrated_save_doubts
 from reshard.core.storage.files import kind_of
+from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
 from reshard.core.strategy.files import read_strategy, stages_beside, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
-from reshard.core.target.target import check_new_file
 from reshard.core.tensor.layout import whole_layout
 
 

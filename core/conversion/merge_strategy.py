@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from reshard.core.conversion.report import Summary
 from reshard.core.request.conversion import WITHOUT_CREDENTIALS, StorageName, without_credentials
+from reshard.core.runtime.summary import Summary
+from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
-from reshard.core.target.target import check_new_file
 
 
 class MergeRequest(BaseModel):

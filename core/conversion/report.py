@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.change_summary import (
     ExcludedParameter,
@@ -19,18 +18,17 @@ from reshard.core.plan.matching import CarriedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
-from reshard.core.runtime.wording import counted, utf8_text
-from reshard.core.source.damage import carried_content, not_carried_everywhere, scattered, substitutions, unsaved
-
-
-class Summary(BaseModel):
-    """What a program gets, and a user sees as a table or as JSON."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-RANK, FILE = "rank", "file"
-"""What is counted as a rank: a device's file, or one of a unified checkpoint."""
+from reshard.core.runtime.summary import FILE, RANK, Summary
+from reshard.core.runtime.wording import counted, listed, rank_names, utf8_text
+from reshard.core.source.damage import (
+    StandIn,
+    carried_content,
+    not_carried_everywhere,
+    scattered,
+    substitutions,
+    unsaved,
+    unsaved_text,
+)
 
 
 class Outcome(StrEnum):
@@ -56,23 +54,7 @@ class RankReport(Summary):
     source_ranks: tuple[int, ...]
     verified: VerifyLevel
     record_digest: str
-    overflowed: dict[str, int] = {}
-
-
-class StandIn(Summary):
-    """That a rank's file was not used, and another's was in its place.
-
-    Attributes:
-        rank: source rank whose file was not used.
-        why: what is wrong with it.
-        stand_in: source rank that stood in for it.
-        slices: how many of its slices, whole or in part, were taken from there.
-    """
-
-    rank: int
-    why: str
-    stand_in: int
-    slices: int
+    overflowed: dict[str, int] = Field(default_factory=dict)
 
 
 class ConversionReport(Summary):
@@ -129,30 +111,11 @@ class ConversionReport(Summary):
     excused: tuple[str, ...]
     carried: tuple[str, ...]
     stand_ins: tuple[StandIn, ...]
-    overflowed: dict[str, int] = {}
+    overflowed: dict[str, int] = Field(default_factory=dict)
     notes: tuple[str, ...]
     ranks: tuple[RankReport, ...]
     source_kind: str = RANK
     target_kind: str = RANK
-
-
-class VerificationReport(Summary):
-    """The result of checking a converted checkpoint: `problems` is empty if all is right; `kind` is what ranks are.
-
-    `compared` counts the parameters whose values were compared with the source's, of which `compared_bytes` were read.
-    `notes` say what could not be checked.
-    """
-
-    target: str
-    level: VerifyLevel
-    ranks: int
-    read_bytes: int
-    compared: int = 0
-    compared_bytes: int = 0
-    seconds: float
-    problems: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    kind: str = RANK
 
 
 class PlannedRank(Summary):
@@ -306,32 +269,32 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     effects = effects_of(plan)
     notes += filter(None, [effects_text(effects), excluded_text(excluded_of(plan))])
     if match.dropped:
-        notes.append(f"dropped, not in the target's strategy: {_listed(match.dropped)}")
+        notes.append(f"dropped, not in the target's strategy: {listed(match.dropped)}")
     if plan.part is not None:
         notes.append(
             f"the source strategy is stage {plan.part}'s own: this is that stage's PART of the target, and "
-            f"{len(match.elsewhere)} parameters are NOT in it ({_listed(match.elsewhere)}). Convert the other stages "
+            f"{len(match.elsewhere)} parameters are NOT in it ({listed(match.elsewhere)}). Convert the other stages "
             "likewise, and join the parts: reshard join-parts"
         )
     if match.allowed_missing:
-        notes.append(f"missing in the source, as allowed: {_listed(match.allowed_missing)}")
+        notes.append(f"missing in the source, as allowed: {listed(match.allowed_missing)}")
     if match.carried:
         names = [carried.name for carried in match.carried]
         changed = {effect.parameter for effect in effects}
         how = "copied unchanged" if changed.isdisjoint(names) else "copied"
-        notes.append(f"in no strategy, {how} to every target rank: {_listed(names)}")
+        notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
     if match.outside:
-        told = _listed(match.outside)
+        told = listed(match.outside)
         notes.append(f"in no strategy, the same on all source ranks that have it, and once in the target: {told}")
     if match.appended:
         where = match.files[-1] if match.files else "every target file"
-        notes.append(f"appended to {where}: {_listed([_told_info(each) for each in match.appended])}")
+        notes.append(f"appended to {where}: {listed([_told_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))
     differing = [carried.name for carried in match.carried if _differs(plan, carried)]
     if differing:
         notes.append(
-            f"in no strategy, but different on different source ranks: {_listed(differing)}; every target rank got "
+            f"in no strategy, but different on different source ranks: {listed(differing)}; every target rank got "
             "its counterpart's. If they are cut, the source strategy lacks them; if they tell the step, the source's "
             "files are of several"
         )
@@ -346,7 +309,7 @@ def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
         by_rank.setdefault(each.rank, []).append(each)
     for rank, why in catalog.lost.items():
         taken = [f"{counted(each.slices, 'slice')} taken from rank_{each.stand_in}" for each in by_rank.get(rank, ())]
-        yield f"RECOVERED: rank_{rank} ({why}): {_listed(taken) or 'nothing that it alone would have had was needed'}"
+        yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'nothing that it alone would have had was needed'}"
     if catalog.lost and plan.match.carried:
         yield (
             "what no strategy knows is taken from other ranks where lost ones would have given it; whether they held "
@@ -366,7 +329,7 @@ def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
     yield (
         f"redundancy was removed from the source, {'its files say' if marked else 'what its files hold shows'}: "
         f"{counted(len(lacking), 'rank')} lack some of {counted(len(found), 'parameter')} "
-        f"({_listed([parameter.name for parameter in found])}); each slice is taken from the lowest rank that has it"
+        f"({listed([parameter.name for parameter in found])}); each slice is taken from the lowest rank that has it"
     )
 
 
@@ -378,13 +341,8 @@ def _uncarried_notes(plan: ConversionPlan) -> Iterator[str]:
         ranks = {rank for lacking in gaps.values() for rank in lacking}
         yield (
             f"in no strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
-            f"{_listed(list(gaps))}; what these would have given is taken from other ranks"
+            f"{listed(list(gaps))}; what these would have given is taken from other ranks"
         )
-
-
-def unsaved_text(names: Sequence[str]) -> str:
-    """Which parameters of the source's strategy no file holds, in a sentence."""
-    return f"in the source's strategy, but in NO file, and so not in the result: {_listed(names)}"
 
 
 def _redundancy_note(replicas: int) -> str:
@@ -406,8 +364,3 @@ def _told_info(appended: AppendedParameter) -> str:
         return f"{appended.name}={appended.value!r}"
     shape = "" if entry.text is not None else f" {list(entry.shape)}"
     return f"{appended.name}={appended.value!r} (in place of the source's {entry.dtype}{shape})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    told = ", ".join(names[:6])
-    return told + (f" and {len(names) - 6} more" if len(names) > 6 else "")

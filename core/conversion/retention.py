@@ -23,7 +23,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from reshard.core.checkpoint.catalog.names import Step, parse_step
-from reshard.core.checkpoint.manifest import IndexSummary, Manifest, RankSummary, dump_record, parse_manifest
+from reshard.core.checkpoint.manifest import (
+    IndexSummary,
+    Manifest,
+    RankSummary,
+    dump_record,
+    parse_manifest,
+    read_manifest,
+)
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.progress import current_progress
@@ -55,7 +62,7 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.index import index_problem
-from reshard.core.target.target import LEASES_DIRECTORY, Workspace, check_beside, read_manifest, record_digest
+from reshard.core.target.target import LEASES_DIRECTORY, Workspace, check_beside, record_digest
 from reshard.core.verification.files import verify_rank
 
 _LARGEST_MANIFEST_BYTES = 2**28

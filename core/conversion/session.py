@@ -17,12 +17,10 @@ import numpy as np
 import xxhash
 
 from reshard import __version__
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.checkpoint.encryption.files import encrypted_bytes
 from reshard.core.checkpoint.formats.crc_writing import stands_at_beginning
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from reshard.core.conversion.report import (
-    RANK,
     ConversionReport,
     Outcome,
     RankReport,
@@ -55,7 +53,9 @@ from reshard.core.runtime.budget import (
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
 from reshard.core.runtime.retry import retries_counted, with_retries
+from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.files import copy_file
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.uploads import abort_uploads, takes_parts

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.names import Step, spelled_for
+from reshard.core.checkpoint.catalog.names import Step
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.catalog.selection import listed, rank_names, select_files
+from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.dispatch import read_index
-from reshard.core.checkpoint.manifest import PLAN_NAME
+from reshard.core.checkpoint.manifest import PLAN_NAME, read_manifest
 from reshard.core.checkpoint.remote_index.indexing import read_indexes, workers_on
 from reshard.core.errors import CatalogError, ConversionError, InputError, TargetError
 from reshard.core.plan.plan_file import load_sources
@@ -25,14 +25,14 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import paused
-from reshard.core.runtime.wording import printable, seconds_text
+from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.files import SourceFile, read_version, unless_missing
+from reshard.core.storage.patterns import spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.stamps import Stamp, read_stamps
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.target import read_manifest
 
 LOOK_AGAIN_SECONDS = 5.0
 _MOST_TOLD = 10

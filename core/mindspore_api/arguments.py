@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reshard.core.mindspore_api.failures import reading
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 
 DEFAULT_MODE = "AES-GCM"
 _MOST_DIGITS = 10

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.checkpoint.values import Value, dtype_of
 from reshard.core.mindspore_api.arguments import check_instance, check_type
+from reshard.core.runtime.wording import listed
 
 Network = MutableMapping[str, np.ndarray]
 """Arrays by the names of the parameters that belong into them."""

@@ -13,9 +13,7 @@ from glob import escape
 from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import listed, rank_names
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
-from reshard.core.conversion.convert import wants_digest
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, with_last_files
@@ -24,7 +22,9 @@ from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.stage_shards import held_by_stages, names_in_order, unheld_names
+from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.damage import damage_policy, mixed_steps
+from reshard.core.source.opening import wants_digest
 from reshard.core.source.strategy_warnings import doubts, integrated_save_doubts
 from reshard.core.strategy.model import Strategy
 from reshard.core.transfer.file_blocks import expected_entries, planned_file

@@ -5,15 +5,16 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.names import Step, group_prefixes, parse_name, spelled_for
-from reshard.core.checkpoint.catalog.selection import listed, rank_names
+from reshard.core.checkpoint.catalog.names import Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
 from reshard.core.checkpoint.formats.parts import grouped
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.mindspore_api.arguments import TAKES_NO_KEY
+from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.patterns import spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.urls import Location, parse_url
 

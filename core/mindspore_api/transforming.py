@@ -35,10 +35,9 @@ from dataclasses import replace
 import numpy as np
 
 from reshard.core.checkpoint.catalog.catalog import catalog_files
-from reshard.core.checkpoint.catalog.selection import listed, rank_names
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.conversion.convert import convert, of_own_stage, wants_digest
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
 from reshard.core.mindspore_api.arguments import FORMATS
@@ -51,11 +50,13 @@ from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ra
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, PlanInputs
 from reshard.core.request.conversion import ConversionRequest, build_options
+from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.source.opening import of_own_stage, wants_digest
+from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import stages_beside
 from reshard.core.strategy.model import Strategy
-from reshard.core.target.target import check_apart
 from reshard.core.verification.tied_parameters import with_shared_compared
 
 _WORK_DIRECTORY = ".reshard-transform"

@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, FoundFile
 from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
@@ -37,6 +36,7 @@ from reshard.core.mindspore_api.planning import Planned, build_checked_plan, cat
 from reshard.core.mindspore_api.rank_files import survey_ranks
 from reshard.core.plan.plan import ConversionPlan, PlanInputs
 from reshard.core.plan.stage_shards import names_in_order
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.files import write_bytes
 from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.wording import listed
 
 CAST = "cast"
 _KINDS = ("renamed", "split", "joined", "transposed", CAST)

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import listed, rank_names
 from reshard.core.errors import CatalogError, LayoutError, PlanError
 from reshard.core.plan.appended import REDUNDANCY_MARK, AppendedParameter, appended_parameters
 from reshard.core.plan.names import MatchedNames
@@ -49,6 +48,7 @@ from reshard.core.plan.stage_shards import (
 from reshard.core.request.changes import FLOAT_NAMES, NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.info_texts import InfoValue
+from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, TEXT, DType, dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout, whole_layout

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.errors import PlanError
 from reshard.core.plan.matching import CarriedParameter, MovedParameter, ParameterMatch, SourceTensor
 from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.stage_shards import names_in_order
+from reshard.core.runtime.wording import rank_names
 from reshard.core.storage.unified_names import UnifiedNaming, file_names
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout

@@ -10,7 +10,6 @@ from reshard.core.request.conversion import (
     STEP_PATTERN,
     WITHOUT_CREDENTIALS,
     ConversionRequest,
-    EncryptionMode,
     IntegratedSave,
     KeyName,
     StorageName,
@@ -20,6 +19,7 @@ from reshard.core.request.conversion import (
     mode_with_key,
     without_credentials,
 )
+from reshard.core.runtime.keys import EncryptionMode
 
 _Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS)]
 _Step = Annotated[str, Field(json_schema_extra=STEP_PATTERN)]

@@ -13,6 +13,7 @@ from pydantic.config import JsonDict
 from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection, parse_cast, parse_rename
 from reshard.core.request.info_texts import InfoValue, parse_info
+from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
 from reshard.core.storage.unified_names import UnifiedNaming
 
@@ -84,14 +85,6 @@ class VerifyLevel(StrEnum):
         """Whether it looks less closely than `other`."""
         levels = list(VerifyLevel)
         return levels.index(self) < levels.index(other)
-
-
-class EncryptionMode(StrEnum):
-    """How checkpoint files are encrypted; MindSpore's `enc_mode`."""
-
-    AES_GCM = "AES-GCM"
-    AES_CBC = "AES-CBC"
-    SM4_CBC = "SM4-CBC"
 
 
 class TargetLayout(StrEnum):

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.core.request.conversion import ConversionOptions
-from reshard.core.runtime.keys import key_names, named_keys
+from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.named_values import Resolver
-from reshard.core.storage.named_options import storages_of
+from reshard.core.storage.named_options import Pairs, named_storages
 
 
 @contextmanager
@@ -23,3 +23,27 @@ def resources_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] |
         named_keys(key_names(request), resolvers),
     ):
         yield
+
+
+def key_names(request: ConversionOptions) -> KeyNames:
+    """The keys that a request names."""
+    return KeyNames(request.decrypt_key, request.decrypt_mode, request.encrypt_key, request.encrypt_mode)
+
+
+@contextmanager
+def storages_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+    """Opens what a request names with the storage options that it names; see `named_storages`."""
+    with named_storages(storage_pairs(request), resolvers):
+        yield
+
+
+def storage_pairs(request: ConversionOptions) -> Pairs:
+    """The URLs of a request, and the names of the options that open them."""
+    source, target = request.source_storage, request.target_storage
+    return (
+        (request.source, source),
+        (request.source_strategy, source),
+        (request.changes, source),
+        (request.target, target),
+        (request.target_strategy, target),
+    )

@@ -10,11 +10,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import ConversionOptions, EncryptionMode
 from reshard.core.runtime.named_values import Resolver, value_of
 from reshard.core.runtime.secrets import KEY_ADVICE
+
+
+class EncryptionMode(StrEnum):
+    """How checkpoint files are encrypted; MindSpore's `enc_mode`."""
+
+    AES_GCM = "AES-GCM"
+    AES_CBC = "AES-CBC"
+    SM4_CBC = "SM4-CBC"
+
 
 _KEY_BYTES = {
     EncryptionMode.AES_GCM: (16, 24, 32),
@@ -87,11 +96,6 @@ def needed_target_key() -> Key:
     if key is None:
         raise InputError("the target is to be encrypted, but its key is not known here: enter `resources_of` before")
     return key
-
-
-def key_names(request: ConversionOptions) -> KeyNames:
-    """The keys that a request names."""
-    return KeyNames(request.decrypt_key, request.decrypt_mode, request.encrypt_key, request.encrypt_mode)
 
 
 def resolve_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Keys:

@@ -5,7 +5,7 @@ leaves the program. `printable` is for a name, `printable_lines` for a message o
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
@@ -85,3 +85,20 @@ def quoted(text: str) -> str:
 def counted(count: int, noun: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+# what a message lists at most; ranks that are missing are always listed whole
+MAX_LISTED = 10
+
+
+def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
+    """`rank_0, rank_3`; of more than `limit` ranks the first, and how many there are beyond."""
+    names = [f"rank_{rank}" for rank in sorted(ranks)]
+    return listed(names, limit)
+
+
+def listed(items: Sequence[str], limit: int | None = MAX_LISTED) -> str:
+    """Items joined by commas; of more than `limit` the first, and how many there are beyond."""
+    if limit is None or len(items) <= limit:
+        return ", ".join(map(printable, items))
+    return f"{', '.join(map(printable, items[:limit]))} and {len(items) - limit} more"

@@ -15,13 +15,19 @@ from itertools import pairwise
 
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.errors import InputError, LayoutError, StorageError
-from reshard.core.plan.matching import ParameterMatch, SourceTensor, distinct_sources, lost_text, match_parameters
+from reshard.core.plan.matching import (
+    ParameterMatch,
+    SourceTensor,
+    distinct_sources,
+    lost_text,
+    match_parameters,
+)
 from reshard.core.plan.ownership import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
-from reshard.core.runtime.wording import counted
+from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import counted, listed, rank_names
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
@@ -261,3 +267,24 @@ def _copies_are_uniform(records: Mapping[int, CatalogRecord], source: Strategy) 
                 if count + without_file < len(cell):
                     fewest = min(fewest, count + without_file)
     return most <= fewest
+
+
+class StandIn(Summary):
+    """That a rank's file was not used, and another's was in its place.
+
+    Attributes:
+        rank: source rank whose file was not used.
+        why: what is wrong with it.
+        stand_in: source rank that stood in for it.
+        slices: how many of its slices, whole or in part, were taken from there.
+    """
+
+    rank: int
+    why: str
+    stand_in: int
+    slices: int
+
+
+def unsaved_text(names: Sequence[str]) -> str:
+    """Which parameters of the source's strategy no file holds, in a sentence."""
+    return f"in the source's strategy, but in NO file, and so not in the result: {listed(names)}"

@@ -10,15 +10,14 @@ from dataclasses import replace
 from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import NO_FILE, DamagePolicy
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.conversion.report import Summary
 from reshard.core.errors import InputError
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.stage_shards import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
-from reshard.core.runtime.wording import counted, ranks_text
+from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import counted, rank_names, ranks_text
 from reshard.core.source.damage import mixed_steps, scattered, torn_ranks
 from reshard.core.source.own_strategy import OwnStrategy, file_mismatch, read_own_strategy
 from reshard.core.source.sample_checks import ContentMisfits, content_misfits

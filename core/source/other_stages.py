@@ -4,12 +4,11 @@ The first stage's own strategy looks like that of a checkpoint without stages. W
 is missing, and a part of that target would be taken for all of it: that there are other stages has to be seen.
 """
 
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.checkpoint.catalog.survey import survey
 from reshard.core.errors import PlanError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.runtime.wording import printable
+from reshard.core.runtime.wording import listed, printable
 from reshard.core.strategy.files import stages_beside
 
 

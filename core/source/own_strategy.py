@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.names import RANK_FIELD, parse_name
+from reshard.core.checkpoint.catalog.names import parse_name
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.checkpoint.encryption.files import encrypted_bytes
-from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, unsealed_manifest
+from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unsealed_manifest
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.plan.plan_file import load_target_strategy
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.files import unless_missing
 from reshard.core.storage.joined import parts_of
+from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
-from reshard.core.target.target import read_manifest
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import Cut, ParameterLayout
 

@@ -10,19 +10,19 @@ from enum import StrEnum
 
 from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.names import Step, parse_step, spelled_for
+from reshard.core.checkpoint.catalog.names import Step, parse_step
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
-from reshard.core.conversion.convert import catalog_source, load_strategy
-from reshard.core.conversion.report import StandIn, Summary, unsaved_text
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.ownership import LostBox
 from reshard.core.request.conversion import ConversionRequest, parse_ranks
-from reshard.core.runtime.wording import counted
-from reshard.core.source.damage import mixed_steps, substitutions, unsaved
+from reshard.core.runtime.summary import Summary
+from reshard.core.runtime.wording import counted, rank_names
+from reshard.core.source.damage import StandIn, mixed_steps, substitutions, unsaved, unsaved_text
+from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_doubts
+from reshard.core.storage.patterns import spelled_for
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
 

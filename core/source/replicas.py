@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.checkpoint.digests import content_digests
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import counted
+from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT

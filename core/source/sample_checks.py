@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from reshard.core.checkpoint.beginnings import beginnings, is_one_value
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import HeldParameter, joined_shape
+from reshard.core.runtime.wording import rank_names
 from reshard.core.source.strategy_checks import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, listed
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT

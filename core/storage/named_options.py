@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import ConversionOptions
 from reshard.core.runtime.named_values import Resolver, value_of
 from reshard.core.runtime.secrets import NAME_ADVICE
 from reshard.core.storage.filesystems import Options, open_filesystem, url_of
@@ -56,25 +55,6 @@ def options_for(url: str) -> Options:
         if _below(url, start)
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else {}
-
-
-@contextmanager
-def storages_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Opens what a request names with the storage options that it names; see `named_storages`."""
-    with named_storages(storage_pairs(request), resolvers):
-        yield
-
-
-def storage_pairs(request: ConversionOptions) -> Pairs:
-    """The URLs of a request, and the names of the options that open them."""
-    source, target = request.source_storage, request.target_storage
-    return (
-        (request.source, source),
-        (request.source_strategy, source),
-        (request.changes, source),
-        (request.target, target),
-        (request.target_strategy, target),
-    )
 
 
 @contextmanager

@@ -18,16 +18,16 @@ from functools import cached_property
 
 import xxhash
 
-from reshard.core.checkpoint.catalog.patterns import Lies, lies
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.manifest import (
+    LARGEST_RECORD_BYTES,
     PLAN_NAME,
     RECORDS_DIRECTORY,
     Manifest,
     ShardRecord,
     dump_record,
-    parse_manifest,
     parse_shard_record,
+    read_manifest,
     record_content,
     with_plan,
 )
@@ -50,7 +50,6 @@ from reshard.core.runtime.wording import printable
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.files import (
     find_files,
-    kind_of,
     read_own_file,
     read_small_file,
     remove_file,
@@ -58,7 +57,6 @@ from reshard.core.storage.files import (
     unless_missing,
     write_bytes,
 )
-from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.lease import (
     GATE_NAME,
     LeaseHolder,
@@ -71,9 +69,7 @@ from reshard.core.storage.lease import (
 from reshard.core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
-    PARTIAL_SUFFIX,
     REMOVING_NAME,
-    REPLACED_SUFFIX,
     STATE_DIRECTORY,
     foreign_names,
     list_names,
@@ -91,7 +87,6 @@ from reshard.core.target.index import index_of, index_problem, places_problem
 
 IDENTITY_NAME = "identity"
 LEASES_DIRECTORY = "leases"
-_LARGEST_RECORD_BYTES = 2**28
 _RECORD = "record"
 _RECORD_NAME = re.compile(r"rank_([0-9]{1,18})\.json")
 _STATE_LISTING = Listing(
@@ -147,7 +142,7 @@ class Workspace:
             StorageError: there is no record.
         """
         location = self.record_location(rank)
-        data = read_own_file(location, _LARGEST_RECORD_BYTES)
+        data = read_own_file(location, LARGEST_RECORD_BYTES)
         try:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:
@@ -469,18 +464,6 @@ class Target:
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 
 
-def read_manifest(directory: Location) -> Manifest | None:
-    """The manifest of a converted checkpoint; None if there is none.
-
-    Raises:
-        TargetError: it is damaged.
-        StorageError: it cannot be read.
-    """
-    location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    content = unless_missing(lambda: read_own_file(location, _LARGEST_RECORD_BYTES))
-    return None if content is None else parse_manifest(content, str(location))
-
-
 def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
     """Checks before planning, from the target alone, that it can be written.
 
@@ -574,34 +557,6 @@ def record_digest(record: ShardRecord) -> str:
     return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
 
 
-def check_apart(source: Location, final: Location) -> None:
-    """Makes sure that source and target do not overlap, and that the target's name is UTF-8 text for the records.
-
-    The source may be a pattern with `{rank}`.
-
-    Raises:
-        TargetError: they overlap, or the name is not UTF-8.
-    """
-    try:
-        final.path.encode()
-    except UnicodeEncodeError as error:
-        raise TargetError(f"{final}: its name is not UTF-8 text; name another target") from error
-    if not same_storage(source.fs, final.fs):
-        return
-    for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
-        found = lies(final.path + suffix, source.path)
-        if found is Lies.AT and not suffix:
-            is_pattern = source.path != final.path
-            what = f"can be a part of the source {source}" if is_pattern else "is the source itself"
-            raise TargetError(f"{final}: {what}; name another target")
-        if found is Lies.INSIDE:
-            raise TargetError(f"{final}: lies inside the source {source}; name another target")
-        if found is not None:
-            raise TargetError(
-                f"{final}: the source {source} lies inside it, or where it is put together; name another target"
-            )
-
-
 def check_beside(final: Location) -> None:
     """Makes sure that existing local working directories beside a target hold only files that conversions write.
 
@@ -619,22 +574,6 @@ def check_beside(final: Location) -> None:
             "it away"
         )
     check_replaced(replaced_location(final))
-
-
-def check_new_file(location: Location, source: Location, overwrite: bool) -> None:
-    """Makes sure that a file may be written that is made from what stands at `source`.
-
-    Raises:
-        InputError: it is there already, or is a directory.
-        TargetError: it lies inside the source.
-    """
-    # inside, it would be taken for one more rank's file next time
-    check_apart(source, location)
-    kind = kind_of(location)
-    if kind == "directory":
-        raise InputError(f"{location}: is a directory; name the file to be written")
-    if not overwrite and kind is not None:
-        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
 
 
 def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, CatalogRecord]) -> str | None:

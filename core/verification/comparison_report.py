@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import ConfigDict
 
-from reshard.core.conversion.report import Summary
+from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted
 
 

@@ -19,13 +19,11 @@ from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.dispatch import read_index, stored_crc
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, unsealed_manifest
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest, unsealed_manifest
 from reshard.core.checkpoint.model import FileIndex, OutputEntry
-from reshard.core.conversion.report import FILE, RANK, VerificationReport
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from reshard.core.request.conversion import (
     WITHOUT_CREDENTIALS,
-    EncryptionMode,
     KeyName,
     StorageName,
     TargetLayout,
@@ -33,9 +31,10 @@ from reshard.core.request.conversion import (
     mode_with_key,
     without_credentials,
 )
-from reshard.core.runtime.keys import KeyNames, named_keys, target_key
+from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys, target_key
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
+from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.files import SourceFile, exists, has_no_file
@@ -44,9 +43,10 @@ from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.index import index_problem, places_problem
-from reshard.core.target.target import Workspace, read_manifest, record_digest
+from reshard.core.target.target import Workspace, record_digest
 from reshard.core.tensor.fingerprint import fingerprint_text
 from reshard.core.tensor.slices import Shape
+from reshard.core.verification.report import VerificationReport
 from reshard.core.verification.source_comparison import SourceComparison
 from reshard.core.verification.state import UNDIGESTED, state_problems
 from reshard.core.verification.values import TargetParts

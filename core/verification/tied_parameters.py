@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.errors import PlanError
 from reshard.core.plan.matching import MovedParameter, as_it_is, distinct_sources
 from reshard.core.plan.ownership import SourceCopy, lacks_cells
 from reshard.core.plan.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
 from reshard.core.runtime.progress import current_progress
+from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes

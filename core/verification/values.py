@@ -16,13 +16,13 @@ from functools import cached_property
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.selection import rank_names
 from reshard.core.checkpoint.contents import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.plan.matching import MovedParameter, SourceTensor
 from reshard.core.plan.ownership import NOBODY, SourceCopies, common_units, lacks_cells
 from reshard.core.plan.plan import ConversionPlan, TargetStage
+from reshard.core.runtime.wording import rank_names
 from reshard.core.source.replicas import differing_copies_text
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece

@@ -18,7 +18,6 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.contents import share_of
-from reshard.core.conversion.convert import catalog_source, load_strategy
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.matching import holding_file
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
@@ -33,6 +32,7 @@ from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import printable, utf8_text
+from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_doubts
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import DType, dtype_from_record

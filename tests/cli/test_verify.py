@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.report import VerificationReport
 from reshard.core.request.conversion import build_request
+from reshard.core.verification.report import VerificationReport
 from tests.support.checkpoints import case
 
 

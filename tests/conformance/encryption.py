@@ -6,7 +6,8 @@ from pathlib import Path
 
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
-from reshard.core.request.conversion import EncryptionMode, build_request
+from reshard.core.request.conversion import build_request
+from reshard.core.runtime.keys import EncryptionMode
 from tests.conformance.mindspore_process import Judge, RefusalError
 
 _KEY_BYTES = {

@@ -12,13 +12,13 @@ import fsspec
 import pytest
 
 from reshard.cli.main import run
+from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
 from reshard.core.runtime import retry
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
-from reshard.core.target.target import read_manifest
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.verification.files import verify_target
 from tests.endurance.flaky import PERMANENT, TRANSIENT, Faults, FlakyFileSystem

@@ -24,7 +24,7 @@ from reshard.core.runtime.budget import Crew
 from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.ranks import _Dispatch, _Turn, _Unit, failures_of, run_ranks
-from reshard.flows.runners import RunnerLostError
+from reshard.flows.runner import RunnerLostError
 from reshard.flows.slots import Slot
 from reshard.tasks.assignment import Deeds
 from reshard.tasks.conversion import transform_rank, transform_ranks

@@ -14,8 +14,7 @@ from reshard.core.checkpoint.map_parameters import build_map_parameter, parse_ma
 from reshard.core.checkpoint.model import FileIndex
 from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes
 from reshard.core.errors import CheckpointError, InputError
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.uploads import Buffer
 from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import Parser

@@ -14,8 +14,8 @@ from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, TargetError
 from reshard.core.mindspore_api.elastic import parse_fault_ranks
 from reshard.core.plan.plan_file import load_plan, load_sources
-from reshard.core.request.conversion import EncryptionMode, build_request
-from reshard.core.runtime.keys import Key
+from reshard.core.request.conversion import build_request
+from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.runtime.sealing import seal, unseal
 from reshard.core.storage.lease import parse_holder
 from reshard.core.storage.urls import parse_url

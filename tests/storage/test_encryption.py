@@ -9,8 +9,7 @@ from reshard.cli.main import run
 from reshard.core.checkpoint.encryption.files import EncryptedOutput
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, CheckpointError
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 from tests.support.checkpoints import Case, case, read_tree
 from tests.support.columns import column_case
 from tests.support.stores import Store

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from reshard.core.checkpoint.manifest import parse_manifest
 from reshard.core.conversion.convert import convert, make_plan
 from reshard.core.conversion.merge_strategy import MergeReport
-from reshard.core.conversion.report import ConversionReport, StandIn, VerificationReport, summarize_plan
+from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.errors import (
     ConversionError,
     DifferenceError,
@@ -23,8 +23,10 @@ from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.wording import printable, size_text
+from reshard.core.source.damage import StandIn
 from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.files import verify_target
+from reshard.core.verification.report import VerificationReport
 from reshard.tasks.pages import (
     LARGEST_TABLE_ROWS,
     as_paragraph,

@@ -14,7 +14,7 @@ import numpy as np
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
 from reshard.core.checkpoint.catalog.names import Step, parse_step
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.catalog.selection import listed, rank_names, select_files
+from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.checkpoint.catalog.unified import check_index, names_outside
 from reshard.core.checkpoint.digests import UnlikeError, content_digests
@@ -25,8 +25,8 @@ from reshard.core.checkpoint.formats.dispatch import format_of, read_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.keys import EncryptionMode, source_key
+from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.files import SourceFile
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.urls import Location

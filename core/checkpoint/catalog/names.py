@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.storage.patterns import NUMBER, RANK_FIELD
 
-RANK_FIELD = "{rank}"
-
-# numbers as MindSpore writes them, so that a number has one spelling and a step one file; int() refuses far longer ones
-NUMBER = r"(?:0|[1-9][0-9]{0,17})"
 _STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
 _STEM = re.compile(rf"(?P<prefix>.+)-(?P<at>{_STEP.pattern})", re.DOTALL)
 
@@ -72,11 +69,6 @@ def parse_step(text: str) -> Step | None:
     if match is None:
         return None
     return Step(int(match["epoch"]), int(match["step"]), match["breakpoint"] is not None)
-
-
-def spelled_for(spelling: str, rank: int) -> str:
-    """The prefix that a spelling stands for on one rank."""
-    return spelling.replace(RANK_FIELD, str(rank))
 
 
 def group_prefixes(prefixes: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:

@@ -7,13 +7,11 @@ choose from and by which option.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_step, spelled_for
+from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_step
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
-from reshard.core.runtime.wording import printable
-
-# what a message lists at most; ranks that are missing are always listed whole
-_MAX_LISTED = 10
+from reshard.core.runtime.wording import MAX_LISTED, listed, printable, rank_names
+from reshard.core.storage.patterns import spelled_for
 
 Names = Mapping[int, Sequence[CheckpointName]]
 
@@ -75,19 +73,6 @@ def select_files(
     return Selection(file_format, chosen_step, names, (_chosen_note(spelling, chosen_step, names, asked), *notes))
 
 
-def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
-    """`rank_0, rank_3`; of more than `limit` ranks the first, and how many there are beyond."""
-    names = [f"rank_{rank}" for rank in sorted(ranks)]
-    return listed(names, limit)
-
-
-def listed(items: Sequence[str], limit: int | None = _MAX_LISTED) -> str:
-    """Items joined by commas; of more than `limit` the first, and how many there are beyond."""
-    if limit is None or len(items) <= limit:
-        return ", ".join(map(printable, items))
-    return f"{', '.join(map(printable, items[:limit]))} and {len(items) - limit} more"
-
-
 def _asked_step(step: str | None) -> Step | None:
     if step is None:
         return None
@@ -106,7 +91,7 @@ def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
     if without:
         steps = sorted({name.step for rank in without for name in found[rank] if name.step is not None})
         raise CatalogError(
-            f"{origin}: {rank_names(without, _MAX_LISTED)}: only checkpoints saved on an exception; "
+            f"{origin}: {rank_names(without, MAX_LISTED)}: only checkpoints saved on an exception; "
             f"they are used if --step asks for one: {_steps(steps)}"
         )
 
@@ -182,7 +167,7 @@ def _asked_prefix(
     if len(spellings) == 1:
         return spellings[0]
     raise CatalogError(
-        f"{origin}: no files of prefix {printable(asked)} (--source-prefix) for {rank_names(without, _MAX_LISTED)}. "
+        f"{origin}: no files of prefix {printable(asked)} (--source-prefix) for {rank_names(without, MAX_LISTED)}. "
         f"There are: {_spread(groups)}"
     )
 

@@ -12,21 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from reshard.core.checkpoint.catalog.names import (
-    RANK_FIELD,
-    CheckpointName,
-    Step,
-    group_prefixes,
-    parse_name,
-    spelled_for,
-)
-from reshard.core.checkpoint.catalog.patterns import matched_rank
+from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.unified import WeightIndex, file_order
 from reshard.core.checkpoint.formats.parts import grouped
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.storage.files import file_info, list_folder
+from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.unified_names import (

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.catalog.selection import listed
 from reshard.core.errors import CatalogError
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.unified_names import OTHERS_NAME
 from reshard.core.storage.urls import Location
 

@@ -19,8 +19,7 @@ from typing import Any
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from reshard.core.errors import CheckpointError
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.files import SourceFile
 
 MAGICS = {

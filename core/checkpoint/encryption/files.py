@@ -27,9 +27,8 @@ from reshard.core.checkpoint.encryption.cipher_blocks import (
 )
 from reshard.core.checkpoint.remote_index.reading import read_ahead
 from reshard.core.errors import CheckpointError, StorageError
-from reshard.core.request.conversion import EncryptionMode
 from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.files import OutputFile, SourceFile
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.uploads import Buffer

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.names import NUMBER, CheckpointName
+from reshard.core.checkpoint.catalog.names import CheckpointName
 from reshard.core.checkpoint.model import Extent, FileIndex, TensorEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.files import SourceFile, read_bytes
 from reshard.core.storage.joined import JoinedFile, joined_name
+from reshard.core.storage.patterns import NUMBER
 
 _PART = re.compile(rf"(?P<prefix>.+)_part(?P<number>{NUMBER})", re.DOTALL)
 _LARGEST_COMPARED_BYTES = 1 << 20

@@ -4,13 +4,14 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
-from reshard.core.conversion.report import FILE, RANK, PlanSummary, stand_ins_text, worlds_text
+from reshard.core.conversion.report import PlanSummary, stand_ins_text, worlds_text
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.picture import draw_feeds, feeds_of, feeds_title
 from reshard.core.errors import InputError
 from reshard.core.plan.change_summary import ExcludedParameter, ParameterEffect
 from reshard.core.plan.overlaps import ParameterOverlaps
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.wording import counted, html_text, ranks_text, size_text
 from reshard.core.storage.files import kind_of, open_source, read_bytes, write_bytes
 from reshard.core.storage.urls import parse_url

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reshard.core.conversion.report import RANK, source_kind, target_kind
+from reshard.core.conversion.report import source_kind, target_kind
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import ranks_text, size_text
 
 MOST_BINS = 64

@@ -20,8 +20,8 @@ from reshard.core.checkpoint.manifest import (
 )
 from reshard.core.errors import TargetError
 from reshard.core.request.changes import Changes, SplitRule
-from reshard.core.request.conversion import EncryptionMode, VerifyLevel
-from reshard.core.runtime.keys import Key
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.keys import EncryptionMode, Key
 from tests.support.records import as_record
 
 RECORD = ShardRecord(

@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import _run_ranks, convert, make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, check_rank, convert_rank, open_session
@@ -31,7 +31,7 @@ from reshard.core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.target.target import Target, Workspace, read_manifest
+from reshard.core.target.target import Target, Workspace
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import RankVerification, verify_rank, verify_target

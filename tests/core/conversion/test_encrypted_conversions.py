@@ -15,7 +15,7 @@ from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedO
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.convert import convert, describe_plan
 from reshard.core.conversion.latest import LatestOutcome, convert_latest
-from reshard.core.conversion.report import ConversionReport, VerificationReport
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import (
     CatalogError,
     CheckpointError,
@@ -26,15 +26,16 @@ from reshard.core.errors import (
     TargetError,
 )
 from reshard.core.plan.plan_file import load_sources
-from reshard.core.request.conversion import ConversionRequest, EncryptionMode, VerifyLevel, build_options
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_options
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.runtime.keys import Key, KeyNames, named_keys
+from reshard.core.runtime.keys import EncryptionMode, Key, KeyNames, named_keys
 from reshard.core.storage.files import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import verify_target
+from reshard.core.verification.report import VerificationReport
 from tests.support.checkpoints import Case, case, read_ckpt, read_tree
 from tests.support.records import as_record
 

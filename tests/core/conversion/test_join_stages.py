@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record
+from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.load import load_rank
@@ -23,7 +23,7 @@ from reshard.core.storage.lease import held_lease, new_holder
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from reshard.core.target.target import read_manifest, record_digest
+from reshard.core.target.target import record_digest
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree

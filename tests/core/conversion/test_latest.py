@@ -28,8 +28,8 @@ from reshard.core.errors import (
 from reshard.core.plan.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.resources import storages_of
 from reshard.core.runtime.retry import stoppable
-from reshard.core.storage.named_options import storages_of
 from reshard.core.storage.stamps import read_stamps
 from tests.support.checkpoints import read_tree
 from tests.support.training import (

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import convert, make_plan
 from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.report import ConversionReport, Outcome
@@ -27,7 +27,6 @@ from reshard.core.request.conversion import TargetLayout, VerifyLevel, build_req
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.unified_names import file_names, is_unified_name
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import read_manifest
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree

@@ -11,7 +11,6 @@ from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection
 from reshard.core.request.conversion import (
     ConversionRequest,
-    EncryptionMode,
     OutputFormat,
     TargetLayout,
     UnmatchedPolicy,
@@ -20,6 +19,7 @@ from reshard.core.request.conversion import (
     parse_ranks,
     parse_size,
 )
+from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.storage.unified_names import UnifiedNaming
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.request.conversion import EncryptionMode, build_request
+from reshard.core.request.conversion import build_request
+from reshard.core.request.resources import key_names
 from reshard.core.runtime.keys import (
+    EncryptionMode,
     Key,
     KeyNames,
-    key_names,
     keys_in_force,
     named_keys,
     needed_target_key,

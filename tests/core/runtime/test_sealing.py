@@ -3,8 +3,7 @@
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
 
 KEY = Key(b"0123456789abcdef", EncryptionMode.SM4_CBC, "env:KEY")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.conversion.convert import convert, make_plan
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError, StorageError, StrategyError
 from reshard.core.plan.matching import match_parameters
@@ -23,7 +24,6 @@ from reshard.core.storage.files import SourceFile, open_source
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from reshard.core.target.target import read_manifest
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from tests.support.checkpoints import Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

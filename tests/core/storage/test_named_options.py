@@ -12,7 +12,8 @@ import pytest
 
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.request.conversion import build_request
-from reshard.core.storage.named_options import named_storages, options_for, storages_of
+from reshard.core.request.resources import storages_of
+from reshard.core.storage.named_options import named_storages, options_for
 from reshard.core.storage.urls import parse_url
 
 SECRET = "hunter2-hunter2"

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest
 from reshard.core.conversion.convert import make_plan
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.files import write_bytes
+from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.target import Target, Workspace, check_apart, read_manifest, read_records
+from reshard.core.target.target import Target, Workspace, read_records
 from tests.support.checkpoints import case
 
 FOUR_TO_THREE = case(7009)

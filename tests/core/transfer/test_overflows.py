@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import reshard.core.conversion.session as session_module
-from reshard.core.checkpoint.manifest import ShardRecord, dump_record, parse_shard_record
+from reshard.core.checkpoint.manifest import ShardRecord, dump_record, parse_shard_record, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError
@@ -16,7 +16,6 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
-from reshard.core.target.target import read_manifest
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.overflows import overflow_notes
 from reshard.core.transfer.writer import transform_ranks

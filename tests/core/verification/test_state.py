@@ -11,13 +11,13 @@ import pytest
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.digested import without_digest
+from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetError
-from reshard.core.request.conversion import EncryptionMode, VerifyLevel, build_request
-from reshard.core.runtime.keys import KeyNames, named_keys
+from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import read_manifest
 from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import CONVERSIONS
 from tests.support.ckpt_writer import checkpoint_bytes

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.formats.dispatch import read_index
-from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.files import open_source
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import Workspace, read_manifest
+from reshard.core.target.target import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
 from reshard.core.transfer import reader
 from reshard.core.transfer.writer import transform_ranks

@@ -14,8 +14,7 @@ from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeE
 from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput, encrypted_bytes
 from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.errors import CheckpointError
-from reshard.core.request.conversion import EncryptionMode
-from reshard.core.runtime.keys import Key
+from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.files import open_source, read_bytes
 from reshard.core.storage.uploads import Buffer
 from reshard.core.storage.urls import parse_url

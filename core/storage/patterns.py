@@ -6,7 +6,15 @@ A path without `{rank}` is a pattern that matches only itself.
 import re
 from enum import Enum, auto
 
-from reshard.core.checkpoint.catalog.names import NUMBER, RANK_FIELD, spelled_for
+RANK_FIELD = "{rank}"
+
+# numbers as MindSpore writes them, so that a number has one spelling and a step one file; int() refuses far longer ones
+NUMBER = r"(?:0|[1-9][0-9]{0,17})"
+
+
+def spelled_for(spelling: str, rank: int) -> str:
+    """The prefix that a spelling stands for on one rank."""
+    return spelling.replace(RANK_FIELD, str(rank))
 
 
 class Lies(Enum):

@@ -1,0 +1,60 @@
+"""Where results may be written: apart from the source, and over nothing that is there already."""
+
+from reshard.core.errors import (
+    InputError,
+    TargetError,
+)
+from reshard.core.storage.files import (
+    kind_of,
+)
+from reshard.core.storage.filesystems import same_storage
+from reshard.core.storage.patterns import Lies, lies
+from reshard.core.storage.publishing import (
+    PARTIAL_SUFFIX,
+    REPLACED_SUFFIX,
+)
+from reshard.core.storage.urls import Location
+
+
+def check_apart(source: Location, final: Location) -> None:
+    """Makes sure that source and target do not overlap, and that the target's name is UTF-8 text for the records.
+
+    The source may be a pattern with `{rank}`.
+
+    Raises:
+        TargetError: they overlap, or the name is not UTF-8.
+    """
+    try:
+        final.path.encode()
+    except UnicodeEncodeError as error:
+        raise TargetError(f"{final}: its name is not UTF-8 text; name another target") from error
+    if not same_storage(source.fs, final.fs):
+        return
+    for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
+        found = lies(final.path + suffix, source.path)
+        if found is Lies.AT and not suffix:
+            is_pattern = source.path != final.path
+            what = f"can be a part of the source {source}" if is_pattern else "is the source itself"
+            raise TargetError(f"{final}: {what}; name another target")
+        if found is Lies.INSIDE:
+            raise TargetError(f"{final}: lies inside the source {source}; name another target")
+        if found is not None:
+            raise TargetError(
+                f"{final}: the source {source} lies inside it, or where it is put together; name another target"
+            )
+
+
+def check_new_file(location: Location, source: Location, overwrite: bool) -> None:
+    """Makes sure that a file may be written that is made from what stands at `source`.
+
+    Raises:
+        InputError: it is there already, or is a directory.
+        TargetError: it lies inside the source.
+    """
+    # inside, it would be taken for one more rank's file next time
+    check_apart(source, location)
+    kind = kind_of(location)
+    if kind == "directory":
+        raise InputError(f"{location}: is a directory; name the file to be written")
+    if not overwrite and kind is not None:
+        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
