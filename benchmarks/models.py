@@ -47,7 +47,7 @@ class Parameter:
 
     def box(self, side: Side, rank: int) -> TensorSlice:
         """The part of it that a rank of a side holds."""
-        return self.layout(side).cut(len(self.shape)).box_of(rank, self.shape)
+        return self.layout(side).shard_grid(len(self.shape)).box_of(rank, self.shape)
 
 
 @dataclass(frozen=True)

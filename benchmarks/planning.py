@@ -73,7 +73,7 @@ def _catalog(strategy: Strategy) -> CheckpointCatalog:
 
 
 def _entry(name: str, layout: ParameterLayout) -> TensorEntry:
-    shard: Shape = tuple(length // pieces for length, pieces in zip(_SHAPE, layout.cut(2).pieces, strict=True))
+    shard: Shape = tuple(length // pieces for length, pieces in zip(_SHAPE, layout.shard_grid(2).pieces, strict=True))
     return TensorEntry(name, FLOAT, shard, (Extent(0, math.prod(shard) * FLOAT.itemsize),))
 
 

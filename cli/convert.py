@@ -110,7 +110,7 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport") -> None:
     """Prints what a conversion did."""
-    from reshard.core.conversion.report import stand_ins_text, worlds_text
+    from reshard.core.conversion.report import substitutes_text, worlds_text
 
     step = f", step {report.step}" if report.step else ""
     worlds = worlds_text(report)
@@ -123,7 +123,7 @@ def print_report(report: "ConversionReport") -> None:
         ("written", _work_text(report)),
         ("verified", _verified_text(report)),
         *([("repeated", counted(report.retried_requests, "request"))] if report.retried_requests else []),
-        *([("RECOVERED", stand_ins_text(report.stand_ins))] if report.stand_ins else []),
+        *([("RECOVERED", substitutes_text(report.stand_ins))] if report.stand_ins else []),
         *(("note", note) for note in report.notes[:_MOST_NOTED]),
     ]
     print_facts(facts)

@@ -62,7 +62,7 @@ def print_feeds(plan: ConversionPlan, console: Console | None = None) -> None:
         console.print()
         for line in _legend(feeds, drawing, console.width):
             console.print(line, soft_wrap=True)
-    if plan.match.carried:
+    if plan.match.passed_through:
         console.print("What no strategy knows is on every rank, and not in the picture.", highlight=False)
 
 

@@ -98,7 +98,7 @@ def command(
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """A plan's summary, and a table of those ranks."""
-    from reshard.core.conversion.report import stand_ins_text, worlds_text
+    from reshard.core.conversion.report import substitutes_text, worlds_text
     from reshard.core.runtime.summary import FILE
 
     unified = summary.target_kind == FILE
@@ -114,7 +114,7 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("needed", f"{size_text(summary.read_bytes)} of the source; small gaps are read as well"),
             ("to write", size_text(summary.written_bytes)),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
-            *([("RECOVERED", stand_ins_text(summary.stand_ins))] if summary.stand_ins else []),
+            *([("RECOVERED", substitutes_text(summary.stand_ins))] if summary.stand_ins else []),
             *(("note", note) for note in summary.notes),
         ]
     )
@@ -156,10 +156,10 @@ def _overlaps(plan: "ConversionPlan", name: str) -> "ParameterOverlaps":
     """
     from reshard.core.plan.overlaps import overlaps_of
 
-    parameter = next((found for found in plan.match.moved if found.name == name), None)
+    parameter = next((found for found in plan.match.resharded if found.name == name), None)
     if parameter is not None:
         return overlaps_of(plan, parameter)
-    if any(carried.name == name for carried in plan.match.carried):
+    if any(carried.name == name for carried in plan.match.passed_through):
         raise InputError(f"no strategy knows {name!r}: every target rank gets a whole copy; --rank R shows from where")
     if any(appended.name == name for appended in plan.match.appended):
         raise InputError(f"{name!r} is appended to every target file, and from no source rank")
@@ -167,7 +167,7 @@ def _overlaps(plan: "ConversionPlan", name: str) -> "ParameterOverlaps":
         raise InputError(f"{name!r} is dropped: the target's strategy does not have it")
     if name in plan.match.excluded:
         raise InputError(f"{name!r} is left out by {plan.match.excluded[name]}")
-    raise InputError(f"the target has no parameter {name!r}{_near(name, [each.name for each in plan.match.moved])}")
+    raise InputError(f"the target has no parameter {name!r}{_near(name, [each.name for each in plan.match.resharded])}")
 
 
 def _show_overlaps(overlaps: "ParameterOverlaps", as_json: bool) -> None:

@@ -57,7 +57,7 @@ def _write_step(directory: Location, job: Job, at: tuple[int, int], ranks: range
 
 
 def _shard(parameter: Parameter, job: Job, step: int, rank: int) -> np.ndarray:
-    cut = job.layout(parameter).cut(len(parameter.shape))
+    cut = job.layout(parameter).shard_grid(len(parameter.shape))
     box = cut.box_of(rank % job.devices_per_stage, parameter.shape)
     return values(parameter, step)[box.as_index()]
 

@@ -13,7 +13,7 @@ from reshard.core.request.resources import resources_of
 from reshard.core.runtime.retry import with_retries
 from reshard.flows.outcome import carried_out, check_output, tail_of
 from reshard.flows.ranks import read_sources, run_ranks
-from reshard.flows.runners import CrewRunner, crew_of
+from reshard.flows.runners import PoolRunner, worker_pool
 from reshard.flows.slots import Slots, slots_of
 from reshard.tasks.artifacts import publish_plan, publish_report
 from reshard.tasks.catalog import catalog_source
@@ -54,23 +54,23 @@ def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionRep
     with telling_failure(request), resources_of(request, RESOLVERS):
         check_output(request.target)
         with_retries(lambda: check_target(request), progress.note)
-        with crew_of(request) as crew, slots_of(request.concurrency_limit) as slots:
-            return _carry_out(request, progress, crew, slots)
+        with worker_pool(request) as pool, slots_of(request.concurrency_limit) as slots:
+            return _carry_out(request, progress, pool, slots)
 
 
 def _carry_out(
-    request: ConversionRequest, progress: RunProgress, crew: CrewRunner | None, slots: Slots | None
+    request: ConversionRequest, progress: RunProgress, pool: PoolRunner | None, slots: Slots | None
 ) -> ConversionReport:
     started = time.monotonic()
     source = untouched(merge_strategy(request.source_strategy, "source", request.source))
     target = untouched(merge_strategy(request.target_strategy, "target"))
     catalog = untouched(catalog_source(request, source, target))
     plan = plan_conversion(request, catalog, source, target)
-    with open_session(request, plan, crew.crew if crew else None) as session:
-        summary = summarize_plan(plan, session.budget, session.groups, session.lanes)
+    with open_session(request, plan, pool.pool if pool else None) as session:
+        summary = summarize_plan(plan, session.budget, session.groups, session.prefetch)
         publish_plan(plan, summary, str(session.target.final))
-        raise_failures(run_ranks(session, progress, crew, slots), session)
-        parts = untouched(read_sources(session, progress, crew, slots))
+        raise_failures(run_ranks(session, progress, pool, slots), session)
+        parts = untouched(read_sources(session, progress, pool, slots))
         report = commit_target(untouched(session), time.monotonic() - started, parts)
     publish_report(report)
     tell_completed(report)

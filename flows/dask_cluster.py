@@ -19,7 +19,7 @@ from prefect.context import FlowRunContext
 from prefect_dask.task_runners import DaskTaskRunner
 
 from reshard.core.errors import ConversionError, InputError
-from reshard.core.runtime.budget import Crew
+from reshard.core.runtime.budget import WorkerPool
 from reshard.flows.embedded_server import is_embedded
 from reshard.flows.runner import Future, Outcome, RunnerLostError
 
@@ -45,7 +45,7 @@ class DaskRunner:
         self._threads: dict[str, int] = {}
         self._checked = self._had_workers = time.monotonic()
         self._await_workers()
-        self.crew = Crew(len(self._threads), max(self._threads.values()))
+        self.pool = WorkerPool(len(self._threads), max(self._threads.values()))
 
     def capacity(self, most_in_each: int) -> int:
         """Of each worker process as many as it has threads."""

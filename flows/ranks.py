@@ -21,7 +21,7 @@ from reshard.core.errors import ConversionError, ReshardError
 from reshard.core.runtime.retry import count_retry
 from reshard.core.verification.values import ContentCheck
 from reshard.flows.runner import Future, Outcome, Runner, RunnerLostError
-from reshard.flows.runners import CrewRunner, threads
+from reshard.flows.runners import PoolRunner, threads
 from reshard.flows.slots import Answer, Slot, Slots, not_had
 from reshard.tasks.assignment import Assignment, Deeds
 from reshard.tasks.content import fingerprint_source
@@ -38,11 +38,11 @@ _CHECK_SECONDS = 1.0
 
 
 def run_ranks(
-    session: Session, progress: RunProgress, crew: CrewRunner | None = None, slots: Slots | None = None
+    session: Session, progress: RunProgress, pool: PoolRunner | None = None, slots: Slots | None = None
 ) -> Failures:
     """Writes and verifies all ranks that are left to do; returns what failed, by rank. One's failure stops no other.
 
-    By a crew, or else by threads; within slots of a concurrency limit, if there are any.
+    By a pool, or else by threads; within slots of a concurrency limit, if there are any.
 
     Raises:
         ConversionError: no slot of the concurrency limit can be had; the others are stopped.
@@ -50,7 +50,7 @@ def run_ranks(
     """
     failures: Failures = {}
     with ExitStack() as held:
-        runner = crew or held.enter_context(threads(session.budget.workers))
+        runner = pool or held.enter_context(threads(session.budget.workers))
         try:
             failures |= _Dispatch(session, runner, slots, progress).run(_written_units(session))
             orphans = _orphans(session, failures)
@@ -69,7 +69,7 @@ def _orphans(session: Session, failures: Failures) -> Failures:
 
 
 def read_sources(
-    session: Session, progress: RunProgress, crew: CrewRunner | None = None, slots: Slots | None = None
+    session: Session, progress: RunProgress, pool: PoolRunner | None = None, slots: Slots | None = None
 ) -> dict[int, np.ndarray] | None:
     """What all source ranks add to fingerprints, if contents are to be compared now; else None. As `run_ranks` runs.
 
@@ -85,7 +85,7 @@ def read_sources(
         _Unit(groups, copies=True, batch=True, task=fingerprint_source) for groups in batch_groups(alone, MOST_BATCHES)
     ]
     with ExitStack() as held:
-        runner = crew or held.enter_context(threads(session.readers))
+        runner = pool or held.enter_context(threads(session.readers))
         dispatch = _Dispatch(session, runner, slots, progress)
         try:
             failures = dispatch.run(units)
@@ -251,7 +251,7 @@ class _Dispatch:
             return True
         groups = self._runner.capacity(self._session.groups_at_once)
         writing = sum(other.writes for other in self._under_way.values())
-        return writing < max(1, min(groups, asked // self._session.lanes if asked else groups))
+        return writing < max(1, min(groups, asked // self._session.prefetch if asked else groups))
 
     def _start(self, turn: _Turn) -> None:
         parameters: dict[str, Any] = {"assignment": self._assignment}

@@ -15,7 +15,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionRequest
-from reshard.core.runtime.budget import Crew
+from reshard.core.runtime.budget import WorkerPool
 from reshard.flows.runner import Future, Outcome, Runner
 
 
@@ -57,16 +57,16 @@ def threads(workers: int) -> Iterator[Runner]:
         yield ThreadRunner(runner, workers)
 
 
-class CrewRunner(Runner, Protocol):
+class PoolRunner(Runner, Protocol):
     """Runs tasks in other processes."""
 
     @property
-    def crew(self) -> Crew:
+    def pool(self) -> WorkerPool:
         """The processes."""
 
 
 @contextmanager
-def crew_of(request: ConversionRequest) -> Iterator[CrewRunner | None]:
+def worker_pool(request: ConversionRequest) -> Iterator[PoolRunner | None]:
     """The Dask cluster that a request names, for the time of the block; None if it names none.
 
     Raises:

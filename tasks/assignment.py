@@ -53,7 +53,7 @@ class Assignment:
         keys: names of the keys of source and target.
         key_digests: by which each key is known to be the run's; empty where there is none.
         budget: what a process has.
-        lanes: how many workers gather for one group.
+        prefetch: how many workers gather for one group.
         level: how closely written ranks are checked.
         version: of reshard.
     """
@@ -65,7 +65,7 @@ class Assignment:
     keys: KeyNames
     key_digests: tuple[str, str]
     budget: Budget
-    lanes: int
+    prefetch: int
     level: VerifyLevel
     memory_limit_bytes: int
     version: str = __version__
@@ -81,7 +81,7 @@ class Assignment:
             keys=key_names(session.request),
             key_digests=(_digest_of(source_key()), _digest_of(target_key())),
             budget=session.budget,
-            lanes=session.lanes,
+            prefetch=session.prefetch,
             level=session.request.verify,
             memory_limit_bytes=session.request.memory_limit_bytes,
         )
@@ -89,7 +89,7 @@ class Assignment:
     @property
     def groups_at_once(self) -> int:
         """How many groups a process has memory for."""
-        return max(1, self.budget.workers // self.lanes)
+        return max(1, self.budget.workers // self.prefetch)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,13 @@ def transform_rank(assignment: Assignment, rank: int, group: Sequence[int]) -> S
     writes = rank == next(iter(group), None)
     with taken_up(assignment, writes=writes) as work:
         record = steps.convert_rank(
-            work.workspace, work.plan, rank, assignment.budget, work.advance, group=group, lanes=assignment.lanes
+            work.workspace,
+            work.plan,
+            rank,
+            assignment.budget,
+            work.advance,
+            group=group,
+            prefetch=assignment.prefetch,
         )
         return Completed(message=_written(record), data=work.deeds())
 
@@ -69,7 +75,7 @@ def transform_ranks(assignment: Assignment, groups: Sequence[Sequence[int]], cop
             assignment.level,
             work.advance,
             copies=copies,
-            lanes=assignment.lanes,
+            prefetch=assignment.prefetch,
         )
         ranks = [rank for group in groups for rank in group]
         seconds = time.monotonic() - started

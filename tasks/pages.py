@@ -19,7 +19,7 @@ from reshard.core.conversion.report import (
     Outcome,
     PlanSummary,
     RankReport,
-    stand_ins_text,
+    substitutes_text,
     worlds_text,
 )
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
@@ -27,7 +27,7 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
-from reshard.core.source.damage import StandIn
+from reshard.core.source.damage import Substitute
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.report import VerificationReport
 
@@ -288,13 +288,13 @@ def _what_was_done(report: ConversionReport) -> str:
     return f"{done}{kept} {_VERIFIED[report.verified]}"
 
 
-def _recovered(stand_ins: Sequence[StandIn]) -> str:
+def _recovered(stand_ins: Sequence[Substitute]) -> str:
     """What stood in for what was lost; nothing if nothing was."""
     if not stand_ins:
         return ""
     rows = [(each.rank, each.why, each.stand_in, each.slices) for each in stand_ins[:_LARGEST_MARKDOWN_ROWS]]
     table = _table(("Lost rank", "Why", "Stand-in", "Slices"), rows)
-    return _page(f"**Recovered: {stand_ins_text(stand_ins)}.**", table, _rest(len(stand_ins))).rstrip()
+    return _page(f"**Recovered: {substitutes_text(stand_ins)}.**", table, _rest(len(stand_ins))).rstrip()
 
 
 def _worlds(report: ConversionReport | PlanSummary, noun: str = "") -> str:

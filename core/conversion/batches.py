@@ -49,7 +49,7 @@ def convert_batch(
     advance: Callable[[int], None],
     *,
     copies: bool,
-    lanes: int,
+    prefetch: int,
 ) -> None:
     """Writes and checks the ranks of some groups, or makes them as copies of ranks that are there.
 
@@ -68,14 +68,22 @@ def convert_batch(
         advance(0)  # raises if all is to stop
         try:
             with losses.counted():
-                convert_rank(workspace, plan, rank, budget, advance, group=() if copies else group, lanes=lanes)
+                convert_rank(
+                    workspace,
+                    plan,
+                    rank,
+                    budget,
+                    advance,
+                    group=() if copies else group,
+                    prefetch=prefetch,
+                )
                 check_rank(workspace, plan, rank, level, advance)
         except ReshardError as error:
             advance(0)
             failures[rank] = error
 
     # when the first rank of a group is done the files of all are there: the others only have to be checked
-    with ThreadPoolExecutor(lanes, thread_name_prefix="reshard") as pool:
+    with ThreadPoolExecutor(prefetch, thread_name_prefix="reshard") as pool:
         for group in groups:
             work(group[0], group)
             for future in [pool.submit(copy_context().run, work, rank, group) for rank in group[1:]]:

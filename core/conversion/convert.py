@@ -23,9 +23,9 @@ from reshard.core.conversion.session import (
     Session,
     check_rank,
     convert_rank,
-    lanes_of,
     open_session,
     planned_groups,
+    prefetch_threads_of,
     rank_budget,
 )
 from reshard.core.errors import CatalogError, PlanError, ReshardError, TargetError
@@ -192,7 +192,7 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
     budget = rank_budget(request, plan, len(plan.target_ranks))
     written = [rank for rank in plan.target_ranks if rank not in plan.copies]
     groups = planned_groups(plan, written, budget)
-    return plan, summarize_plan(plan, budget, groups, lanes_of(groups, budget))
+    return plan, summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
 
 
 def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardError]:
@@ -210,7 +210,13 @@ def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardErro
         with writing if rank == next(iter(group), None) else nullcontext():
             with_retries(
                 lambda: convert_rank(
-                    session.workspace, session.plan, rank, session.budget, advance, group=group, lanes=session.lanes
+                    session.workspace,
+                    session.plan,
+                    rank,
+                    session.budget,
+                    advance,
+                    group=group,
+                    prefetch=session.prefetch,
                 ),
                 progress.note,
             )

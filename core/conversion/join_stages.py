@@ -101,7 +101,7 @@ class _Part:
 
     @property
     def parameters(self) -> set[str]:
-        return {parameter.name for parameter in self.plan.match.moved}
+        return {parameter.name for parameter in self.plan.match.resharded}
 
     def excuses(self, name: str) -> bool:
         """Whether the target was said to be able to do without a parameter."""

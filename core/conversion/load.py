@@ -36,7 +36,7 @@ from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.tensor.dtypes import MAP_TENSOR
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
-from reshard.core.transfer.file_blocks import Part, expected_entries, turned_parameters
+from reshard.core.transfer.file_blocks import Part, expected_entries, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally, overflow_notes
 from reshard.core.transfer.reader import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
@@ -212,7 +212,7 @@ class _RankLoad:
         chosen = [parameter for parameter in rank_plan.parameters if names is None or parameter.name in names]
         self._plan = plan
         self._parameters = {parameter.name: parameter for parameter in chosen}
-        self._turned = turned_parameters(chosen)
+        self._turned = transposed_parameters(chosen)
         self._entries = [entry for entry in expected_entries(plan, rank_plan) if entry.name in self._parameters]
         self._tally = OverflowTally(plan, self._parameters)
         self._limit_bytes = limit_bytes

@@ -166,7 +166,7 @@ def _told_by_checkpoint(
         return facts
     match = match_parameters(catalog, source, None, integrated_save=integrated_save)
     integrated_save_doubts(catalog, source, match, integrated_save)
-    return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.moved}
+    return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.resharded}
 
 
 def _report(url: str, source: Strategy, wish: StrategyWish, derived: Derived) -> MakeReport:
@@ -176,7 +176,7 @@ def _report(url: str, source: Strategy, wish: StrategyWish, derived: Derived) ->
     for stage in strategy.stages:
         for layout in stage.layouts.values():
             axis_count = len(layout.tensor_map) if layout.tensor_shape is None else len(layout.tensor_shape)
-            pieces = without_optimizer_shard(layout).cut(axis_count).pieces
+            pieces = without_optimizer_shard(layout).shard_grid(axis_count).pieces
             axes = tuple((axis, count) for axis, count in enumerate(pieces) if count > 1)
             counts[axes] += 1
             shards[axes] += has_optimizer_shard(layout)

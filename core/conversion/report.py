@@ -14,14 +14,14 @@ from reshard.core.plan.change_summary import (
     excluded_of,
     excluded_text,
 )
-from reshard.core.plan.matching import CarriedParameter
+from reshard.core.plan.matching import PassedThroughParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted, listed, rank_names, utf8_text
 from reshard.core.source.damage import (
-    StandIn,
+    Substitute,
     carried_content,
     not_carried_everywhere,
     scattered,
@@ -110,7 +110,7 @@ class ConversionReport(Summary):
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
     carried: tuple[str, ...]
-    stand_ins: tuple[StandIn, ...]
+    stand_ins: tuple[Substitute, ...]
     overflowed: dict[str, int] = Field(default_factory=dict)
     notes: tuple[str, ...]
     ranks: tuple[RankReport, ...]
@@ -171,7 +171,7 @@ class PlanSummary(Summary):
     excused: tuple[str, ...]
     carried: tuple[str, ...]
     integrated: bool
-    stand_ins: tuple[StandIn, ...]
+    stand_ins: tuple[Substitute, ...]
     notes: tuple[str, ...]
     ranks: tuple[PlannedRank, ...]
     effects: tuple[ParameterEffect, ...] = ()
@@ -180,8 +180,8 @@ class PlanSummary(Summary):
     target_kind: str = RANK
 
 
-def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], lanes: int) -> PlanSummary:
-    """What a plan would do with `budget`, if `groups` of ranks are written side by side, with `lanes` for each."""
+def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], prefetch: int) -> PlanSummary:
+    """What a plan would do with `budget`, if `groups` of ranks are written side by side, with `prefetch` for each."""
     largest = max(map(len, groups), default=1)
     catalog = plan.inputs.catalog
     return PlanSummary(
@@ -190,17 +190,18 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         source_world_size=catalog.world_size,
         target_world_size=len(plan.target_ranks),
         format=str(plan.inputs.format),
-        parameters=len(plan.match.moved),
+        parameters=len(plan.match.resharded),
         layout_classes=plan.layout_class_count,
         read_bytes=plan.read_bytes,
         written_bytes=plan.written_bytes,
-        buffer_bytes=max(1, budget.workers // lanes) * budget.shares(largest, lanes, wide=plan.turns).total_bytes,
+        buffer_bytes=max(1, budget.workers // prefetch)
+        * budget.shares(largest, prefetch, wide=plan.transposes).total_bytes,
         workers=budget.workers,
         dropped=plan.match.dropped,
         excused=plan.match.allowed_missing,
         carried=plan.match.beyond_strategies,
         integrated=plan.match.integrated,
-        stand_ins=stand_ins_of(plan),
+        stand_ins=substitutes_of(plan),
         notes=plan_notes(plan),
         ranks=tuple(
             PlannedRank(
@@ -238,13 +239,13 @@ def worlds_text(report: ConversionReport | PlanSummary) -> str:
     return " -> ".join(counted(size, kind) for size, kind in zip(sizes, kinds, strict=True))
 
 
-def stand_ins_of(plan: ConversionPlan) -> tuple[StandIn, ...]:
+def substitutes_of(plan: ConversionPlan) -> tuple[Substitute, ...]:
     """Which source ranks stand in for which that are lost."""
     found = substitutions(plan.inputs.catalog, plan.inputs.source_strategy, plan.match)
-    return tuple(StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found)
+    return tuple(Substitute(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found)
 
 
-def stand_ins_text(stand_ins: Sequence[StandIn]) -> str:
+def substitutes_text(stand_ins: Sequence[Substitute]) -> str:
     """Which ranks were lost and which stood in for them, in a sentence; nothing if none was."""
     if not stand_ins:
         return ""
@@ -278,8 +279,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         )
     if match.allowed_missing:
         notes.append(f"missing in the source, as allowed: {listed(match.allowed_missing)}")
-    if match.carried:
-        names = [carried.name for carried in match.carried]
+    if match.passed_through:
+        names = [carried.name for carried in match.passed_through]
         changed = {effect.parameter for effect in effects}
         how = "copied unchanged" if changed.isdisjoint(names) else "copied"
         notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
@@ -291,7 +292,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(f"appended to {where}: {listed([_told_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))
-    differing = [carried.name for carried in match.carried if _differs(plan, carried)]
+    differing = [carried.name for carried in match.passed_through if _differs(plan, carried)]
     if differing:
         notes.append(
             f"in no strategy, but different on different source ranks: {listed(differing)}; every target rank got "
@@ -304,13 +305,13 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
 def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
     """Which ranks are lost, and what is in their place."""
     catalog = plan.inputs.catalog
-    by_rank: dict[int, list[StandIn]] = {}
-    for each in stand_ins_of(plan):
+    by_rank: dict[int, list[Substitute]] = {}
+    for each in substitutes_of(plan):
         by_rank.setdefault(each.rank, []).append(each)
     for rank, why in catalog.lost.items():
         taken = [f"{counted(each.slices, 'slice')} taken from rank_{each.stand_in}" for each in by_rank.get(rank, ())]
         yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'nothing that it alone would have had was needed'}"
-    if catalog.lost and plan.match.carried:
+    if catalog.lost and plan.match.passed_through:
         yield (
             "what no strategy knows is taken from other ranks where lost ones would have given it; whether they held "
             "anything else cannot be known"
@@ -354,7 +355,7 @@ def _redundancy_note(replicas: int) -> str:
     )
 
 
-def _differs(plan: ConversionPlan, carried: CarriedParameter) -> bool:
+def _differs(plan: ConversionPlan, carried: PassedThroughParameter) -> bool:
     return len({carried_content(plan.inputs.catalog, rank, carried.source_name) for rank in carried.holders}) > 1
 
 

@@ -26,7 +26,7 @@ from reshard.core.conversion.report import (
     RankReport,
     plan_notes,
     source_kind,
-    stand_ins_of,
+    substitutes_of,
     target_kind,
 )
 from reshard.core.errors import (
@@ -43,9 +43,9 @@ from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import ConversionRequest, TargetLayout, VerifyLevel
 from reshard.core.runtime.budget import (
     CIPHER_BLOCK_BYTES,
-    MOST_LANES,
+    MAX_PREFETCH_THREADS,
     Budget,
-    Crew,
+    WorkerPool,
     open_files_limit,
     share_out,
     upload_part_bytes,
@@ -81,14 +81,16 @@ _REMOTE_WORKERS = 8
 _REMOTE_FILES_AT_ONCE = 4
 
 
-def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: int, crew: Crew | None = None) -> Budget:
-    """What the workers of a conversion of so many ranks have, in this process or in each of a crew's."""
+def rank_budget(
+    request: ConversionRequest, plan: ConversionPlan, rank_count: int, pool: WorkerPool | None = None
+) -> Budget:
+    """What the workers of a conversion of so many ranks have, in this process or in each of a pool's."""
     remote_source, remote_target = are_remote(plan), not parse_url(request.target).is_local
-    cores = crew.threads if crew else request.worker_count
+    cores = pool.threads if pool else request.worker_count
     default = max(_REMOTE_WORKERS, cores) if remote_source or remote_target else cores
     wanted = request.workers or default
-    # what is asked for is shared by a crew's processes: none of them has more at work than it would by itself
-    workers = min(wanted, default if crew else wanted, rank_count * MOST_LANES)
+    # what is asked for is shared by a pool's processes: none of them has more at work than it would by itself
+    workers = min(wanted, default if pool else wanted, rank_count * MAX_PREFETCH_THREADS)
     limit_bytes = request.memory_limit_bytes
     largest_bytes = max((totals.shard_bytes for totals in plan.totals), default=0)
     return share_out(
@@ -97,7 +99,7 @@ def rank_budget(request: ConversionRequest, plan: ConversionPlan, rank_count: in
         workers,
         part_bytes=upload_part_bytes(limit_bytes, largest_bytes) if remote_target else 0,
         remote_source=remote_source,
-        processes=crew.processes if crew else 1,
+        processes=pool.processes if pool else 1,
         cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
         keeps_first=remote_target and plan.inputs.write_crc and stands_at_beginning(plan.inputs.format),
     )
@@ -113,7 +115,7 @@ def planned_groups(plan: ConversionPlan, ranks: Sequence[int], budget: Budget) -
     return group_ranks(plan, ranks, fewest=fewest, most_ranks=budget.most_blocks, remote_source=budget.remote_source)
 
 
-def lanes_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
+def prefetch_threads_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
     """How many workers gather for one group: several where there are fewer groups than workers, or shared reads."""
     if budget.remote_source and any(len(group) > 1 for group in groups):
         return budget.most_lanes
@@ -165,9 +167,9 @@ class Session:
         return planned_groups(self.plan, written, self.budget)
 
     @cached_property
-    def lanes(self) -> int:
+    def prefetch(self) -> int:
         """How many workers gather for one group."""
-        return lanes_of(self.groups, self.budget)
+        return prefetch_threads_of(self.groups, self.budget)
 
     @property
     def is_remote(self) -> bool:
@@ -177,7 +179,7 @@ class Session:
     @property
     def groups_at_once(self) -> int:
         """How many groups are written at once in a process."""
-        return max(1, self.budget.workers // self.lanes)
+        return max(1, self.budget.workers // self.prefetch)
 
     @property
     def readers(self) -> int:
@@ -264,7 +266,7 @@ class Session:
             dropped=plan.match.dropped,
             excused=plan.match.allowed_missing,
             carried=plan.match.beyond_strategies,
-            stand_ins=stand_ins_of(plan),
+            stand_ins=substitutes_of(plan),
             overflowed=overflowed,
             notes=(*overflow_notes(overflowed), *plan_notes(plan)),
             ranks=tuple(mine),
@@ -319,15 +321,15 @@ class Session:
 
 
 @contextmanager
-def open_session(request: ConversionRequest, plan: ConversionPlan, crew: Crew | None = None) -> Iterator[Session]:
-    """Claims the target for a plan and finds out what is left to do; a crew is to do it, or else this process.
+def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerPool | None = None) -> Iterator[Session]:
+    """Claims the target for a plan and finds out what is left to do; a pool is to do it, or else this process.
 
     Raises:
         TargetError: the target is occupied or in use.
         StorageError: it cannot be read or written, or has no room.
     """
     ranks = request.chosen_ranks(plan.target_ranks)
-    budget = rank_budget(request, plan, len(ranks), crew)
+    budget = rank_budget(request, plan, len(ranks), pool)
     target = Target(parse_url(request.target), plan, request.overwrite)
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
@@ -396,9 +398,9 @@ def convert_rank(
     advance: Callable[[int], None],
     *,
     group: Sequence[int],
-    lanes: int,
+    prefetch: int,
 ) -> ShardRecord:
-    """Writes one target rank's file and its record; `group` is one of the session's groups, `lanes` as it has them.
+    """Writes one target rank's file and its record; `group` is one of the session's groups, `prefetch` as it has them.
 
     On its turn the first rank of a group has the files of the whole group written, side by side; on theirs the others
     find them done. If that fails, which may be one rank's fault, each is written, and tried again, by itself. Without a
@@ -417,13 +419,13 @@ def convert_rank(
             return written
         if rank == group[0]:
             try:
-                return _write_ranks(workspace, plan, group, budget, lanes, advance)
+                return _write_ranks(workspace, plan, group, budget, prefetch, advance)
             except ReshardError as error:
                 advance(0)  # raises if it failed because all is to stop
                 current_progress().note(f"rank_{rank} and {len(group) - 1} more are written one by one: {error}")
         # several may be at it at once, each with its worker's share
-        lanes = 1
-    return _write_ranks(workspace, plan, (rank,), budget, lanes, advance)
+        prefetch = 1
+    return _write_ranks(workspace, plan, (rank,), budget, prefetch, advance)
 
 
 def _write_ranks(
@@ -431,11 +433,17 @@ def _write_ranks(
     plan: ConversionPlan,
     ranks: Sequence[int],
     budget: Budget,
-    lanes: int,
+    prefetch: int,
     advance: Callable[[int], None],
 ) -> ShardRecord:
     records = transform_ranks(
-        plan, ranks, workspace.directory, identity=workspace.identity, budget=budget, lanes=lanes, advance=advance
+        plan,
+        ranks,
+        workspace.directory,
+        identity=workspace.identity,
+        budget=budget,
+        prefetch=prefetch,
+        advance=advance,
     )
     for record in records:
         workspace.write_record(record)

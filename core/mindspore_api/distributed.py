@@ -318,7 +318,7 @@ def _cut(whole: np.ndarray, name: str, cuts: Mapping[str, ParameterLayout], rank
     if name not in cuts:
         raise CatalogError(f"'predict_strategy' has no parameter {name!r}")
     try:
-        box = cuts[name].cut(whole.ndim).box_of(rank % cuts[name].device_count, whole.shape)
+        box = cuts[name].shard_grid(whole.ndim).box_of(rank % cuts[name].device_count, whole.shape)
     except LayoutError as error:
         raise LayoutError(f"'predict_strategy': parameter {name!r}: {error}") from None
     # the ellipsis makes an array of what would be a scalar; a view would keep the whole in memory

@@ -47,9 +47,9 @@ def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> N
     try:
         budget = share_out(MEMORY_BYTES, open_files_limit(), workers)
         places = [parse_url(os.path.join(work, str(number))) for number in range(len(files))]
-        lanes = max(1, min(budget.most_lanes, budget.workers // max(1, len(files))))
-        with ThreadPoolExecutor(max(1, budget.workers // lanes), thread_name_prefix="reshard") as pool:
-            records = list(pool.map(lambda file, place: _write(file, place, budget, lanes), files, places))
+        prefetch = max(1, min(budget.most_lanes, budget.workers // max(1, len(files))))
+        with ThreadPoolExecutor(max(1, budget.workers // prefetch), thread_name_prefix="reshard") as pool:
+            records = list(pool.map(lambda file, place: _write(file, place, budget, prefetch), files, places))
         for file, place, record in zip(files, places, records, strict=True):
             with mapped_errors(parse_url(file.path), "give it the finished file"):
                 os.makedirs(os.path.dirname(file.path), mode=0o700, exist_ok=True)
@@ -58,9 +58,15 @@ def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> N
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _write(file: PlannedFile, place: Location, budget: Budget, lanes: int) -> ShardRecord:
+def _write(file: PlannedFile, place: Location, budget: Budget, prefetch: int) -> ShardRecord:
     [record] = transform_ranks(
-        file.plan, (file.rank,), place, identity="", budget=budget, lanes=lanes, advance=lambda _: None
+        file.plan,
+        (file.rank,),
+        place,
+        identity="",
+        budget=budget,
+        prefetch=prefetch,
+        advance=lambda _: None,
     )
     expected = expected_entries(file.plan, file.plan.rank_plan(file.rank))
     found = verify_rank(place, record, VerifyLevel.CHECKSUM, expected=expected)

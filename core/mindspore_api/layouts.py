@@ -95,7 +95,7 @@ def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) 
         LayoutError: there is not one slice for each rank, or they are not as the layout says.
     """
     try:
-        cut = layout.cut(slices[0].ndim)
+        cut = layout.shard_grid(slices[0].ndim)
         if len(slices) != cut.device_count:
             raise LayoutError(f"has {len(slices)} slices, its layout is for {cut.device_count} devices")
         if layout.field and not layout.param_split_shape:
@@ -225,7 +225,7 @@ def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:
     for name, layout in stage.layouts.items():
         if not name.startswith(_NOT_WEIGHTS):
             try:
-                cut = layout.cut(len(layout.tensor_map))
+                cut = layout.shard_grid(len(layout.tensor_map))
             except LayoutError as error:
                 raise LayoutError(f"{strategy.origin}: parameter {name!r}: {error}") from None
             alike &= set(cut.holders[cut.cell_of(rank - first_rank)])

@@ -109,7 +109,7 @@ class _LayoutPair:
             axis_count = _axis_count(source, target)
             self._units = _units(axis_count, source, target)
             self._grid = CopyGrid(SourceCopy(0, source), self._units)
-            self._target_cut = (target or whole_layout(axis_count)).cut(axis_count)
+            self._target_cut = (target or whole_layout(axis_count)).shard_grid(axis_count)
 
     def read_ranks(self, stage_rank: int, place: int) -> Iterator[int]:
         """The stage ranks of the source that a stage rank of the target is made from."""
@@ -131,7 +131,7 @@ class _LayoutPair:
 
 
 def _units(axis_count: int, source: ParameterLayout, target: ParameterLayout | None) -> Shape:
-    cuts = [layout.cut(axis_count) for layout in (source, target) if layout]
+    cuts = [layout.shard_grid(axis_count) for layout in (source, target) if layout]
     uneven = [sum(cut.uneven) for cut in cuts if cut.uneven]
     # of a tensor that is cut unevenly the lengths tell how long it is
     shape = tuple(uneven[0] if uneven and axis == 0 else 0 for axis in range(axis_count))

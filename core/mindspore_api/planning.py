@@ -21,7 +21,7 @@ from reshard.core.plan.matching import foreign_parameters, match_parameters
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.plan.presets import is_training_state
-from reshard.core.plan.stage_shards import held_by_stages, names_in_order, unheld_names
+from reshard.core.plan.stage_shards import names_in_order, names_without_shards, shards_by_stage
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.damage import damage_policy, mixed_steps
 from reshard.core.source.opening import wants_digest
@@ -126,10 +126,10 @@ def _plan_with_gaps(inputs: PlanInputs, elsewhere: Collection[str]) -> Conversio
     match = match_parameters(
         inputs.catalog, inputs.source_strategy, inputs.target_strategy, allow_missing=inputs.allow_missing
     )
-    carried = tuple(each for each in match.carried if each.name not in elsewhere)
+    carried = tuple(each for each in match.passed_through if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
     # the caller chooses the file's name, without a part number
-    return ConversionPlan(inputs, replace(match, carried=carried, dropped=dropped, part=None))
+    return ConversionPlan(inputs, replace(match, passed_through=carried, dropped=dropped, part=None))
 
 
 def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> list[str]:
@@ -167,8 +167,8 @@ def _check_none_on_missing_ranks(catalog: CheckpointCatalog, source: Strategy | 
     """Makes sure that no weight of the source's strategy can be in a missing rank's file only."""
     if source is None or not catalog.lost:
         return
-    held = held_by_stages(catalog, source, names_in_order(catalog), [])
-    unheld = unheld_names(catalog, source, held, frozenset(_weights(absent, catalog, source)))
+    held = shards_by_stage(catalog, source, names_in_order(catalog), [])
+    unheld = names_without_shards(catalog, source, held, frozenset(_weights(absent, catalog, source)))
     if unheld:
         ranks = {rank for needed in unheld.values() for rank in needed if rank in catalog.lost}
         raise CatalogError(
@@ -211,7 +211,7 @@ def _allowed_missing(source: Strategy | None, target: Strategy | None, absent: C
 
 def _check_something_moves(plan: ConversionPlan) -> None:
     inputs = plan.inputs
-    if plan.match.moved or not (inputs.source_strategy or inputs.target_strategy):
+    if plan.match.resharded or not (inputs.source_strategy or inputs.target_strategy):
         return
     raise PlanError(f"{inputs.catalog.url}: holds none of the parameters that the strategies know: another model's?")
 

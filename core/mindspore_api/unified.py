@@ -161,7 +161,7 @@ class UnifiedCheckpoint:
             if name in self._files:
                 shape = self._files[name][1].shape
                 try:
-                    yield name, layout.cut(len(shape)).box_of(stage_rank, shape)
+                    yield name, layout.shard_grid(len(shape)).box_of(stage_rank, shape)
                 except LayoutError as error:
                     raise LayoutError(f"parameter {name!r}: {error}") from None
 

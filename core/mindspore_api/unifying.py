@@ -113,13 +113,13 @@ def unified_safetensors(
         PlannedFile(_with_only(plan, parts[number]), 0, os.path.join(directory, part_names[number])) for number in mine
     ]
     is_first = share == 1
-    if is_first and plan.match.carried:
-        outside = ConversionPlan(plan.inputs, replace(plan.match, moved=()))
+    if is_first and plan.match.passed_through:
+        outside = ConversionPlan(plan.inputs, replace(plan.match, resharded=()))
         files.append(PlannedFile(outside, 0, os.path.join(directory, OTHERS_NAME)))
     with writing():
         write_files(files, directory, min(max_process_num, len(os.sched_getaffinity(0))))
         if is_first:
-            if not plan.match.carried:
+            if not plan.match.passed_through:
                 _remove_former(os.path.join(directory, OTHERS_NAME))
             where = {name: file for file, part in zip(part_names, parts, strict=True) for name in part}
             told = dump_weight_map(where, sum(sizes.values()))
@@ -263,5 +263,5 @@ def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> 
 
 def _with_only(plan: ConversionPlan, names: Sequence[str]) -> ConversionPlan:
     wanted = frozenset(names)
-    moved = tuple(parameter for parameter in plan.match.moved if parameter.name in wanted)
-    return ConversionPlan(plan.inputs, replace(plan.match, moved=moved, carried=()))
+    moved = tuple(parameter for parameter in plan.match.resharded if parameter.name in wanted)
+    return ConversionPlan(plan.inputs, replace(plan.match, resharded=moved, passed_through=()))

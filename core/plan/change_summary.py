@@ -76,7 +76,7 @@ def excluded_text(excluded: Sequence[ExcludedParameter]) -> str:
 
 
 def _moved(plan: ConversionPlan) -> Iterator[ParameterEffect]:
-    for parameter in plan.match.moved:
+    for parameter in plan.match.resharded:
         dtypes = tuple(dict.fromkeys(source.dtype.name for source in parameter.sources))
         yield ParameterEffect(
             parameter=parameter.name,
@@ -90,7 +90,7 @@ def _moved(plan: ConversionPlan) -> Iterator[ParameterEffect]:
 
 
 def _carried(plan: ConversionPlan) -> Iterator[ParameterEffect]:
-    for carried in plan.match.carried:
+    for carried in plan.match.passed_through:
         entry = plan.source_entry(min(carried.holders), carried.source_name)
         yield ParameterEffect(
             parameter=carried.name,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.plan.ownership import HeldPart, SourceCopies, SourceCopy, grid_of
-from reshard.core.tensor.layout import Cut
+from reshard.core.tensor.layout import ShardGrid
 from reshard.core.tensor.segments import Piece, SortedPieces
 from reshard.core.tensor.slices import Shape, TensorSlice
 
@@ -39,7 +39,7 @@ class ComposedPair:
         self,
         sources: Sequence[tuple[Sequence[SourceCopy], Shape]],
         pieces: Sequence[Piece],
-        target: Cut,
+        target: ShardGrid,
         shape: Shape,
     ) -> None:
         self.target = target
@@ -80,7 +80,7 @@ class ComposedPair:
             shared = piece.target_box.intersect(box)
             if shared is None:
                 continue
-            axes = piece.axes if piece.is_turned else None
+            axes = piece.axes if piece.is_transposed else None
             for held in self._copies[piece.source].parts(piece.source_box(shared)):
                 if held.box.size:
                     place = piece.placed_box(held.box)

@@ -31,18 +31,18 @@ from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_cells, lost_b
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.recipes import Composer, Recipe, build_recipes
 from reshard.core.plan.stage_shards import (
-    HeldParameter,
+    StageShards,
     check_opaque,
     check_same_whole,
     described,
-    held_by_stages,
     integrated_by_shapes,
     joined_shape,
     known_shape,
     misplaced,
     names_in_order,
+    names_without_shards,
+    shards_by_stage,
     source_copy,
-    unheld_names,
     with_first,
 )
 from reshard.core.request.changes import FLOAT_NAMES, NO_CHANGES, Changes
@@ -78,7 +78,7 @@ class SourceTensor:
 
 
 @dataclass(frozen=True)
-class MovedParameter:
+class ReshardedParameter:
     """A parameter that is cut anew.
 
     Attributes:
@@ -116,7 +116,7 @@ class MovedParameter:
 
 
 @dataclass(frozen=True)
-class CarriedParameter:
+class PassedThroughParameter:
     """A parameter that no strategy knows, copied to every rank.
 
     Attributes:
@@ -139,8 +139,8 @@ class ParameterMatch:
     """What becomes of every parameter; names in the source files' order.
 
     Attributes:
-        moved: parameters that are cut anew.
-        carried: parameters that are copied unchanged to every target rank.
+        resharded: parameters that are cut anew.
+        passed_through: parameters that are copied unchanged to every target rank.
         dropped: names in the source's strategy, as changed, that the target's lacks.
         excused: names in the target's strategy that no source file holds and that were allowed to be missing, or are of
             what was left out.
@@ -158,8 +158,8 @@ class ParameterMatch:
         part: the stage whose part of the target this is; None if it is all of it.
     """
 
-    moved: tuple[MovedParameter, ...]
-    carried: tuple[CarriedParameter, ...]
+    resharded: tuple[ReshardedParameter, ...]
+    passed_through: tuple[PassedThroughParameter, ...]
     dropped: tuple[str, ...]
     excused: tuple[str, ...]
     integrated: bool
@@ -182,7 +182,7 @@ class ParameterMatch:
     @property
     def beyond_strategies(self) -> tuple[str, ...]:
         """Names of parameters that no strategy knows, and that are in the target all the same."""
-        return tuple(carried.name for carried in self.carried) + self.outside
+        return tuple(carried.name for carried in self.passed_through) + self.outside
 
 
 def match_parameters(
@@ -214,7 +214,7 @@ def match_parameters(
     known = source.parameters if source else frozenset()
     wanted = target.parameters if target else None
     problems: list[str] = []
-    held = held_by_stages(catalog, source, order, problems) if source else {}
+    held = shards_by_stage(catalog, source, order, problems) if source else {}
     _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
     recipes = build_recipes(_all_names(order, known), changes, problems)
     if REDUNDANCY_MARK in recipes.made:
@@ -244,7 +244,7 @@ def match_parameters(
     }
     appended = appended_parameters(append_info, catalog, names.in_strategies, names.source_names, problems)
     carried = tuple(_carried(catalog, recipe, problems) for recipe in names.to_carry)
-    unheld = unheld_names(catalog, source, held, names.needed) if source else {}
+    unheld = names_without_shards(catalog, source, held, names.needed) if source else {}
     problems.extend(names.problems(unheld))
     missing = names.missing(unheld)
     excused = tuple(
@@ -303,8 +303,8 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None
 
 def foreign_parameters(match: ParameterMatch) -> dict[str, DType]:
     """The source parameters that the target gets and whose dtypes cannot be converted, with these."""
-    dtypes = {source.name: source.dtype for source in distinct_sources(match.moved)}
-    dtypes |= {carried.source_name: carried.dtype for carried in match.carried}
+    dtypes = {source.name: source.dtype for source in distinct_sources(match.resharded)}
+    dtypes |= {carried.source_name: carried.dtype for carried in match.passed_through}
     return {name: dtype for name, dtype in dtypes.items() if dtype.is_foreign}
 
 
@@ -313,15 +313,15 @@ def holding_file(catalog: CheckpointCatalog, name: str) -> str:
     return next(record.location for record in catalog.records.values() if name in record.index.entries)
 
 
-def distinct_sources(moved: Iterable[MovedParameter]) -> tuple[SourceTensor, ...]:
+def distinct_sources(moved: Iterable[ReshardedParameter]) -> tuple[SourceTensor, ...]:
     """The source parameters that are moved, each once."""
     return tuple({source.name: source for parameter in moved for source in parameter.sources}.values())
 
 
-def as_it_is(source: SourceTensor, target_layouts: Mapping[int, ParameterLayout]) -> MovedParameter:
+def as_it_is(source: SourceTensor, target_layouts: Mapping[int, ParameterLayout]) -> ReshardedParameter:
     """A source parameter under its own name, and unchanged."""
     whole = (whole_piece(source.shape),)
-    return MovedParameter(source.name, source.dtype, source.shape, (source,), whole, target_layouts)
+    return ReshardedParameter(source.name, source.dtype, source.shape, (source,), whole, target_layouts)
 
 
 class _Sources:
@@ -330,7 +330,7 @@ class _Sources:
     def __init__(
         self,
         catalog: CheckpointCatalog,
-        held: Mapping[str, Sequence[HeldParameter]],
+        held: Mapping[str, Sequence[StageShards]],
         target: Strategy | None,
         called: Mapping[str, str],
         integrated: bool,
@@ -354,11 +354,11 @@ class _Sources:
             known = self._known[name] = self._cut(self._held[name]) if name in self._held else self._uncut(name)
         return known
 
-    def _cut(self, stages: Sequence[HeldParameter]) -> SourceTensor:
+    def _cut(self, stages: Sequence[StageShards]) -> SourceTensor:
         held = stages[0]
         entry = held.entry
         copy = source_copy(held, self._integrated)
-        cut = copy.layout.cut(len(entry.shape))
+        cut = copy.layout.shard_grid(len(entry.shape))
         shape = {cut.whole_shape(rank, shard.shape) for rank, shard in held.shards}.pop()
         for other in stages[1:]:
             check_same_whole(held, shape, other, self._integrated)
@@ -391,7 +391,7 @@ class _Sources:
         return SourceTensor(name, entry.dtype, entry.shape, (copy,))
 
 
-def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> MovedParameter:
+def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> ReshardedParameter:
     made_of = tuple(map(sources.of, recipe.sources))
     shape = made_of[0].shape
     pieces: Pieces = (whole_piece(shape),)
@@ -404,7 +404,7 @@ def _moved(recipe: Recipe, sources: _Sources, target: Strategy | None) -> MovedP
     layouts = _target_layouts(recipe.name, dtype, shape, target)
     # a vector that is transposed, say, is what it was
     steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps
-    return MovedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
+    return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
 
 
 def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None:
@@ -440,7 +440,7 @@ def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | No
                 f"in stage {stage.stage}"
             )
         try:
-            layout.cut(len(shape)).bounds(shape)
+            layout.shard_grid(len(shape)).bounds(shape)
         except LayoutError as error:
             raise LayoutError(
                 f"its shape {list(shape)} does not fit the target's layout in stage {stage.stage}: {error}"
@@ -449,7 +449,7 @@ def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | No
     return layouts
 
 
-def _carried(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) -> CarriedParameter:
+def _carried(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) -> PassedThroughParameter:
     [name] = recipe.sources
     holders = [record for record in catalog.records.values() if name in record.index.entries]
     entry = holders[0].index.entries[name]
@@ -464,10 +464,10 @@ def _carried(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) ->
             break
     source = SourceTensor(name, entry.dtype, entry.shape, ())
     ranks = frozenset(record.rank for record in holders)
-    return CarriedParameter(recipe.name, name, ranks, _dtype(recipe, [source]), recipe.steps)
+    return PassedThroughParameter(recipe.name, name, ranks, _dtype(recipe, [source]), recipe.steps)
 
 
-def _lost_boxes(moved: Sequence[MovedParameter]) -> Iterator[LostBox]:
+def _lost_boxes(moved: Sequence[ReshardedParameter]) -> Iterator[LostBox]:
     """The boxes of source parameters that are wanted, and that no file holds; each once."""
     wanted: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
     for parameter in moved:
@@ -484,7 +484,7 @@ def _lost_boxes(moved: Sequence[MovedParameter]) -> Iterator[LostBox]:
 
 
 def _cast_problems(
-    changes: Changes, moved: Sequence[MovedParameter], carried: Sequence[CarriedParameter]
+    changes: Changes, moved: Sequence[ReshardedParameter], carried: Sequence[PassedThroughParameter]
 ) -> Iterator[str]:
     """Casts that are about nothing that can be cast."""
     dtypes = {each.name: each.dtype for each in moved} | {each.name: each.dtype for each in carried}
@@ -543,7 +543,7 @@ def _check_missing(missing: Sequence[str], excused: frozenset[str], problems: li
 
 def _build_all(
     recipes: Sequence[Recipe], sources: _Sources, target: Strategy | None, problems: list[str]
-) -> tuple[MovedParameter, ...]:
+) -> tuple[ReshardedParameter, ...]:
     moved = []
     refused: dict[tuple[tuple[str, ...], str], list[Recipe]] = {}
     for recipe in recipes:

@@ -7,7 +7,7 @@ parameters or of the target's.
 
 from dataclasses import dataclass, replace
 
-from reshard.core.plan.matching import MovedParameter, SourceTensor
+from reshard.core.plan.matching import ReshardedParameter, SourceTensor
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import TensorSlice
@@ -65,7 +65,7 @@ class ParameterOverlaps:
         files: of a unified target, the names of its files, each of which counts as a stage and a rank.
     """
 
-    parameter: MovedParameter
+    parameter: ReshardedParameter
     source_cells: tuple[SourceCell, ...]
     target_cells: dict[int, tuple[TargetCell, ...]]
     files: tuple[str, ...] = ()
@@ -84,11 +84,11 @@ class ParameterOverlaps:
         return overlap.target_box.size * self.dtype.itemsize
 
 
-def overlaps_of(plan: ConversionPlan, parameter: MovedParameter) -> ParameterOverlaps:
+def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> ParameterOverlaps:
     """The cells of a parameter of the plan; thousands of ranks take a part of a second."""
     # a plan of nothing else: the reads of other parameters are not worked out
     alone = ConversionPlan(
-        replace(plan.inputs, replicas=0), replace(plan.match, moved=(parameter,), carried=(), appended=())
+        replace(plan.inputs, replicas=0), replace(plan.match, resharded=(parameter,), passed_through=(), appended=())
     )
     stages = {}
     for stage in alone.stages:
@@ -137,13 +137,13 @@ def _box_on(source: SourceTensor, rank: int) -> TensorSlice:
     for copy in source.copies:
         stage_rank = rank - copy.first_rank
         if 0 <= stage_rank < copy.layout.device_count:
-            return copy.layout.cut(len(source.shape)).box_of(stage_rank, source.shape)
+            return copy.layout.shard_grid(len(source.shape)).box_of(stage_rank, source.shape)
     raise ValueError(f"source rank {rank} is in no stage that {source.name!r} is read from")
 
 
 def _source_cells(number: int, source: SourceTensor) -> list[SourceCell]:
     copy = source.copies[0]
-    cut = copy.layout.cut(len(source.shape))
+    cut = copy.layout.shard_grid(len(source.shape))
     cells = []
     for held_by in cut.holders.values():
         ranks = tuple(copy.first_rank + rank for rank in held_by if copy.first_rank + rank not in copy.lacking)

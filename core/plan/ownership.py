@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from reshard.core.tensor.layout import Cut, ParameterLayout, cell_box
+from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 NOBODY = -1
@@ -72,7 +72,7 @@ def lacks_cells(copy: SourceCopy, axis_count: int) -> bool:
     """Whether cells of a copy of a tensor with `axis_count` axes have no holder."""
     if not copy.lacking:
         return False
-    cells = copy.layout.cut(axis_count).holders.values()
+    cells = copy.layout.shard_grid(axis_count).holders.values()
     return any(all(copy.first_rank + rank in copy.lacking for rank in ranks) for ranks in cells)
 
 
@@ -80,7 +80,7 @@ def lost_boxes(name: str, shape: Shape, copies: Sequence[SourceCopy]) -> Iterato
     """The boxes of a tensor that no copy has a holder of."""
     if not lacks_cells(copies[0], len(shape)):
         return
-    unit_counts = common_units(shape, [copy.layout.cut(len(shape)) for copy in copies])
+    unit_counts = common_units(shape, [copy.layout.shard_grid(len(shape)) for copy in copies])
     units = tuple(length // count if count else 0 for length, count in zip(shape, unit_counts, strict=True))
     for box, ranks in _lost_units(tuple(copies), unit_counts):
         if box.scaled(units).size:
@@ -93,7 +93,7 @@ def _lost_units(copies: tuple[SourceCopy, ...], unit_counts: Shape) -> list[tupl
     return SourceCopies(copies, unit_counts).lost()
 
 
-def common_units(shape: Shape, cuts: Sequence[Cut]) -> Shape:
+def common_units(shape: Shape, cuts: Sequence[ShardGrid]) -> Shape:
     """How many units each axis of a tensor of `shape` has, so that no border of any cut lies inside one."""
     return tuple(
         shape[0] if axis == 0 and any(cut.uneven for cut in cuts) else math.lcm(*(cut.pieces[axis] for cut in cuts))
@@ -104,7 +104,7 @@ def common_units(shape: Shape, cuts: Sequence[Cut]) -> Shape:
 class Grid:
     """The cells of a cut over a tensor; who holds them does not matter, and boxes are kept."""
 
-    def __init__(self, cut: Cut, unit_counts: Shape) -> None:
+    def __init__(self, cut: ShardGrid, unit_counts: Shape) -> None:
         self._bounds = cut.bounds(unit_counts)
         self._boxes: dict[Shape, TensorSlice] = {}
         self._overlaps: dict[TensorSlice, list[tuple[Shape, TensorSlice]]] = {}
@@ -136,7 +136,7 @@ class Grid:
 
 
 @lru_cache(maxsize=64)
-def grid_of(cut: Cut, unit_counts: Shape) -> Grid:
+def grid_of(cut: ShardGrid, unit_counts: Shape) -> Grid:
     """The grid of a cut over a tensor of so many units; cuts with the same cells share it, whoever holds them.
 
     A redundancy-removed source has thousands of layout classes and a handful of cuts.
@@ -148,7 +148,7 @@ class CopyGrid:
     """The cells of one copy, and who holds each."""
 
     def __init__(self, copy: SourceCopy, unit_counts: Shape) -> None:
-        self.cut = copy.layout.cut(len(unit_counts))
+        self.cut = copy.layout.shard_grid(len(unit_counts))
         self._copy = copy
         self._grid = grid_of(self.cut, unit_counts)
         self._holders: dict[Shape, int] = {}

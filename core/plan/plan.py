@@ -29,9 +29,9 @@ from reshard.core.plan.appended import AppendedParameter, redundancy_mark
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.plan.geometry import ComposedPair, PlacedPart
 from reshard.core.plan.matching import (
-    CarriedParameter,
-    MovedParameter,
     ParameterMatch,
+    PassedThroughParameter,
+    ReshardedParameter,
     SourceTensor,
     check_nothing_lost,
     match_parameters,
@@ -43,7 +43,7 @@ from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.info_texts import InfoValue
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.layout import Cut, ParameterLayout
+from reshard.core.tensor.layout import ParameterLayout, ShardGrid
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
@@ -160,9 +160,9 @@ class CutPair:
     `copies` are the source's; all but the first are there for the cells that the first has no holder of.
     """
 
-    def __init__(self, copies: Sequence[SourceCopy], target: Cut, shape: Shape) -> None:
+    def __init__(self, copies: Sequence[SourceCopy], target: ShardGrid, shape: Shape) -> None:
         self.target = target
-        self.unit_counts = common_units(shape, [*(copy.layout.cut(len(shape)) for copy in copies), target])
+        self.unit_counts = common_units(shape, [*(copy.layout.shard_grid(len(shape)) for copy in copies), target])
         self._copies = SourceCopies(copies, self.unit_counts)
         self._target_grid = grid_of(target, self.unit_counts)
         self._parts_of: dict[Shape, tuple[HeldPart, ...]] = {}
@@ -194,7 +194,7 @@ class LayoutClass:
 
     pair: CutPair | ComposedPair
     source_first_rank: int
-    parameters: tuple[MovedParameter, ...]
+    parameters: tuple[ReshardedParameter, ...]
     kept: np.ndarray | None = field(default=None, compare=False)
     """Bool array of shape (parameters, stage ranks): which ranks keep their shards; None: all do."""
 
@@ -232,7 +232,7 @@ class LayoutClass:
         for unit_bytes in self._bytes_per_unit(lambda parameter: parameter.dtype):
             yield SharedSlices(holders, units * unit_bytes)
 
-    def _bytes_per_unit(self, dtype_of: Callable[[MovedParameter], DType]) -> np.ndarray:
+    def _bytes_per_unit(self, dtype_of: Callable[[ReshardedParameter], DType]) -> np.ndarray:
         """Int64 array of shape (parameters,): bytes of one unit of each, in a dtype of it."""
         sizes = [
             dtype_of(parameter).itemsize * math.prod(self.pair.units_of(parameter.shape))
@@ -310,7 +310,9 @@ class ConversionPlan:
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs
         self.match = match
-        self.stages = tuple(_target_stages(_stage_ranks(inputs.target_strategy, match), match.moved, inputs.replicas))
+        self.stages = tuple(
+            _target_stages(_stage_ranks(inputs.target_strategy, match), match.resharded, inputs.replicas)
+        )
 
     @property
     def target_ranks(self) -> range:
@@ -354,7 +356,7 @@ class ConversionPlan:
             for parameter_plan in layout_class.plans(rank - stage.ranks.start, with_redundancy=with_redundancy)
         ]
         parameters.sort(key=lambda parameter: stage.order[parameter.name])
-        parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.carried)
+        parameters.extend(self._carried_plan(stage, carried, rank) for carried in self.match.passed_through)
         parameters.extend(
             ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), appended=each)
             for each in self._appended(rank)
@@ -366,9 +368,9 @@ class ConversionPlan:
         return self.inputs.catalog.records[rank].index.entries[name]
 
     @cached_property
-    def turns(self) -> bool:
+    def transposes(self) -> bool:
         """Whether parameters are read with their axes in another order."""
-        return any(piece.is_turned for parameter in self.match.moved for piece in parameter.pieces)
+        return any(piece.is_transposed for parameter in self.match.resharded for piece in parameter.pieces)
 
     @cached_property
     def copies(self) -> dict[int, int]:
@@ -419,7 +421,7 @@ class ConversionPlan:
 
     def leaves_nothing(self) -> bool:
         """Whether some target ranks keep nothing: there are fewer slices than ranks, and redundancy is removed."""
-        if not self.inputs.replicas or self.match.carried or self.match.appended:
+        if not self.inputs.replicas or self.match.passed_through or self.match.appended:
             return False
         return any(
             not any(layout_class.keeps_any(stage_rank) for layout_class in stage.classes)
@@ -433,7 +435,7 @@ class ConversionPlan:
                 return stage
         raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
 
-    def carried_source(self, carried: CarriedParameter, rank: int) -> int:
+    def carried_source(self, carried: PassedThroughParameter, rank: int) -> int:
         """The source rank from which a target rank gets a parameter that no strategy knows."""
         return self._carried_source(self._stage_of(rank), carried, rank)
 
@@ -441,7 +443,7 @@ class ConversionPlan:
         """What a target rank's file gets besides: each rank's, but only one file of a unified target."""
         return self.match.appended if not self.match.files or rank == self.target_ranks[-1] else ()
 
-    def _carried_source(self, stage: TargetStage, carried: CarriedParameter, rank: int) -> int:
+    def _carried_source(self, stage: TargetStage, carried: PassedThroughParameter, rank: int) -> int:
         """The source rank from which a target rank gets a parameter that no strategy knows."""
         strategy = self.inputs.source_strategy
         source_ranks = strategy.ranks if strategy else range(1)
@@ -453,7 +455,7 @@ class ConversionPlan:
         wanted = first_rank + (rank - stage.ranks.start) % devices
         return wanted if wanted in carried.holders else min(carried.holders)
 
-    def _carried_plan(self, stage: TargetStage, carried: CarriedParameter, rank: int) -> ParameterPlan:
+    def _carried_plan(self, stage: TargetStage, carried: PassedThroughParameter, rank: int) -> ParameterPlan:
         source_rank = self._carried_source(stage, carried, rank)
         entry = self.source_entry(source_rank, carried.source_name)
         whole = TensorSlice.whole(entry.shape)
@@ -465,12 +467,12 @@ class ConversionPlan:
         columns = [layout_class.pair.target.cells for layout_class in stage.classes]
         kept = [layout_class.kept for layout_class in stage.classes if layout_class.kept is not None]
         columns.extend(map(_kept_column, kept))
-        columns.extend(self._carried_column(stage, carried) for carried in self.match.carried)
+        columns.extend(self._carried_column(stage, carried) for carried in self.match.passed_through)
         if not columns:
             return np.zeros((len(stage.ranks), 1), dtype=np.int64)
         return np.ascontiguousarray(np.concatenate(columns, axis=1))
 
-    def _carried_column(self, stage: TargetStage, carried: CarriedParameter) -> np.ndarray:
+    def _carried_column(self, stage: TargetStage, carried: PassedThroughParameter) -> np.ndarray:
         numbers: dict[object, int] = {}
         column = []
         for rank in stage.ranks:
@@ -501,7 +503,7 @@ class ConversionPlan:
         for position, rank in enumerate(stage.ranks):
             source_ranks = set(np.flatnonzero(np.unpackbits(masks[position], bitorder="little")).tolist())
             size, needed = int(shard_bytes[position]), int(needed_bytes[position])
-            for carried in self.match.carried:
+            for carried in self.match.passed_through:
                 source_rank = self._carried_source(stage, carried, rank)
                 entry = self.source_entry(source_rank, carried.source_name)
                 size += math.prod(entry.shape) * carried.dtype.itemsize
@@ -552,7 +554,7 @@ def _stage_ranks(target: Strategy | None, match: ParameterMatch) -> list[tuple[i
 
 
 def _target_stages(
-    stage_ranks: Sequence[tuple[int, range]], moved: Sequence[MovedParameter], replicas: int
+    stage_ranks: Sequence[tuple[int, range]], moved: Sequence[ReshardedParameter], replicas: int
 ) -> Iterator[TargetStage]:
     for number, ranks in stage_ranks:
         here = [parameter for parameter in moved if number in parameter.target_layouts]
@@ -564,23 +566,23 @@ def _target_stages(
         yield TargetStage(number, ranks, _without_redundancy(classes, order, replicas) if replicas else classes, order)
 
 
-def _layout_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[LayoutClass]:
-    grouped: dict[object, list[MovedParameter]] = {}
+def _layout_classes(moved: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
+    grouped: dict[object, list[ReshardedParameter]] = {}
     for parameter in moved:
         axis_count = len(parameter.shape)
-        cuts = [layout.cut(axis_count) for layout in _layouts(parameter, stage)]
+        cuts = [layout.shard_grid(axis_count) for layout in _layouts(parameter, stage)]
         uneven_length = parameter.shape[0] if any(cut.uneven for cut in cuts) else None
         key = (parameter.copies, parameter.target_layouts[stage])
         grouped.setdefault((key, axis_count, uneven_length), []).append(parameter)
     for alike in grouped.values():
         first = alike[0]
-        target = first.target_layouts[stage].cut(len(first.shape))
+        target = first.target_layouts[stage].shard_grid(len(first.shape))
         yield LayoutClass(CutPair(first.copies, target, first.shape), first.source_first_rank, tuple(alike))
 
 
-def _composed_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[LayoutClass]:
+def _composed_classes(moved: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
     """The classes of what is made of pieces: alike are those that are made alike, of sources that are cut alike."""
-    grouped: dict[object, list[MovedParameter]] = {}
+    grouped: dict[object, list[ReshardedParameter]] = {}
     for parameter in moved:
         sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
         # there may be a piece for each row, and those that are made alike have the very same
@@ -588,7 +590,7 @@ def _composed_classes(moved: Sequence[MovedParameter], stage: int) -> Iterator[L
         grouped.setdefault(key, []).append(parameter)
     for alike in grouped.values():
         first = alike[0]
-        target = first.target_layouts[stage].cut(len(first.shape))
+        target = first.target_layouts[stage].shard_grid(len(first.shape))
         made_of = [(source.copies, source.shape) for source in first.sources]
         pair = ComposedPair(made_of, first.pieces, target, first.shape)
         yield LayoutClass(pair, first.source_first_rank, tuple(alike))
@@ -619,7 +621,7 @@ def _kept_column(kept: np.ndarray) -> np.ndarray:
     return np.array([[numbers.setdefault(row.tobytes(), len(numbers))] for row in rows], dtype=np.int64)
 
 
-def _layouts(parameter: MovedParameter, stage: int) -> Iterator[ParameterLayout]:
+def _layouts(parameter: ReshardedParameter, stage: int) -> Iterator[ParameterLayout]:
     """All layouts that its boxes follow from."""
     yield from (copy.layout for copy in parameter.copies)
     yield parameter.target_layouts[stage]

@@ -17,7 +17,7 @@ from reshard.core.tensor.slices import Shape
 
 
 @dataclass(frozen=True)
-class HeldParameter:
+class StageShards:
     """A parameter as the files of one stage hold it."""
 
     stage: StageStrategy
@@ -45,11 +45,11 @@ def names_in_order(catalog: CheckpointCatalog) -> list[str]:
     return list(names)
 
 
-def held_by_stages(
+def shards_by_stage(
     catalog: CheckpointCatalog, source: Strategy, order: Iterable[str], problems: list[str]
-) -> dict[str, list[HeldParameter]]:
+) -> dict[str, list[StageShards]]:
     """Parameter name -> the stages whose strategy and files hold it, lowest first."""
-    held: dict[str, list[HeldParameter]] = {}
+    held: dict[str, list[StageShards]] = {}
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
         distinct = _alike(catalog, ranks)
@@ -77,7 +77,7 @@ def held_by_stages(
             if problem:
                 problems.append(problem)
             else:
-                held.setdefault(name, []).append(HeldParameter(stage, ranks.start, layout, shards, lacking))
+                held.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, lacking))
     return {name: held[name] for name in order if name in held}
 
 
@@ -136,8 +136,8 @@ def misplaced(catalog: CheckpointCatalog, name: str) -> str:
 
 
 def with_first(
-    number: int, held: Mapping[str, list[HeldParameter]], source: Strategy | None, problems: list[str]
-) -> dict[str, list[HeldParameter]]:
+    number: int, held: Mapping[str, list[StageShards]], source: Strategy | None, problems: list[str]
+) -> dict[str, list[StageShards]]:
     """The stages that hold each parameter, one of them before all others, where it is among them."""
     numbers = [stage.stage for stage in source.stages] if source else [0]
     if number not in numbers:
@@ -148,10 +148,10 @@ def with_first(
     return {name: sorted(stages, key=lambda each: each.stage.stage != number) for name, stages in held.items()}
 
 
-def unheld_names(
+def names_without_shards(
     catalog: CheckpointCatalog,
     source: Strategy,
-    held: Mapping[str, Sequence[HeldParameter]],
+    held: Mapping[str, Sequence[StageShards]],
     needed: frozenset[str],
 ) -> dict[str, tuple[int, ...]]:
     """Of parameters that are needed, those that only lost files may have held, and the ranks that should hold them.
@@ -173,17 +173,17 @@ def unheld_names(
     return unheld
 
 
-def _copies_left(held: HeldParameter) -> int:
+def _copies_left(held: StageShards) -> int:
     """How many ranks hold the same slice, of the one that most hold."""
     try:
-        cells = held.layout.cut(len(held.entry.shape)).holders.values()
+        cells = held.layout.shard_grid(len(held.entry.shape)).holders.values()
     except LayoutError:
         return 0
     return max(sum(held.first_rank + rank not in held.lacking for rank in ranks) for ranks in cells)
 
 
 def integrated_by_shapes(
-    held: Mapping[str, Sequence[HeldParameter]], target: Strategy | None, called: Mapping[str, str]
+    held: Mapping[str, Sequence[StageShards]], target: Strategy | None, called: Mapping[str, str]
 ) -> bool | None:
     """Whether every rank holds whole tensors (`integrated_save`) although the strategy cuts them; None if unknown.
 
@@ -196,13 +196,13 @@ def integrated_by_shapes(
     return True if True in decided else False if False in decided else None
 
 
-def _whole_by_shapes(stages: Sequence[HeldParameter], known: Shape | None) -> bool | None:
+def _whole_by_shapes(stages: Sequence[StageShards], known: Shape | None) -> bool | None:
     """Whether ranks hold a cut parameter whole; None if shapes do not decide."""
     shape, dtype = stages[0].entry.shape, stages[0].entry.dtype
     if 0 in shape or dtype in (TEXT, MAP_TENSOR):  # the shards of an empty tensor are as large as the whole
         return None
     try:
-        cuts = [held.layout.cut(len(shape)) for held in stages]
+        cuts = [held.layout.shard_grid(len(shape)) for held in stages]
     except LayoutError:
         return None
     if all(cut.is_whole for cut in cuts):
@@ -217,15 +217,15 @@ def _whole_by_shapes(stages: Sequence[HeldParameter], known: Shape | None) -> bo
     return True if len({cut.pieces for cut in cuts}) > 1 else None
 
 
-def joined_shape(held: HeldParameter) -> Shape | None:
+def joined_shape(held: StageShards) -> Shape | None:
     """The whole shape that the strategy makes of a stage's shards; None if the shards do not fit the strategy."""
     try:
-        return held.layout.cut(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
+        return held.layout.shard_grid(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
     except LayoutError:
         return None
 
 
-def known_shape(stages: Sequence[HeldParameter], target: Strategy | None, called: Mapping[str, str]) -> Shape | None:
+def known_shape(stages: Sequence[StageShards], target: Strategy | None, called: Mapping[str, str]) -> Shape | None:
     """The shape of the whole tensor, if a JSON strategy of either side tells it."""
     for held in stages:
         if held.layout.tensor_shape is not None:
@@ -241,7 +241,7 @@ def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
     return None
 
 
-def source_copy(held: HeldParameter, integrated: bool) -> SourceCopy:
+def source_copy(held: StageShards, integrated: bool) -> SourceCopy:
     """A stage's copy of a parameter; `integrated`: its ranks were saved whole.
 
     Raises:
@@ -266,7 +266,7 @@ def check_opaque(dtype: DType, layout: ParameterLayout) -> None:
         raise LayoutError(f"a {dtype} cannot be cut, but the strategy does")
 
 
-def check_same_whole(held: HeldParameter, shape: Shape, other: HeldParameter, integrated: bool) -> None:
+def check_same_whole(held: StageShards, shape: Shape, other: StageShards, integrated: bool) -> None:
     """Makes sure that another stage's shards make the same whole of `shape`.
 
     Raises:
@@ -276,7 +276,7 @@ def check_same_whole(held: HeldParameter, shape: Shape, other: HeldParameter, in
     layout = whole_layout(len(entry.shape), other.layout.device_count) if integrated else other.layout
     if held.entry.dtype in (TEXT, MAP_TENSOR):
         return
-    whole = layout.cut(len(entry.shape)).whole_shape(other.shards[0][0], entry.shape)
+    whole = layout.shard_grid(len(entry.shape)).whole_shape(other.shards[0][0], entry.shape)
     if whole != shape or entry.dtype is not held.entry.dtype:
         raise LayoutError(
             f"stages {held.stage.stage} and {other.stage.stage} share it, but it is {held.entry.dtype} {list(shape)} "

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import PlanError
-from reshard.core.plan.matching import CarriedParameter, MovedParameter, ParameterMatch, SourceTensor
+from reshard.core.plan.matching import ParameterMatch, PassedThroughParameter, ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.runtime.wording import rank_names
@@ -52,7 +52,7 @@ def unified_match(
             parameter.
     """
     problems: list[str] = []
-    moved = [*match.moved, *(_moved_once(catalog, carried, problems) for carried in match.carried)]
+    moved = [*match.resharded, *(_moved_once(catalog, carried, problems) for carried in match.passed_through)]
     problems += [
         f"parameter {each.name!r} is a {each.dtype}, which .safetensors files cannot hold: leave it out, --exclude"
         for each in moved
@@ -66,7 +66,7 @@ def unified_match(
         raise PlanError(f"{catalog.url}: cannot be unified: no parameter is left of it")
     place = {name: number for number, name in enumerate(names_in_order(catalog))}
     moved.sort(key=lambda each: min(place[source.name] for source in each.sources))
-    outside = tuple(carried.name for carried in match.carried) if has_strategy else ()
+    outside = tuple(carried.name for carried in match.passed_through) if has_strategy else ()
     apart = frozenset(outside) if layout.naming == UnifiedNaming.MINDSPORE else frozenset[str]()
     sizes = [_size_bytes(each) for each in moved if each.name not in apart]
     parts = split_in_order(sizes, layout.max_shard_bytes)
@@ -74,8 +74,8 @@ def unified_match(
     numbers = iter([number for number, count in enumerate(parts) for _ in range(count)])
     return replace(
         match,
-        moved=tuple(_in_file(each, len(parts) if each.name in apart else next(numbers)) for each in moved),
-        carried=(),
+        resharded=tuple(_in_file(each, len(parts) if each.name in apart else next(numbers)) for each in moved),
+        passed_through=(),
         outside=outside,
         files=file_names(layout.naming, len(parts), has_others=has_others),
     )
@@ -125,7 +125,7 @@ def _filled(sizes: Sequence[int], limit: int) -> list[int]:
     return counts
 
 
-def _moved_once(catalog: CheckpointCatalog, carried: CarriedParameter, problems: list[str]) -> MovedParameter:
+def _moved_once(catalog: CheckpointCatalog, carried: PassedThroughParameter, problems: list[str]) -> ReshardedParameter:
     """What no strategy knows, whole from the first rank that has it; a problem if others have something else."""
     holders = sorted(carried.holders)
     first = catalog.records[holders[0]]
@@ -145,13 +145,13 @@ def _moved_once(catalog: CheckpointCatalog, carried: CarriedParameter, problems:
     copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
     source = SourceTensor(carried.source_name, entry.dtype, entry.shape, (copy,))
     whole = (whole_piece(entry.shape),)
-    return MovedParameter(carried.name, carried.dtype, entry.shape, (source,), whole, {}, carried.steps)
+    return ReshardedParameter(carried.name, carried.dtype, entry.shape, (source,), whole, {}, carried.steps)
 
 
-def _size_bytes(parameter: MovedParameter) -> int:
+def _size_bytes(parameter: ReshardedParameter) -> int:
     """What counts of it as a file's size: of a text nothing, or it might get a file that no index tells of."""
     return 0 if parameter.dtype is TEXT else math.prod(parameter.shape) * parameter.dtype.itemsize
 
 
-def _in_file(parameter: MovedParameter, number: int) -> MovedParameter:
+def _in_file(parameter: ReshardedParameter, number: int) -> ReshardedParameter:
     return replace(parameter, target_layouts={number: whole_layout(len(parameter.shape))})

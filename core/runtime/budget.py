@@ -27,7 +27,7 @@ CIPHER_BLOCK_BYTES = 4 * 2**20
 """Of an encrypted file: what is encrypted together, and held until its length and its tag are known, which stand first.
 Shorter ones mean more requests for who opens such a file on an object store."""
 
-MOST_LANES = 8
+MAX_PREFETCH_THREADS = 8
 """Beyond these a file's writer, which digests and writes some 3 GB/s, cannot follow."""
 _SMALLEST_BUFFER_BYTES = 64 * 2**10
 _REMOTE_BLOCK_WORTH_ASKING_FOR_BYTES = 2**20
@@ -67,7 +67,7 @@ class Shares:
         sources_open: how many local source files a lane holds open.
         upload: buffers of each file that is sent to an object store; None on local disks.
         total_bytes: all buffers together.
-        wide_block_bytes: size of a rank's block that has the memory of all lanes; 0 if there are no such blocks.
+        wide_block_bytes: size of a rank's block that has the memory of all prefetch threads; 0 without such blocks.
         wide_asked_bytes: what is asked for at a time while such a block is filled, likewise.
     """
 
@@ -82,7 +82,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPool:
     """Processes beside the run's own that its ranks are shared out to.
 
     Attributes:
@@ -121,7 +121,7 @@ class Budget:
     @property
     def most_lanes(self) -> int:
         """How many workers may gather for one group."""
-        return min(self.workers, MOST_LANES)
+        return min(self.workers, MAX_PREFETCH_THREADS)
 
     @property
     def most_blocks(self) -> int:
@@ -135,8 +135,8 @@ class Budget:
         each = _SMALLEST_BUFFER_BYTES + _fewest_parts(self.keeps_first) * self.part_bytes + self.cipher_bytes
         return max(1, min(MOST_BLOCKS_TOGETHER, room // each, self.worker_files // 2))
 
-    def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
-        """What a group of `count` ranks has for which as many workers as `lanes` gather.
+    def shares(self, count: int, prefetch: int = 1, *, wide: bool = False) -> Shares:
+        """What a group of `count` ranks has for which as many workers as `prefetch` gather.
 
         `wide`: some blocks are to be as large as memory allows, for each may take reading all of a parameter.
         """
@@ -145,12 +145,12 @@ class Budget:
         if self.part_bytes:
             # beside those under way: the one being filled, and the one held back
             others = _fewest_parts(self.keeps_first) - 1
-            ahead = self.worker_bytes * lanes // 2 // (count * self.part_bytes) - others
+            ahead = self.worker_bytes * prefetch // 2 // (count * self.part_bytes) - others
             ahead = 1 if wide else max(1, min(_MOST_PARTS_AHEAD, ahead))
             upload = UploadBuffers(self.part_bytes, ahead, self.keeps_first)
             upload_bytes = count * (others + upload.ahead) * upload.part_bytes
         files_bytes = upload_bytes + count * self.cipher_bytes
-        lane_bytes = max(0, self.worker_bytes - files_bytes // lanes)
+        lane_bytes = max(0, self.worker_bytes - files_bytes // prefetch)
         if self.remote_source:
             scratch_bytes = 0
             together = max(REMOTE_BLOCKS_TOGETHER_BYTES, count * _REMOTE_BLOCK_WORTH_ASKING_FOR_BYTES)
@@ -162,15 +162,15 @@ class Budget:
             room = min(lane_bytes - scratch_bytes, LARGEST_BLOCKS_TOGETHER_BYTES)
             block_bytes = _buffer_bytes(room // count, LARGEST_BUFFER_BYTES)
             held_bytes = scratch_bytes + count * block_bytes
-        all_bytes = lanes * held_bytes
+        all_bytes = prefetch * held_bytes
         wide_block_bytes = wide_asked_bytes = 0
         if wide:
-            beside_bytes = lanes * scratch_bytes
+            beside_bytes = prefetch * scratch_bytes
             if self.remote_source:
-                wide_asked_bytes = _buffer_bytes(lanes * lane_bytes // 8, REMOTE_BLOCKS_TOGETHER_BYTES)
+                wide_asked_bytes = _buffer_bytes(prefetch * lane_bytes // 8, REMOTE_BLOCKS_TOGETHER_BYTES)
                 beside_bytes = _ANSWERS_OF_A_BLOCK * wide_asked_bytes
-            room = (lanes * lane_bytes - beside_bytes) // count // 4096 * 4096
-            wide_block_bytes = max(lanes * block_bytes, room)
+            room = (prefetch * lane_bytes - beside_bytes) // count // 4096 * 4096
+            wide_block_bytes = max(prefetch * block_bytes, room)
             all_bytes = max(all_bytes, beside_bytes + count * wide_block_bytes)
         return Shares(
             block_bytes=block_bytes,

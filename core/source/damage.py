@@ -133,7 +133,7 @@ def substitutions(catalog: CheckpointCatalog, source: Strategy | None, match: Pa
         lost = [rank for rank in ranks if rank in catalog.lost]
         left = {id(catalog.records[rank].index): catalog.records[rank].index for rank in ranks if rank not in lost}
         alike: dict[object, list[SourceTensor]] = {}
-        for parameter in distinct_sources(match.moved):
+        for parameter in distinct_sources(match.resharded):
             layout = stage.layouts.get(parameter.name)
             is_read = any(copy.first_rank == ranks.start for copy in parameter.copies)
             # a stage behind the one that is read is not missed; one before it is, if it has nothing any more
@@ -154,14 +154,14 @@ def substitutions(catalog: CheckpointCatalog, source: Strategy | None, match: Pa
 def scattered(catalog: CheckpointCatalog, match: ParameterMatch) -> list[SourceTensor]:
     """Parameters that ranks with a usable file lack all the same, and that are taken from ranks that have them."""
     lost = frozenset(catalog.lost)
-    return [source for source in distinct_sources(match.moved) if source.copies[0].lacking - lost]
+    return [source for source in distinct_sources(match.resharded) if source.copies[0].lacking - lost]
 
 
 def unsaved(source: Strategy | None, target: Strategy | None, match: ParameterMatch) -> list[str]:
     """Of what is joined to whole tensors, names in the source's strategy that no file holds, nor lost ones held."""
     if source is None or target is not None:
         return []
-    found = {moved.name for moved in distinct_sources(match.moved)} | {lost.name for lost in match.lost}
+    found = {moved.name for moved in distinct_sources(match.resharded)} | {lost.name for lost in match.lost}
     return sorted(source.parameters - found - match.excluded.keys())
 
 
@@ -173,7 +173,7 @@ def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: 
     lacking: dict[str, list[int]] = {}
     for stage in source.stages:
         here = catalog.records.keys() & set(source.stage_ranks(stage))
-        for carried in match.carried:
+        for carried in match.passed_through:
             if carried.holders & here and here - carried.holders:
                 lacking.setdefault(carried.source_name, []).extend(sorted(here - carried.holders))
     return lacking
@@ -182,7 +182,7 @@ def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: 
 def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[str]:
     """Sentences that say that ranks were saved at different steps, whatever the names of their files are."""
     # what is left out tells all the same
-    unknown = {carried.source_name for carried in match.carried} | match.excluded.keys()
+    unknown = {carried.source_name for carried in match.passed_through} | match.excluded.keys()
     for name in TELLING_STEPS:
         if name not in unknown:
             continue
@@ -219,7 +219,7 @@ def _own_copy(parameter: SourceTensor, stage: StageStrategy, ranks: range, integ
 
 def _stand_ins(parameter: SourceTensor, own: SourceCopy, lost: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(lost rank, rank that its slice or a part of it is taken from), each pair once."""
-    cuts = [copy.layout.cut(len(parameter.shape)) for copy in (own, *parameter.copies)]
+    cuts = [copy.layout.shard_grid(len(parameter.shape)) for copy in (own, *parameter.copies)]
     units = common_units(parameter.shape, cuts)
     grid, copies = CopyGrid(own, units), SourceCopies(parameter.copies, units)
     for rank in lost:
@@ -257,7 +257,7 @@ def _copies_are_uniform(records: Mapping[int, CatalogRecord], source: Strategy) 
                 continue
             shape: Shape = here[min(holding)].entries[name].shape
             try:
-                cells = layout.cut(len(shape)).holders.values()
+                cells = layout.shard_grid(len(shape)).holders.values()
             except LayoutError:
                 continue  # told by the plan, with the parameter's name
             for cell in cells:
@@ -269,7 +269,7 @@ def _copies_are_uniform(records: Mapping[int, CatalogRecord], source: Strategy) 
     return most <= fewest
 
 
-class StandIn(Summary):
+class Substitute(Summary):
     """That a rank's file was not used, and another's was in its place.
 
     Attributes:

@@ -13,7 +13,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.errors import InputError
 from reshard.core.plan.matching import lost_text, match_parameters
-from reshard.core.plan.stage_shards import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.plan.stage_shards import StageShards, integrated_by_shapes, names_in_order, shards_by_stage
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.summary import Summary
@@ -135,11 +135,11 @@ def diagnose(
 
 def _of_contents(
     catalog: CheckpointCatalog, within: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave
-) -> tuple[list[Misfit], Mapping[str, Sequence[HeldParameter]]]:
+) -> tuple[list[Misfit], Mapping[str, Sequence[StageShards]]]:
     """What stages, names, shapes and contents show, and what the ranks that the strategy has hold by it."""
     misfits = [*stage_misfits(within, strategy), *name_misfits(catalog if strategy.merged else within, strategy)]
     problems: list[str] = []
-    held = held_by_stages(within, strategy, names_in_order(within), problems)
+    held = shards_by_stage(within, strategy, names_in_order(within), problems)
     misfits += [
         Misfit(
             "shapes",

@@ -11,7 +11,7 @@ from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError
-from reshard.core.plan.stage_shards import held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.plan.stage_shards import integrated_by_shapes, names_in_order, shards_by_stage
 from reshard.core.request.changes import Changes
 from reshard.core.request.changes_file import declared_changes
 from reshard.core.request.conversion import (
@@ -106,7 +106,7 @@ def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, sourc
     asked = asked_integrated_save(request)
     if asked is not IntegratedSave.AUTO:
         return asked is IntegratedSave.YES
-    return bool(integrated_by_shapes(held_by_stages(catalog, source, names_in_order(catalog), []), None, {}))
+    return bool(integrated_by_shapes(shards_by_stage(catalog, source, names_in_order(catalog), []), None, {}))
 
 
 def _is_all_compared(request: ConversionRequest, changes: Changes) -> bool:

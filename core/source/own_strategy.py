@@ -27,7 +27,7 @@ from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import Cut, ParameterLayout
+from reshard.core.tensor.layout import ParameterLayout, ShardGrid
 
 _MOST_NAMED = 4
 
@@ -190,11 +190,11 @@ def _differing(catalog: CheckpointCatalog, named: Strategy, own: Strategy) -> It
 
 def _cut_alike(layout: ParameterLayout, other: ParameterLayout, axis_count: int) -> bool:
     try:
-        one, two = layout.cut(axis_count), other.cut(axis_count)
+        one, two = layout.shard_grid(axis_count), other.shard_grid(axis_count)
     except LayoutError:
         return True  # planning reports it, with the parameter's name
     return _grid(one) == _grid(two) and np.array_equal(one.cells, two.cells)
 
 
-def _grid(cut: Cut) -> tuple[object, ...]:
+def _grid(cut: ShardGrid) -> tuple[object, ...]:
     return cut.pieces, cut.uneven

@@ -19,7 +19,7 @@ from reshard.core.plan.ownership import LostBox
 from reshard.core.request.conversion import ConversionRequest, parse_ranks
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, rank_names
-from reshard.core.source.damage import StandIn, mixed_steps, substitutions, unsaved, unsaved_text
+from reshard.core.source.damage import Substitute, mixed_steps, substitutions, unsaved, unsaved_text
 from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_doubts
 from reshard.core.storage.patterns import spelled_for
@@ -88,7 +88,7 @@ class RecoveryReport(Summary):
     world_size: int
     state: StepState
     lost_ranks: tuple[LostRank, ...]
-    stand_ins: tuple[StandIn, ...]
+    stand_ins: tuple[Substitute, ...]
     lost: tuple[LostSlice, ...]
     other_steps: tuple[StepReport, ...]
     notes: tuple[str, ...]
@@ -170,7 +170,7 @@ class _Assessor:
         )
         integrated_save_doubts(catalog, strategy, match, asked)
         stand_ins = tuple(
-            StandIn(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
+            Substitute(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
             for each in substitutions(catalog, strategy, match)
         )
         unsaved_names = unsaved(strategy, None, match)
@@ -191,7 +191,7 @@ class _Assessor:
             damage=DamagePolicy(recovers=True, faulty=parse_ranks(self._request.fault_ranks)),
         )
         _check_replicas_of_files(catalog, self._groups)
-        stand_ins: list[StandIn] = []
+        stand_ins: list[Substitute] = []
         lost: list[LostSlice] = []
         for group in self._groups:
             left = [rank for rank in group if rank in catalog.records]
@@ -200,7 +200,7 @@ class _Assessor:
                 continue
             slices = len(catalog.records[left[0]].index.entries)
             stand_ins += [
-                StandIn(rank=rank, why=catalog.lost[rank], stand_in=left[0], slices=slices)
+                Substitute(rank=rank, why=catalog.lost[rank], stand_in=left[0], slices=slices)
                 for rank in group
                 if rank in catalog.lost
             ]
@@ -233,7 +233,9 @@ def _steps_beside(found: CheckpointSurvey, source_prefix: str, chosen: Step) -> 
     return []
 
 
-def _report(catalog: CheckpointCatalog, stand_ins: tuple[StandIn, ...], lost: tuple[LostSlice, ...]) -> RecoveryReport:
+def _report(
+    catalog: CheckpointCatalog, stand_ins: tuple[Substitute, ...], lost: tuple[LostSlice, ...]
+) -> RecoveryReport:
     state = StepState.LOST if lost else StepState.RECOVERABLE if catalog.lost else StepState.WHOLE
     return RecoveryReport(
         source=catalog.url,
@@ -288,7 +290,7 @@ def _told_apart(strategy: Strategy, first: int, second: int) -> str | None:
     start = strategy.stage_ranks(stages[0]).start
     for name, layout in stages[0].layouts.items():
         try:
-            cut = layout.cut(len(layout.tensor_map))
+            cut = layout.shard_grid(len(layout.tensor_map))
         except LayoutError:
             continue  # told by the plan, with the parameter's name
         if cut.cell_of(first - start) != cut.cell_of(second - start):

@@ -21,7 +21,7 @@ from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import Cut, whole_layout
+from reshard.core.tensor.layout import ShardGrid, whole_layout
 
 _BLOCK_BYTES = 4 * 2**20
 _REMOTE_FILES_AT_ONCE = 4
@@ -86,7 +86,7 @@ def _shared_slices(catalog: CheckpointCatalog, source: Strategy, integrated: boo
             if integrated or entry.dtype in (TEXT, MAP_TENSOR):
                 layout = whole_layout(len(entry.shape), layout.device_count)
             try:
-                cut = layout.cut(len(entry.shape))
+                cut = layout.shard_grid(len(entry.shape))
             except LayoutError:
                 continue  # told by the plan, with the parameter's name
             for cell_ranks in cut.holders.values():
@@ -103,7 +103,7 @@ def _shared_slices(catalog: CheckpointCatalog, source: Strategy, integrated: boo
     return shared
 
 
-def _box_text(cut: Cut, stage_rank: int, shape: tuple[int, ...]) -> str:
+def _box_text(cut: ShardGrid, stage_rank: int, shape: tuple[int, ...]) -> str:
     try:
         return str(cut.box_of(stage_rank, cut.whole_shape(stage_rank, shape)))
     except LayoutError:

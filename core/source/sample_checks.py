@@ -16,12 +16,12 @@ from typing import TypeVar
 from reshard.core.checkpoint.beginnings import beginnings, is_one_value
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import LayoutError
-from reshard.core.plan.stage_shards import HeldParameter, joined_shape
+from reshard.core.plan.stage_shards import StageShards, joined_shape
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.strategy_checks import OWN_STRATEGY, SHARDS_OFF, WITH_SHARDS, WITHOUT_SHARDS, Misfit, listed
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, with_optimizer_shard, without_optimizer_shard
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import ALL_REPEATED_AXES, Cut, ParameterLayout, whole_layout
+from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout, ShardGrid, whole_layout
 from reshard.core.tensor.slices import Shape
 
 _SAMPLED_OF_KIND = 2
@@ -48,7 +48,7 @@ class _Sample:
     name: str
     layout: ParameterLayout
     axis_count: int
-    cut: Cut
+    cut: ShardGrid
     first_rank: int
     contents: Mapping[int, bytes]
     itemsize: int
@@ -60,7 +60,7 @@ class _Sample:
         """The ranks whose contents are alike only if they are the same: not those of a few values, such as zeros."""
         return [rank for rank, content in self.contents.items() if _is_varied(content, self.itemsize)]
 
-    def unlike(self, cut: Cut) -> tuple[int, int] | None:
+    def unlike(self, cut: ShardGrid) -> tuple[int, int] | None:
         """Two ranks that differ, and should not if the parameter were cut so."""
         first_of: dict[Shape, int] = {}
         for rank, content in self.contents.items():
@@ -69,7 +69,7 @@ class _Sample:
                 return first, rank
         return None
 
-    def alike(self, cut: Cut) -> tuple[int, int] | None:
+    def alike(self, cut: ShardGrid) -> tuple[int, int] | None:
         """Two ranks that hold the same, and should not if the parameter were cut so."""
         first_of: dict[bytes, int] = {}
         for rank in self.telling:
@@ -81,7 +81,7 @@ class _Sample:
     def explains(self, layout: ParameterLayout) -> bool:
         """Whether ranks would hold what they do if this were the parameter's layout."""
         try:
-            cut = layout.cut(self.axis_count)
+            cut = layout.shard_grid(self.axis_count)
         except LayoutError:
             return False
         return bool(self.telling) and self.unlike(cut) is None and self.alike(cut) is None
@@ -117,7 +117,7 @@ class ContentMisfits:
 
 def content_misfits(
     catalog: CheckpointCatalog,
-    held: Mapping[str, Sequence[HeldParameter]],
+    held: Mapping[str, Sequence[StageShards]],
     *,
     most: int,
     most_stages: int | None = None,
@@ -172,11 +172,11 @@ def content_misfits(
     return ContentMisfits(found, compared, contradicting, wholes, tuple(sliced))
 
 
-def _sample(catalog: CheckpointCatalog, held: HeldParameter, everywhere: bool) -> _Sample | None:
+def _sample(catalog: CheckpointCatalog, held: StageShards, everywhere: bool) -> _Sample | None:
     """None if there is nothing to compare."""
     name, layout, shape = held.entry.name, held.layout, held.entry.shape
     try:
-        cut = layout.cut(len(shape))
+        cut = layout.shard_grid(len(shape))
         proven = layout.tensor_shape not in (None, shape) and layout.tensor_shape == cut.whole_shape(
             held.shards[0][0], shape
         )
@@ -212,7 +212,7 @@ def _is_varied(content: bytes, itemsize: int) -> bool:
     return False
 
 
-def _some_ranks(having: Sequence[int], cut: Cut, first_rank: int) -> list[int]:
+def _some_ranks(having: Sequence[int], cut: ShardGrid, first_rank: int) -> list[int]:
     """A few ranks of a few slices."""
     holders: dict[Shape, list[int]] = {}
     for rank in having:
@@ -253,10 +253,10 @@ def _explained(sample: _Sample) -> _Told:
 
 
 def _chosen(
-    held: Mapping[str, Sequence[HeldParameter]], most: int, most_stages: int | None
-) -> Iterator[tuple[HeldParameter, bool]]:
+    held: Mapping[str, Sequence[StageShards]], most: int, most_stages: int | None
+) -> Iterator[tuple[StageShards, bool]]:
     """Of each stage the largest parameters of each kind, and whether to look at all ranks: of the largest one."""
-    by_stage: dict[int, list[HeldParameter]] = {}
+    by_stage: dict[int, list[StageShards]] = {}
     for copies in held.values():
         for copy in copies:
             if copy.entry.extents and copy.entry.dtype not in (TEXT, MAP_TENSOR):
@@ -268,9 +268,9 @@ def _chosen(
             yield copy, number == 0
 
 
-def _of_each_kind(copies: Sequence[HeldParameter]) -> Iterator[HeldParameter]:
+def _of_each_kind(copies: Sequence[StageShards]) -> Iterator[StageShards]:
     """The first of each kind, then the last of each; those that are cut before those that are not, large ones first."""
-    kinds: dict[tuple[str, ParameterLayout, str, Shape], list[HeldParameter]] = {}
+    kinds: dict[tuple[str, ParameterLayout, str, Shape], list[StageShards]] = {}
     for copy in copies:
         entry = copy.entry
         kind = (_NUMBER.sub("", entry.name), copy.layout, entry.dtype.name, entry.shape)

@@ -12,7 +12,7 @@ from math import prod
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import LayoutError
-from reshard.core.plan.stage_shards import HeldParameter, described, joined_shape
+from reshard.core.plan.stage_shards import StageShards, described, joined_shape
 from reshard.core.runtime.wording import counted
 from reshard.core.source.rename_guess import guess_renaming
 from reshard.core.strategy.model import Strategy
@@ -182,7 +182,7 @@ def name_misfits(catalog: CheckpointCatalog, source: Strategy) -> list[Misfit]:
     return misfits
 
 
-def shape_misfits(held: Mapping[str, Sequence[HeldParameter]], saved_whole: bool) -> list[Misfit]:
+def shape_misfits(held: Mapping[str, Sequence[StageShards]], saved_whole: bool) -> list[Misfit]:
     """Shards that do not fit their layouts, or the shapes that a JSON strategy tells, or another stage's.
 
     `saved_whole`: contents say that ranks hold whole tensors.
@@ -212,7 +212,7 @@ def shape_misfits(held: Mapping[str, Sequence[HeldParameter]], saved_whole: bool
     ]
 
 
-def likeness_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit]:
+def likeness_misfits(held: Mapping[str, Sequence[StageShards]]) -> list[Misfit]:
     """Wholes that differ in shape where shards are alike, so that the strategy cuts one of them otherwise than it is.
 
     These are a layer's parameter and those of nearly all other layers, and a parameter and its optimizer's states.
@@ -252,10 +252,10 @@ def likeness_misfits(held: Mapping[str, Sequence[HeldParameter]]) -> list[Misfit
     ]
 
 
-def made_wholes(held: Mapping[str, Sequence[HeldParameter]]) -> str:
+def made_wholes(held: Mapping[str, Sequence[StageShards]]) -> str:
     """Shapes of the largest kinds of parameters that are cut, as the strategy makes them; empty if it tells shapes."""
     names = frozenset(held)
-    kinds: dict[str, HeldParameter] = {}
+    kinds: dict[str, StageShards] = {}
     for name, (copy, *_) in held.items():
         if owner_of(name, names) == name and _whole_shape(copy) not in (None, copy.entry.shape):
             kinds.setdefault(_NUMBER.sub("", name), copy)
@@ -263,13 +263,13 @@ def made_wholes(held: Mapping[str, Sequence[HeldParameter]]) -> str:
     return ", ".join(f"{copy.entry.name} {list(_whole_shape(copy) or ())}" for copy in largest)
 
 
-def _shape_misfit(held: HeldParameter) -> tuple[tuple[str, str, str], str] | None:
+def _shape_misfit(held: StageShards) -> tuple[tuple[str, str, str], str] | None:
     entry, layout = held.entry, held.layout
     if entry.dtype in (TEXT, MAP_TENSOR):
         return None
     axis_count = len(entry.shape)
     try:
-        cut = layout.cut(axis_count)
+        cut = layout.shard_grid(axis_count)
         whole = cut.whole_shape(held.shards[0][0], entry.shape)
     except LayoutError as error:
         return (
@@ -307,26 +307,26 @@ def _shape_misfit(held: HeldParameter) -> tuple[tuple[str, str, str], str] | Non
     )
 
 
-def _makes(layout: ParameterLayout, held: HeldParameter, shape: Shape) -> bool:
+def _makes(layout: ParameterLayout, held: StageShards, shape: Shape) -> bool:
     try:
-        return layout.cut(len(shape)).whole_shape(held.shards[0][0], held.entry.shape) == shape
+        return layout.shard_grid(len(shape)).whole_shape(held.shards[0][0], held.entry.shape) == shape
     except LayoutError:
         return False
 
 
-def _is_whole(held: HeldParameter) -> bool:
+def _is_whole(held: StageShards) -> bool:
     """Whether ranks hold the whole tensor of a parameter that is cut, as far as the strategy tells shapes."""
     told = held.layout.tensor_shape
     return told == held.entry.shape and 0 not in told and joined_shape(held) not in (None, told)
 
 
-def _is_slice(held: HeldParameter) -> bool:
+def _is_slice(held: StageShards) -> bool:
     """Whether ranks hold the slices of a tensor that the strategy tells."""
     told = held.layout.tensor_shape
     return told not in (None, held.entry.shape) and joined_shape(held) == told
 
 
-def _whole_shape(held: HeldParameter) -> Shape | None:
+def _whole_shape(held: StageShards) -> Shape | None:
     if held.entry.dtype in (TEXT, MAP_TENSOR) or held.layout.tensor_shape is not None:
         return None
     return joined_shape(held)

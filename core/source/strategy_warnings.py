@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import StrategyError
 from reshard.core.plan.matching import ParameterMatch
-from reshard.core.plan.stage_shards import HeldParameter, held_by_stages, integrated_by_shapes, names_in_order
+from reshard.core.plan.stage_shards import StageShards, integrated_by_shapes, names_in_order, shards_by_stage
 from reshard.core.request.conversion import ConversionRequest, IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.source.sample_checks import ContentMisfits, content_misfits
@@ -46,7 +46,7 @@ def doubts(
         CatalogError: a file is not laid out as it was assumed to be.
         StorageError: one cannot be read.
     """
-    held = held_by_stages(catalog, source, names_in_order(catalog), [])
+    held = shards_by_stage(catalog, source, names_in_order(catalog), [])
     contents = _contents(catalog, source, held, may_be_whole=integrated_save is not IntegratedSave.AUTO)
     misfits = list(contents.found)
     refutation = _refutation(contents)
@@ -92,7 +92,7 @@ def integrated_save_doubts(
     if not match.integrated and (match.shapes_decide or asked is IntegratedSave.NO):
         return ()
     if contents is None:
-        held = held_by_stages(catalog, source, names_in_order(catalog), [])
+        held = shards_by_stage(catalog, source, names_in_order(catalog), [])
         contents = _contents(catalog, source, held, may_be_whole=True)
     contradiction, advice = _contradiction(source, match, asked, contents)
     if contradiction and not trusted:
@@ -133,7 +133,7 @@ def _lines(details: Sequence[str]) -> str:
 def _contents(
     catalog: CheckpointCatalog,
     source: Strategy,
-    held: Mapping[str, Sequence[HeldParameter]],
+    held: Mapping[str, Sequence[StageShards]],
     *,
     may_be_whole: bool,
 ) -> ContentMisfits:

@@ -138,7 +138,7 @@ def _made_stages(
             try:
                 base = rescaler.rescaled(name, without_optimizer_shard(layout), shape, rules.get(name))
                 if shape is not None:
-                    base.cut(len(shape)).bounds(shape)
+                    base.shard_grid(len(shape)).bounds(shape)
                 made[name] = replace(sharder.sharded(name, layout, base), tensor_shape=shape)
             except LayoutError as error:
                 problems.setdefault(str(error), {})[name] = None

@@ -166,7 +166,7 @@ def _check_flat(layout: ParameterLayout, where: str) -> None:
         )
     try:
         # flat maps have a rule on the optimizer shard's step that nested ones have not
-        replace(layout, nested=False).cut(len(layout.tensor_map))
+        replace(layout, nested=False).shard_grid(len(layout.tensor_map))
     except LayoutError as error:
         raise StrategyError(f"{where}: cannot be written as JSON: {error}") from error
 

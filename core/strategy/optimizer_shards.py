@@ -51,11 +51,11 @@ def with_optimizer_shard(layout: ParameterLayout, shape: Shape | None, size: int
         return None
     base = without_optimizer_shard(layout)
     axis_count = len(layout.tensor_map) if shape is None else len(shape)
-    ranks = next(iter(base.cut(axis_count).holders.values()))
+    ranks = next(iter(base.shard_grid(axis_count).holders.values()))
     step = (ranks[-1] - ranks[0]) // (len(ranks) - 1)
     cut = replace(base, optimizer_shard_step=step, optimizer_shard_size=size)
     try:
-        whole = cut.cut(axis_count)
+        whole = cut.shard_grid(axis_count)
         if shape is not None:
             whole.bounds(shape)
     except LayoutError:

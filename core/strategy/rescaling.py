@@ -138,7 +138,7 @@ class Rescaler:
         by_steps = is_cut_by_steps(layout)
         matrix = (self._model, self._data) if by_steps else (self._data, self._model)
         cut = (int(by_steps),) if self._model > 1 else ()
-        pieces = layout.cut(axis_count).pieces
+        pieces = layout.shard_grid(axis_count).pieces
         return matrix, tuple(cut if count > 1 else () for count in pieces)
 
     def _with_axes_kept(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, tuple[Shape, ...]]:

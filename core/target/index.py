@@ -11,7 +11,7 @@ from reshard.core.checkpoint.formats.weight_maps import LARGEST_INDEX_BYTES, dum
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
 from reshard.core.plan.appended import AppendedParameter
-from reshard.core.plan.matching import MovedParameter
+from reshard.core.plan.matching import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.files import read_small_file
@@ -45,9 +45,9 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
     weights: dict[str, str] = {}
     total_bytes = 0
     # not by way of the ranks' plans: the boxes of all parameters would be worked out
-    moved = ((each, files[number]) for each in plan.match.moved for number in each.target_layouts)
+    moved = ((each, files[number]) for each in plan.match.resharded for number in each.target_layouts)
     appended = ((each, files[-1]) for each in plan.match.appended)
-    for each, file in chain[tuple[MovedParameter | AppendedParameter, str]](moved, appended):
+    for each, file in chain[tuple[ReshardedParameter | AppendedParameter, str]](moved, appended):
         if each.dtype is not TEXT and file != OTHERS_NAME:  # which MindSpore looks for by itself
             weights[each.name] = file
             total_bytes += math.prod(each.shape) * each.dtype.itemsize

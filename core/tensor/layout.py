@@ -60,7 +60,7 @@ class ParameterLayout:
         """Devices of the stage."""
         return math.prod(self.device_matrix)
 
-    def cut(self, axis_count: int) -> "Cut":
+    def shard_grid(self, axis_count: int) -> "ShardGrid":
         """The cut of a tensor with `axis_count` axes.
 
         Raises:
@@ -89,7 +89,7 @@ class ParameterLayout:
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardGrid:
     """A grid of cells over a tensor, and the cell that each stage rank holds.
 
     Attributes:
@@ -194,7 +194,7 @@ def whole_layout(axis_count: int, device_count: int = 1) -> ParameterLayout:
 
 
 @lru_cache(maxsize=4096)
-def _cut(layout: ParameterLayout, axis_count: int) -> Cut:
+def _cut(layout: ParameterLayout, axis_count: int) -> ShardGrid:
     if any(size < 1 for size in layout.device_matrix):
         raise LayoutError(f"its device matrix is {list(layout.device_matrix)}")
     tensor_map = layout.map_for(axis_count)
@@ -217,7 +217,7 @@ def _cut(layout: ParameterLayout, axis_count: int) -> Cut:
         uneven = tuple(length // count for length in uneven for _ in range(count))
         cells[:, 0] = cells[:, 0] * count + _mixed_radix(coordinates, shard_axes)
         pieces[0] *= count
-    return Cut(tuple(pieces), uneven, cells)
+    return ShardGrid(tuple(pieces), uneven, cells)
 
 
 def _mixed_radix(coordinates: np.ndarray, used: Sequence[tuple[int, int]]) -> np.ndarray:

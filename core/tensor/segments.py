@@ -47,7 +47,7 @@ class Piece:
         return TensorSlice(self.start, tuple(low + length for low, length in zip(self.start, self.shape, strict=True)))
 
     @property
-    def is_turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether its axes are in another order."""
         return self.axes != tuple(range(len(self.axes)))
 

@@ -30,7 +30,7 @@ def tiles(source: np.ndarray, target: np.ndarray) -> Iterator[Index]:
         yield tuple(slice(low, low + side) for low, side in zip(start, sides, strict=True))
 
 
-def copy_turned(source: np.ndarray, target: np.ndarray) -> None:
+def copy_transposed(source: np.ndarray, target: np.ndarray) -> None:
     """Copies an array to another one whose elements lie in another order."""
     for index in tiles(source, target):
         target[index] = source[index]

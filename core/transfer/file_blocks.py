@@ -69,7 +69,7 @@ def _planned_file(
     )
 
 
-def turned_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
+def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
     """Names of those that are read with their axes in another order: a block of them is a strip of all their rows."""
     return frozenset(
         parameter.name

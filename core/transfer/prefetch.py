@@ -1,7 +1,7 @@
-"""Lanes: threads that fill blocks of the same files, each the next ones, while what is filled is written in order.
+"""Prefetch threads: fill blocks of the same files, each thread the next ones, while filled blocks are written in order.
 
 A *step* is the next block of each file that is being written. A block that is wider than the others, as those of
-turned parameters are, has the memory of all lanes: one fills it when what the others filled is written.
+turned parameters are, has the memory of all prefetch threads: one fills it when what the others filled is written.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ FilledStep = list[tuple[User, RankBlock, list[int]]]
 """Each rank's block, and what the CRC of its file needs to know of it."""
 
 
-class _Lane(Generic[User]):
+class _PrefetchThread(Generic[User]):
     """What a thread fills blocks with: a buffer for each rank's, and a gatherer."""
 
     def __init__(self, gatherer: Gatherer, users: Sequence[User], buffers: Sequence[np.ndarray]) -> None:
@@ -57,8 +57,8 @@ class _Lane(Generic[User]):
         return [(user, block, user.crc_sums(block)) for user, block in filled]
 
 
-class Lanes(Generic[User]):
-    """Lanes with a gatherer each, and their buffers; `wide` fills the blocks that are wide, if there may be such."""
+class Prefetcher(Generic[User]):
+    """Prefetch threads, each with a gatherer and buffers; `wide` fills wide blocks, if there may be any."""
 
     def __init__(
         self, gatherers: Sequence[Gatherer], users: Sequence[User], shares: Shares, wide: Gatherer | None = None
@@ -67,16 +67,17 @@ class Lanes(Generic[User]):
         self._block_bytes = size = shares.block_bytes
         if wide is None:
             self._lanes = [
-                _Lane(gatherer, users, [np.empty(size, dtype=np.uint8) for _ in users]) for gatherer in gatherers
+                _PrefetchThread(gatherer, users, [np.empty(size, dtype=np.uint8) for _ in users])
+                for gatherer in gatherers
             ]
             self._wide_lane = self._lanes[0]
             return
         buffers = [np.empty(shares.wide_block_bytes, dtype=np.uint8) for _ in users]
         self._lanes = [
-            _Lane(gatherer, users, [buffer[number * size : (number + 1) * size] for buffer in buffers])
+            _PrefetchThread(gatherer, users, [buffer[number * size : (number + 1) * size] for buffer in buffers])
             for number, gatherer in enumerate(gatherers)
         ]
-        self._wide_lane = _Lane(wide, users, buffers)
+        self._wide_lane = _PrefetchThread(wide, users, buffers)
 
     @property
     def read_bytes(self) -> int:
@@ -91,14 +92,14 @@ class Lanes(Generic[User]):
             return
         with ThreadPoolExecutor(len(self._lanes), thread_name_prefix="reshard-lane") as pool:
             under_way: deque[Future[FilledStep[User]]] = deque()
-            lanes = cycle(self._lanes)
+            threads = cycle(self._lanes)
             for step in steps:
                 if self._is_wide(step):
                     while under_way:
                         yield under_way.popleft().result()
                     yield self._wide_lane.fill(step)
                     continue
-                under_way.append(pool.submit(copy_context().run, next(lanes).fill, step))
+                under_way.append(pool.submit(copy_context().run, next(threads).fill, step))
                 if len(under_way) == len(self._lanes):
                     yield under_way.popleft().result()
             while under_way:

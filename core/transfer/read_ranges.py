@@ -69,7 +69,7 @@ class Span:
         target_offset: first byte in the part, if all of the run is wanted, in its order.
         index: elements of the part that are filled, else.
         strides: bytes between the wanted elements in the run, along the part's axes; None if all of it is wanted.
-        turned: whether the part's axes are in another order.
+        transposed: whether the part's axes are in another order.
     """
 
     source_rank: int
@@ -80,7 +80,7 @@ class Span:
     target_offset: int
     index: tuple[Any, ...]
     strides: Shape | None
-    turned: bool = False
+    transposed: bool = False
 
     @cached_property
     def is_as_wanted(self) -> bool:
@@ -149,7 +149,7 @@ def _span(
 ) -> Span:
     run = byte_span(source_box, shard.shape, shard.dtype.itemsize)
     cast = shard.dtype if shard.dtype != dtype else None
-    turned = _is_turned(read)
+    turned = _is_transposed(read)
     if not turned and contiguous_axis(source_box, shard.shape) == 0 and contiguous_axis(place, part_shape) == 0:
         target_offset = byte_span(place, part_shape, dtype.itemsize).offset
         return Span(read.source_rank, read.source, run.offset, run.length, cast, target_offset, (), None)
@@ -157,7 +157,7 @@ def _span(
     return Span(read.source_rank, read.source, run.offset, run.length, cast, 0, place.as_index(), strides, turned)
 
 
-def _is_turned(read: ReadItem) -> bool:
+def _is_transposed(read: ReadItem) -> bool:
     return read.axes is not None and read.axes != tuple(range(len(read.axes)))
 
 

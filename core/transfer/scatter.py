@@ -6,7 +6,7 @@ from reshard.core.plan.plan import ParameterPlan
 from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape
-from reshard.core.tensor.tiling import copy_turned
+from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Part
 from reshard.core.transfer.read_ranges import Span
 
@@ -25,8 +25,8 @@ def place_values(
     if span.dtype is not None:
         return _cast(run, span, span.dtype, part, parameter, target)
     values = np.ndarray(target.shape, dtype, run, strides=span.strides)
-    if span.turned:
-        copy_turned(values, target)
+    if span.transposed:
+        copy_transposed(values, target)
     else:
         target[...] = values
     return None

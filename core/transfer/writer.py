@@ -2,8 +2,8 @@
 
 Block by block a file is gathered from the source files, digested and written, so memory does not depend on the size of
 any tensor. Ranks that need parts of the same rows are worked on side by side, so that what they share is read once.
-Where there are fewer files to write than workers, several *lanes* gather for one: while a block is written, the next
-ones are filled. Lanes are also what is read ahead from a remote storage.
+Where there are fewer files to write than workers, several gather for one: while a block is written, the next
+ones are filled. Prefetch threads are also what is read ahead from a remote storage.
 """
 
 import time
@@ -22,9 +22,9 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, Shares, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.storage.urls import Location
-from reshard.core.transfer.file_blocks import Block, expected_entries, file_blocks, planned_file, turned_parameters
+from reshard.core.transfer.file_blocks import Block, expected_entries, file_blocks, planned_file, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally
-from reshard.core.transfer.prefetch import Lanes
+from reshard.core.transfer.prefetch import Prefetcher
 from reshard.core.transfer.reader import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
@@ -41,12 +41,12 @@ def transform_ranks(
     *,
     identity: str,
     budget: Budget,
-    lanes: int,
+    prefetch: int,
     advance: Advance,
 ) -> tuple[ShardRecord, ...]:
     """Writes target ranks' files below `directory`, side by side, and returns their records.
 
-    Uses what the budget has for `lanes` workers. The files appear only when they are whole.
+    Uses what the budget has for `prefetch` workers. The files appear only when they are whole.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
@@ -56,17 +56,17 @@ def transform_ranks(
     """
     started = time.monotonic()
     with ExitStack() as files:
-        shares = budget.shares(len(ranks), lanes, wide=plan.turns)
+        shares = budget.shares(len(ranks), prefetch, wide=plan.transposes)
         writers = [_RankWriter(plan, rank, directory, files, shares.upload) for rank in ranks]
-        sources = _open_sources(plan, writers, shares, lanes)
+        sources = _open_sources(plan, writers, shares, prefetch)
         for opened in sources:
             files.callback(opened.close)
         gatherers = [_gatherer(plan, writers, opened, shares) for opened in sources]
         if shares.wide_block_bytes:
             wide = _wide_gatherer(plan, writers, sources[0], shares) or gatherers[0]
-            all_lanes = Lanes(gatherers, writers, shares, wide)
+            all_lanes = Prefetcher(gatherers, writers, shares, wide)
         else:
-            all_lanes = Lanes(gatherers, writers, shares)
+            all_lanes = Prefetcher(gatherers, writers, shares)
         steps = zip_longest(*(writer.blocks(shares) for writer in writers))
         with closing(all_lanes.filled(steps)) as filled_steps:
             for filled in filled_steps:
@@ -86,12 +86,12 @@ Sources = LocalFiles | RemoteFiles
 
 
 def _open_sources(
-    plan: ConversionPlan, writers: "Sequence[_RankWriter]", shares: Shares, lanes: int
+    plan: ConversionPlan, writers: "Sequence[_RankWriter]", shares: Shares, prefetch: int
 ) -> Sequence[Sources]:
     """The source files for each lane; remote ones are the same for all."""
     if are_remote(plan):
-        return [RemoteFiles(plan, (rank for writer in writers for rank in writer.source_ranks))] * lanes
-    return [LocalFiles(plan, shares.sources_open) for _ in range(lanes)]
+        return [RemoteFiles(plan, (rank for writer in writers for rank in writer.source_ranks))] * prefetch
+    return [LocalFiles(plan, shares.sources_open) for _ in range(prefetch)]
 
 
 def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares) -> Gatherer:
@@ -104,7 +104,7 @@ def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: S
 def _wide_gatherer(
     plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares
 ) -> Gatherer | None:
-    """Who fills wide blocks alone, and asks for as much as all lanes; None on this machine: any lane's does."""
+    """The reader that fills wide blocks alone, with the memory of all prefetch threads; None for local files."""
     if isinstance(sources, LocalFiles):
         return None
     ranks = [writer.parameters for writer in writers]
@@ -119,7 +119,7 @@ class _RankWriter:
     ) -> None:
         self._rank_plan = plan.rank_plan(rank)
         self.parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
-        self.turned = turned_parameters(self._rank_plan.parameters)
+        self.transposed = transposed_parameters(self._rank_plan.parameters)
         self._overflows = OverflowTally(plan, self.parameters)
         self._entries = expected_entries(plan, self._rank_plan)
         self._file_plan = planned_file(plan, self._entries)
@@ -140,11 +140,11 @@ class _RankWriter:
     def blocks(self, shares: Shares) -> Iterator[Block]:
         """The file's blocks."""
         return file_blocks(
-            self._file_plan, self._entries, shares.block_bytes, wide=self.turned, wide_bytes=shares.wide_block_bytes
+            self._file_plan, self._entries, shares.block_bytes, wide=self.transposed, wide_bytes=shares.wide_block_bytes
         )
 
     def crc_sums(self, block: RankBlock) -> list[int]:
-        """What the file's CRC needs to know of a filled block; lanes find it out side by side."""
+        """What the file's CRC needs to know of a filled block; prefetch find it out side by side."""
         return self._crc.sums(block.buffer.data, _stretches(block)) if self._crc else []
 
     def write(self, block: RankBlock, crc_sums: list[int]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.plan.matching import MovedParameter
+from reshard.core.plan.matching import ReshardedParameter
 from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.source.damage import TELLING_STEPS
@@ -35,7 +35,7 @@ class Tallies:
         self.casts = casts
         self._copies: dict[str, list[Cells]] = {}
         self._by_ranks: dict[range, dict[str, Cells]] = {}
-        for parameter in plan.match.moved:
+        for parameter in plan.match.resharded:
             if parameter.name not in names:
                 continue
             for copy in _copies(plan, parameter):
@@ -45,7 +45,7 @@ class Tallies:
         # what no strategy knows: each rank's is by itself
         self._loose: dict[str, dict[int, int]] = {
             carried.name: dict.fromkeys(sorted(carried.holders), 0)
-            for carried in plan.match.carried
+            for carried in plan.match.passed_through
             if carried.name in names
         }
         self._lock = threading.Lock()
@@ -104,6 +104,6 @@ class Tallies:
         return stages[0] if len(stages) == 1 else {name: cells for each in stages for name, cells in each.items()}
 
 
-def _copies(plan: ConversionPlan, parameter: MovedParameter) -> list[SourceCopy]:
+def _copies(plan: ConversionPlan, parameter: ReshardedParameter) -> list[SourceCopy]:
     """All copies of a parameter, each a pipeline stage's; the one that counts is first."""
     return [copy for _, copy in plan.match.shared.get(parameter.name, ())] or [parameter.copies[0]]

@@ -24,7 +24,7 @@ from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
-from reshard.core.tensor.layout import Cut, ParameterLayout, cell_box
+from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.numpy_types import cast_bits
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
@@ -95,7 +95,7 @@ class Cells:
     """
 
     def __init__(self, layout: ParameterLayout, shape: Shape, first_rank: int) -> None:
-        self._cut = layout.cut(len(shape))
+        self._cut = layout.shard_grid(len(shape))
         self._shape = shape
         self._first_rank = first_rank
         self._parts = np.zeros(self._cut.device_count, np.uint64)
@@ -149,7 +149,7 @@ class Cells:
 
 
 @lru_cache(maxsize=1024)
-def _bounds(cut: Cut, shape: Shape) -> tuple[Shape, ...]:
+def _bounds(cut: ShardGrid, shape: Shape) -> tuple[Shape, ...]:
     return cut.bounds(shape)
 
 

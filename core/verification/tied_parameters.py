@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reshard.core.errors import PlanError
-from reshard.core.plan.matching import MovedParameter, as_it_is, distinct_sources
+from reshard.core.plan.matching import ReshardedParameter, as_it_is, distinct_sources
 from reshard.core.plan.ownership import SourceCopy, lacks_cells
 from reshard.core.plan.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
 from reshard.core.runtime.progress import current_progress
@@ -67,7 +67,7 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
         CatalogError: a source file is not the one that was planned with.
         StorageError: one cannot be read.
     """
-    sources = {source.name: source for source in distinct_sources(plan.match.moved)}
+    sources = {source.name: source for source in distinct_sources(plan.match.resharded)}
     for name, copies in plan.match.shared.items():
         parameter = as_it_is(sources[name], {})
         whole = [(stage, copy) for stage, copy in copies if not lacks_cells(copy, len(parameter.shape))]
@@ -94,7 +94,7 @@ def _taken_text(differing: Differing) -> str:
     return f"{differing.name} (stage {differing.taken}'s is taken, unlike that of {stages})"
 
 
-def _are_alike(plan: ConversionPlan, parameter: MovedParameter, first: SourceCopy, other: SourceCopy) -> bool:
+def _are_alike(plan: ConversionPlan, parameter: ReshardedParameter, first: SourceCopy, other: SourceCopy) -> bool:
     copies = [_whole(parameter, copy) for copy in (first, other)]
     if not all(copy.reads for copy in copies):
         return True  # there is nothing in it
@@ -112,9 +112,9 @@ def _are_alike(plan: ConversionPlan, parameter: MovedParameter, first: SourceCop
         return all(np.array_equal(one.read(box), two.read(box)) for box in boxes)
 
 
-def _whole(parameter: MovedParameter, copy: SourceCopy) -> ParameterPlan:
+def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
     """The whole tensor, as if it were to be written from one stage's copy."""
-    uncut = whole_layout(len(parameter.shape)).cut(len(parameter.shape))
+    uncut = whole_layout(len(parameter.shape)).shard_grid(len(parameter.shape))
     [plan] = LayoutClass(CutPair([copy], uncut, parameter.shape), copy.first_rank, (parameter,)).plans(0)
     return plan
 

@@ -19,7 +19,7 @@ import numpy as np
 from reshard.core.checkpoint.contents import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
-from reshard.core.plan.matching import MovedParameter, SourceTensor
+from reshard.core.plan.matching import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NOBODY, SourceCopies, common_units, lacks_cells
 from reshard.core.plan.plan import ConversionPlan, TargetStage
 from reshard.core.runtime.wording import rank_names
@@ -46,10 +46,10 @@ def target_starts(plan: ConversionPlan, rank: int) -> dict[str, Shape]:
     """Where the shards of a target rank begin in their whole tensors, by its layout; what is not cut is left out."""
     stage = _stage_of(plan, rank)
     starts = {}
-    for parameter in plan.match.moved:
+    for parameter in plan.match.resharded:
         layout = parameter.target_layouts.get(stage.number)
         if layout is not None:
-            cut = layout.cut(len(parameter.shape))
+            cut = layout.shard_grid(len(parameter.shape))
             starts[parameter.name] = cut.box_of(rank - stage.ranks.start, parameter.shape).start
     return starts
 
@@ -121,9 +121,9 @@ class ContentCheck:
     def __init__(self, plan: ConversionPlan) -> None:
         self._plan = plan
         self._shares = _SourceShares(plan)
-        self._carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.carried}
+        self._carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.passed_through}
         self._problems: list[ContentProblem] = []
-        self._target_carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.carried}
+        self._target_carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.passed_through}
 
     @cached_property
     def _targets(self) -> dict[tuple[int, str], Cells]:
@@ -132,7 +132,7 @@ class ContentCheck:
                 parameter.target_layouts[stage.number], parameter.shape, stage.ranks.start
             )
             for stage in self._plan.stages
-            for parameter in self._plan.match.moved
+            for parameter in self._plan.match.resharded
             if stage.number in parameter.target_layouts
         }
 
@@ -145,13 +145,13 @@ class ContentCheck:
     def parameter_count(self) -> int:
         """How many parameters are compared."""
         match = self._plan.match
-        return len(match.moved) + len(match.carried) + len(match.appended)
+        return len(match.resharded) + len(match.passed_through) + len(match.appended)
 
     def source_bytes(self) -> int:
         """How much there is to read of the source."""
         match = self._plan.match
-        names = {source.name for parameter in match.moved for source in parameter.sources}
-        names |= {carried.source_name for carried in match.carried}
+        names = {source.name for parameter in match.resharded for source in parameter.sources}
+        names |= {carried.source_name for carried in match.passed_through}
         sizes: dict[int, int] = {}  # ranks whose files are alike share an index
         records = self._plan.inputs.catalog.records.values()
         for index in {id(record.index): record.index for record in records}.values():
@@ -202,13 +202,13 @@ class ContentCheck:
         Raises:
             CatalogError, CheckpointError, StorageError: it could not be read.
         """
-        for number, parameter in enumerate(self._plan.match.moved):
+        for number, parameter in enumerate(self._plan.match.resharded):
             expected = self._expected(number, parameter)
             for stage in self._plan.stages:
                 cells = self._targets.get((stage.number, parameter.name))
                 if cells is not None:
                     self._compare_cells(parameter, number, cells, expected)
-        for carried in self._plan.match.carried:
+        for carried in self._plan.match.passed_through:
             for rank, part in self._target_carried[carried.name].items():
                 source_rank = self._plan.carried_source(carried, rank)
                 where = f"copied from rank_{source_rank} of the source"
@@ -229,7 +229,7 @@ class ContentCheck:
                 if (stage.stage, name) not in self._targets and name not in missing:
                     self._tell(f"parameter {name!r}: the target's strategy has it, and nothing was made of it", ())
 
-    def _expected(self, number: int, parameter: MovedParameter) -> int:
+    def _expected(self, number: int, parameter: ReshardedParameter) -> int:
         """A target parameter's fingerprint by what the source's files have."""
         parts = []
         for share in self._shares.of_parameter(number):
@@ -240,7 +240,7 @@ class ContentCheck:
                 parts.extend(list(contents)[:1])
         return combined(parts)
 
-    def _compare_cells(self, parameter: MovedParameter, number: int, cells: Cells, expected: int) -> None:
+    def _compare_cells(self, parameter: ReshardedParameter, number: int, cells: Cells, expected: int) -> None:
         found: list[int] = []
         differ = False
         for box, contents in cells.contents():
@@ -265,7 +265,7 @@ class ContentCheck:
         if not any(part != wanted[box] for box, contents in cells.contents() if box in wanted for part in contents):
             self._compare(parameter.name, "all of it", tuple(cells.ranks), expected, combined(found))
 
-    def _located(self, parameter: MovedParameter, number: int, cells: Cells) -> dict[TensorSlice, int]:
+    def _located(self, parameter: ReshardedParameter, number: int, cells: Cells) -> dict[TensorSlice, int]:
         """What each cell of the target should add, by the source's files, which are read for it."""
         wanted = {box: 0 for box, _ in cells.contents()}
         for share in self._shares.of_parameter(number):
@@ -301,7 +301,7 @@ class ContentCheck:
 class _SourceShare:
     """What one stage's copy of a source parameter adds to a target parameter."""
 
-    parameter: MovedParameter
+    parameter: ReshardedParameter
     source: SourceTensor
     pieces: tuple[Piece, ...]
     lacking: frozenset[int]
@@ -325,7 +325,7 @@ class _SourceShares:
         self._of_parameter: dict[int, list[int]] = {}
         self._of_stage: dict[range, list[int]] = {}
         self.shares: list[_SourceShare] = []
-        for number, parameter in enumerate(plan.match.moved):
+        for number, parameter in enumerate(plan.match.resharded):
             for share in _shares_of(parameter):
                 self._of_parameter.setdefault(number, []).append(len(self.shares))
                 self._of_stage.setdefault(share.cells.ranks, []).append(len(self.shares))
@@ -343,14 +343,14 @@ class _SourceShares:
                 share = self.shares[key]
                 if rank not in share.lacking:
                     found.setdefault(share.source.name, []).extend(share.of(rank, key))
-        for carried in self._plan.match.carried:
+        for carried in self._plan.match.passed_through:
             if rank in carried.holders:
                 start = (0,) * len(self._plan.source_entry(rank, carried.source_name).shape)
                 found.setdefault(carried.source_name, []).append(Share(carried.name, start, dtype=carried.dtype))
         return found
 
 
-def _shares_of(parameter: MovedParameter) -> Iterator[_SourceShare]:
+def _shares_of(parameter: ReshardedParameter) -> Iterator[_SourceShare]:
     for number, source in enumerate(parameter.sources):
         pieces = tuple(piece for piece in parameter.pieces if piece.source == number)
         lost = _lost_boxes(source)
@@ -366,7 +366,7 @@ def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
     axis_count = len(source.shape)
     if len(source.copies) == 1 or not lacks_cells(source.copies[0], axis_count):
         return {}
-    unit_counts = common_units(source.shape, [copy.layout.cut(axis_count) for copy in source.copies])
+    unit_counts = common_units(source.shape, [copy.layout.shard_grid(axis_count) for copy in source.copies])
     units = tuple(length // count if count else 0 for length, count in zip(source.shape, unit_counts, strict=True))
     boxes: dict[int, list[TensorSlice]] = {}
     for part in SourceCopies(source.copies, unit_counts).parts(TensorSlice.whole(unit_counts)):

@@ -207,7 +207,7 @@ def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     code = (
         "import os, time, reshard.core.conversion.convert\n"
         "from reshard.cli.main import main\n"
-        "def endless(workspace, plan, rank, budget, advance, *, group, lanes):\n"
+        "def endless(workspace, plan, rank, budget, advance, *, group, prefetch):\n"
         "    os.write(1, b'working\\n')\n"
         "    while True:\n"
         "        advance(0)\n"

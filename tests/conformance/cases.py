@@ -54,7 +54,7 @@ class Written(StrEnum):
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardGrid:
     """How one parameter is cut, and how the strategy says so."""
 
     layout: RandomLayout
@@ -109,7 +109,7 @@ class Side:
     """A strategy: of each pipeline stage the parameters and how they are cut."""
 
     devices: int
-    stages: tuple[dict[str, Cut], ...]
+    stages: tuple[dict[str, ShardGrid], ...]
     written: Written
 
     @property
@@ -178,7 +178,7 @@ def rank_contents(case: Case, side: Side | None, uncut: set[str]) -> dict[int, C
     }
 
 
-def _shard(whole: Entry, cut: Cut, rank: int) -> Entry:
+def _shard(whole: Entry, cut: ShardGrid, rank: int) -> Entry:
     dtype, shape, content = whole
     tensor, layout = np.frombuffer(content, DTYPES[dtype]).reshape(shape), cut.layout
     if cut.uneven:

@@ -18,7 +18,7 @@ from pathlib import Path
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import ReshardError
 from reshard.core.request.conversion import build_request
-from tests.conformance.cases import Case, Cut, Side, rank_contents
+from tests.conformance.cases import Case, ShardGrid, Side, rank_contents
 from tests.conformance.differences import differences, loading_differences, with_text, without
 from tests.conformance.mindspore_process import Judge, RefusalError
 from tests.conformance.random_cases import build_case
@@ -132,7 +132,13 @@ class _Check:
             self._save(name, expected)
 
     def _cut_stage(
-        self, name: str, side: Side, stage: int, cuts: dict[str, Cut], expected: dict[int, Contents], uncut: set[str]
+        self,
+        name: str,
+        side: Side,
+        stage: int,
+        cuts: dict[str, ShardGrid],
+        expected: dict[int, Contents],
+        uncut: set[str],
     ) -> list[str]:
         """Returns why MindSpore's cut cannot be taken; nothing if it can."""
         whole, place = f"{name}_whole_{stage}", self.directory / f"{name}_cut_{stage}"

@@ -61,6 +61,6 @@ def _check(judge: Judge, directory: Path, made: Path, wish: StrategyWish) -> Ite
 def _cuts(strategy: Strategy) -> list[dict[str, object]]:
     """Per stage the cells that each rank holds of each parameter."""
     return [
-        {name: layout.cut(len(layout.tensor_map)).cells.tolist() for name, layout in stage.layouts.items()}
+        {name: layout.shard_grid(len(layout.tensor_map)).cells.tolist() for name, layout in stage.layouts.items()}
         for stage in strategy.stages
     ]

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tests.conformance.cases import DTYPES, Case, Cut, Entry, Side, Written
+from tests.conformance.cases import DTYPES, Case, Entry, ShardGrid, Side, Written
 from tests.support.checkpoints import Contents
 from tests.support.reference import RandomLayout, device_matrices
 
@@ -89,7 +89,7 @@ class _Builder:
         if self.pool is _NUMBERED_NAMES or (stage_count > 1 and not written.is_directory):
             written = Written.MERGED_JSON if written.suffix == ".json" else Written.MERGED
         json = written.suffix == ".json"
-        stages: list[dict[str, Cut]] = [{} for _ in range(stage_count)]
+        stages: list[dict[str, ShardGrid]] = [{} for _ in range(stage_count)]
         for number, name in enumerate(self._shuffled(list(axis_counts))):
             homes = [number if number < stage_count else self.rng.randrange(stage_count)]
             if stage_count > 1 and self._chance(0.2):
@@ -100,7 +100,7 @@ class _Builder:
                 stages[home][name] = alike or self._cut(devices, axis_counts[name], json)
         return Side(devices, tuple(stages), written)
 
-    def _cut(self, devices: int, axis_count: int, json: bool) -> Cut:
+    def _cut(self, devices: int, axis_count: int, json: bool) -> ShardGrid:
         matrix = self.rng.choice(device_matrices(devices))
         nested = not json and (self._chance(0.4) if axis_count > 1 else axis_count == 1 and self.nested_vectors)
         tensor_map: list[list[int]] = [[] for _ in range(axis_count)]
@@ -112,10 +112,12 @@ class _Builder:
             nested = self._chance(0.5)  # flat, in its one list: the tensor's number of axes tells
         layout = RandomLayout(matrix, tuple(map(tuple, tensor_map)), ())
         if axis_count == 0 or not layout.repeated or self._chance(0.4):
-            return Cut(layout, nested, idle_step=self._chance(0.1))
+            return ShardGrid(layout, nested, idle_step=self._chance(0.1))
         sizes = [matrix[axis] for axis in reversed(layout.repeated)]
         parts = self._optimizer_parts(sizes)
-        return Cut(replace(layout, optimizer_parts=parts), nested, says_all=parts == tuple(sizes) and self._chance(0.5))
+        return ShardGrid(
+            replace(layout, optimizer_parts=parts), nested, says_all=parts == tuple(sizes) and self._chance(0.5)
+        )
 
     def _optimizer_parts(self, sizes: list[int]) -> tuple[int, ...]:
         """All of the repeated axes, or some from the right and a part of the next."""
@@ -128,7 +130,7 @@ class _Builder:
     def _made_uneven(self, side: Side, model: Contents) -> Side:
         """The same, some of axis 0's pieces being of different lengths."""
 
-        def changed(cut: Cut, shape: tuple[int, ...]) -> Cut:
+        def changed(cut: ShardGrid, shape: tuple[int, ...]) -> ShardGrid:
             count = cut.pieces(0) if shape and not cut.layout.optimizer_parts else 1
             if count == 1 or shape[0] == count or self._chance(0.5):
                 return cut

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conformance.cases import DTYPES, Case, Cut, Side
+from tests.conformance.cases import DTYPES, Case, ShardGrid, Side
 from tests.conformance.random_cases import build_case
 
 CASES = [build_case(seed) for seed in range(300)]
@@ -12,7 +12,7 @@ def _sides(case: Case) -> list[Side]:
     return [side for side in (case.source, case.target) if side]
 
 
-def _cuts(case: Case) -> list[Cut]:
+def _cuts(case: Case) -> list[ShardGrid]:
     return [cut for side in _sides(case) for stage in side.stages for cut in stage.values()]
 
 

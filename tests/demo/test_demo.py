@@ -100,7 +100,7 @@ def test_target_shards_cut_replicas_along_the_rows(demo: Path) -> None:
     """Optimizer parallel: of a half of the rows, one data-parallel replica has the upper part, the other the lower."""
     layouts = read_strategy(str(demo / "target_strategy")).stages[0].layouts
     for name, whole in whole_model(1200).items():
-        cut = layouts[name].cut(whole.ndim)
+        cut = layouts[name].shard_grid(whole.ndim)
         for rank in range(4):
             half = tensor_parallel_half(name, whole, rank % 2)
             want = half if whole.ndim == 1 else np.split(half, 2, axis=0)[rank // 2]
@@ -117,7 +117,7 @@ def test_a_larger_job_saves_the_same_model(demo: Path, tmp_path: Path) -> None:
     strategy = read_strategy(str(tmp_path / "strategy"))
     assert (len(strategy.stages), strategy.ranks) == (4, range(64))
     name = "model.layers.3.feed_forward.w2.weight"
-    cut = strategy.stages[3].layouts[name].cut(2)
+    cut = strategy.stages[3].layouts[name].shard_grid(2)
     found = np.empty((128, 352), np.uint16)
     for rank in range(16):
         box = cut.box_of(rank, found.shape)

@@ -36,11 +36,11 @@ PIECE_BYTES = 512 << 20
 ROWS, COLUMNS = 12_672, 32_256
 """1.52 GiB of float32, which 2 and 3 devices can share by rows and by columns; a row is no divisor of a piece."""
 
-Cut = tuple[tuple[int, ...], ...]
+ShardGrid = tuple[tuple[int, ...], ...]
 """The device axes that each axis of a parameter is cut by; there is one device axis, 0."""
 
-BY_ROWS: Cut = ((0,), ())
-BY_COLUMNS: Cut = ((), (0,))
+BY_ROWS: ShardGrid = ((0,), ())
+BY_COLUMNS: ShardGrid = ((), (0,))
 SOURCE_RANKS, TARGET_RANKS = 2, 3
 SOURCE_CUTS = {"embedding": BY_COLUMNS, "moment": BY_COLUMNS}
 TARGET_CUTS = {"embedding": BY_ROWS, "moment": BY_COLUMNS}
@@ -77,7 +77,7 @@ class Box:
             yield (rows[:, None] ^ columns).data.cast("B")
 
 
-def box_of(name: str, cut: Cut, rank: int, ranks: int) -> Box:
+def box_of(name: str, cut: ShardGrid, rank: int, ranks: int) -> Box:
     if cut == BY_ROWS:
         return Box(name, rank * ROWS // ranks, (rank + 1) * ROWS // ranks, 0, COLUMNS)
     return Box(name, 0, ROWS, rank * COLUMNS // ranks, (rank + 1) * COLUMNS // ranks)
@@ -122,7 +122,7 @@ def check_rank(path: Path, rank: int) -> None:
         assert not file.read(1), f"{path}: there is more in it"
 
 
-def file_parts(cuts: dict[str, Cut], rank: int, ranks: int) -> Iterator[bytes | memoryview]:
+def file_parts(cuts: dict[str, ShardGrid], rank: int, ranks: int) -> Iterator[bytes | memoryview]:
     """A rank's file as MindSpore would write it: the heads of its entries, and their contents by stretches."""
     for name, cut in cuts.items():
         box = box_of(name, cut, rank, ranks)

@@ -20,7 +20,7 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import ConversionError, InputError, StorageError
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel
-from reshard.core.runtime.budget import Crew
+from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.ranks import _Dispatch, _Turn, _Unit, failures_of, run_ranks
@@ -265,7 +265,7 @@ class _Ended:
 class _OneByOne:
     """Does ranks at once, as one worker would; before its task of number `lost` the scheduler goes away."""
 
-    crew = Crew(1, 1)
+    pool = WorkerPool(1, 1)
 
     def __init__(self, session: Session, lost: int) -> None:
         self._session = session
@@ -282,7 +282,7 @@ class _OneByOne:
         if task is transform_rank:
             budget, group = self._session.budget, parameters["group"]
             reshard.core.conversion.session.convert_rank(
-                workspace, plan, rank, budget, lambda _: None, group=group, lanes=1
+                workspace, plan, rank, budget, lambda _: None, group=group, prefetch=1
             )
         else:
             reshard.core.conversion.session.check_rank(workspace, plan, rank, VerifyLevel.CHECKSUM, lambda _: None)

@@ -63,7 +63,7 @@ class Side:
         stage = next(stage for stage in strategy.stages if rank in strategy.stage_ranks(stage))
         place = rank - strategy.stage_ranks(stage).start
         return {
-            name: tensors[name][self.layout.cut(2).box_of(place, tensors[name].shape).as_index()]
+            name: tensors[name][self.layout.shard_grid(2).box_of(place, tensors[name].shape).as_index()]
             for name in stage.layouts
         }
 

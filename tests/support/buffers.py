@@ -21,7 +21,7 @@ class Buffers(Budget):
     wide_bytes: int = 0
     sources: int = 1
 
-    def shares(self, count: int, lanes: int = 1, *, wide: bool = False) -> Shares:
+    def shares(self, count: int, prefetch: int = 1, *, wide: bool = False) -> Shares:
         shares = Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
         if not wide:
             return shares

@@ -49,7 +49,7 @@ def write(directory: Path, stages: Layouts = STAGES, seeds: Mapping[int, float] 
         entries = [("global_step", "Int32", (1,), np.int32(7).tobytes())]
         for name, layout in stage.layouts.items():
             tensor = whole(name)
-            box = layout.cut(tensor.ndim).box_of(rank % written.devices_per_stage, tensor.shape)
+            box = layout.shard_grid(tensor.ndim).box_of(rank % written.devices_per_stage, tensor.shape)
             shard = tensor[box.as_index()] + np.float32((seeds or {}).get(rank, 0))
             entries.append((name, "Float32", shard.shape, shard.tobytes()))
         put(directory, rank, *entries)

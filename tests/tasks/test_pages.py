@@ -23,7 +23,7 @@ from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.wording import printable, size_text
-from reshard.core.source.damage import StandIn
+from reshard.core.source.damage import Substitute
 from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.files import verify_target
 from reshard.core.verification.report import VerificationReport
@@ -180,7 +180,7 @@ def test_a_bar_in_a_name_does_not_break_a_table(report: ConversionReport) -> Non
 
 
 def test_what_stood_in_for_lost_ranks_is_said_first(report: ConversionReport) -> None:
-    lost = StandIn(rank=3, why="it ends at byte 5", stand_in=7, slices=412)
+    lost = Substitute(rank=3, why="it ends at byte 5", stand_in=7, slices=412)
     recovered = report.model_copy(update={"stand_ins": (lost,)})
     head = "**Recovered: rank_3 had no usable file: 412 slices taken from rank_7 instead.**\n\n| Lost rank | Why |"
     assert head in report_page(recovered)
@@ -229,7 +229,7 @@ def test_names_are_shown_as_text_and_never_as_markdown(report: ConversionReport)
     assert f"\n{text}\n" in shown
     assert "# no head" in shown
     assert text.replace("```", "'''") in is_shown(failure_page(HOSTILE, InputError(HOSTILE))).replace("\n", "\\n")
-    stand_in = StandIn(rank=3, why=HOSTILE, stand_in=7, slices=4)
+    stand_in = Substitute(rank=3, why=HOSTILE, stand_in=7, slices=4)
     assert text in is_shown(report_page(report.model_copy(update={"stand_ins": (stand_in,)})))
     assert len(re.findall(r"^\| Source \|", page, re.MULTILINE)) == 1
     merged = MergeReport(url=HOSTILE, stages=2, devices_per_stage=4, parameters=7)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
-from reshard.core.conversion.report import PlanSummary, stand_ins_text, worlds_text
+from reshard.core.conversion.report import PlanSummary, substitutes_text, worlds_text
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.picture import draw_feeds, feeds_of, feeds_title
 from reshard.core.errors import InputError
@@ -91,7 +91,7 @@ def write_page(url: str, page: str) -> None:
 
 
 def _heading(title: str, summary: PlanSummary) -> str:
-    recovered = stand_ins_text(summary.stand_ins)
+    recovered = substitutes_text(summary.stand_ins)
     return f"<h1>Plan: {title}</h1>" + (f'<p class="urgent">Recovered: {html_text(recovered)}</p>' if recovered else "")
 
 

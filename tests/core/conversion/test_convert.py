@@ -966,9 +966,9 @@ def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp
     with open_session(request, make_plan(request)) as session:
         workspace, plan, budget = session.workspace, session.plan, session.budget
         for rank in (0, 1, 2):
-            convert_rank(workspace, plan, rank, budget, lambda _: None, group=(rank,), lanes=1)
+            convert_rank(workspace, plan, rank, budget, lambda _: None, group=(rank,), prefetch=1)
             check_rank(workspace, plan, rank, request.verify, lambda _: None)
-        convert_rank(workspace, plan, 1, budget, lambda _: None, group=(1,), lanes=1)
+        convert_rank(workspace, plan, 1, budget, lambda _: None, group=(1,), prefetch=1)
         with pytest.raises(StorageError, match="rank_1: said to be done, but no checked file is recorded"):
             session.finish({}, 1.0)
     assert not (tmp_path / "out").exists()

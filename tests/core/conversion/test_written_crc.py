@@ -37,7 +37,7 @@ def test_conversions_of_every_kind(tmp_path: Path, number: int, format: str) -> 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_file_of_many_blocks(tmp_path: Path, format: str, workers: int) -> None:
-    """Contents that go over the borders of blocks, and lanes that finish in any order."""
+    """Contents that go over the borders of blocks, and prefetch that finish in any order."""
     generator = np.random.default_rng(0)
     arrays = {f"w{number}": generator.integers(0, 255, 1_000_003, np.uint8) for number in range(5)}
     save_file(arrays | {"step": np.array(3)}, tmp_path / "m.safetensors")

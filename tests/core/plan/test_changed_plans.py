@@ -63,7 +63,7 @@ def without_redundancy(data: st.DataObject, side: Side, shards: dict[int, dict[s
     """Takes copies of slices away from ranks that are not their only holders."""
     for number, held in enumerate(side.stages):
         for name, layout in held.items():
-            for ranks in as_layout(layout).cut(len(SHAPES[name])).holders.values():
+            for ranks in as_layout(layout).shard_grid(len(SHAPES[name])).holders.values():
                 keeper = data.draw(st.sampled_from(ranks))
                 for rank in set(ranks) - {keeper}:
                     del shards[number * side.devices + rank][name]
@@ -178,7 +178,7 @@ def test_carried_parameters_are_selected_renamed_and_cast() -> None:
             cast=[CastRule(parameters="learning*", dtype="Float16")],
         ),
     )
-    assert [(each.name, each.source_name, each.dtype.name) for each in plan.match.carried] == [
+    assert [(each.name, each.source_name, each.dtype.name) for each in plan.match.passed_through] == [
         ("learning_rate", "rate", "Float16"),
         ("step", "step", "Int32"),
     ]
@@ -192,7 +192,7 @@ def test_weights_only_leaves_out_what_only_training_needs_and_lists_it() -> None
     weights = ["linear.weight", "moment", "stat.bias", "mu_law", "w"]
     state = ["linear.w", "adam_m.w", "moments.w", "accu_grads.w", "stat.w", "mu_w", "exp_avg_sq_w", "scale_sense"]
     plan = changed([entry(name, (2,)) for name in [*weights, *state]], select="weights-only")
-    assert [moved.name for moved in plan.match.moved] == weights
+    assert [moved.name for moved in plan.match.resharded] == weights
     assert plan.match.excluded == dict.fromkeys(state, "select weights-only")
 
 
@@ -215,7 +215,7 @@ def test_names_in_the_targets_strategy_are_the_new_ones() -> None:
     known = ParameterLayout((2,), ((), (0,)), nested=True, tensor_shape=(2, 8))
     changes = declared(rename=[RenameRule(name="old", to="new")])
     plan = plan_of(catalog, source, make_strategy({"new": known}), changes=changes)
-    assert [(each.name, each.shape) for each in plan.match.moved] == [("new", (2, 8))]
+    assert [(each.name, each.shape) for each in plan.match.resharded] == [("new", (2, 8))]
     # the target's shape tells that ranks were saved whole, under the new name as well
     whole = ParameterLayout((2,), ((), (0,)), nested=True, tensor_shape=(2, 4))
     assert plan_of(catalog, source, make_strategy({"new": whole}), changes=changes).match.integrated
@@ -326,7 +326,7 @@ def test_rules_that_fit_nothing_are_refused() -> None:
 def test_a_rule_for_what_is_left_out_is_no_mistake() -> None:
     entries = [entry("w", (2,), FLOAT), entry("adam_m.w", (2,), FLOAT)]
     plan = changed(entries, select="weights-only", cast=[CastRule(parameters="adam_*", dtype="float16")])
-    assert [each.dtype for each in plan.match.moved] == [FLOAT]
+    assert [each.dtype for each in plan.match.resharded] == [FLOAT]
 
 
 def test_names_that_become_one_are_refused() -> None:
@@ -339,7 +339,7 @@ def test_names_that_become_one_are_refused() -> None:
         "what is joined from 'a' and 'b' and 'qkv' would both be called 'qkv'"
     ]
     swapped = changed([a, b], rename=[RenameRule(name="a", to="b"), RenameRule(name="b", to="a")])
-    assert [(each.name, each.sources[0].name) for each in swapped.match.moved] == [("b", "a"), ("a", "b")]
+    assert [(each.name, each.sources[0].name) for each in swapped.match.resharded] == [("b", "a"), ("a", "b")]
 
 
 def test_names_that_cannot_be_are_refused() -> None:
@@ -409,7 +409,7 @@ def test_dtypes_that_rules_do_not_go_with_are_refused() -> None:
     [told] = refusal(parts[0], entry("b", (4,)), join=join)
     assert told.endswith("has different dtypes ('a' Float32, 'b' Int32)")
     plan = changed(parts, join=join, cast=[CastRule(parameters="ab", dtype="bfloat16")])
-    assert plan.match.moved[0].dtype.name == "BFloat16"
+    assert plan.match.resharded[0].dtype.name == "BFloat16"
     assert (plan.read_bytes, plan.written_bytes) == (4 * 4 + 4 * 2, 8 * 2)
     for dtype in (TEXT, MAP_TENSOR):
         opaque = TensorEntry("t", dtype, (4,), (), "text" if dtype is TEXT else None)
@@ -430,7 +430,7 @@ def test_what_no_strategy_knows_is_not_reshaped_beside_a_targets_strategy() -> N
         "no strategy knows 'table', made from 'table': such parameters are copied as they are, and not transposed"
     ]
     alone = plan_of(catalog, strategy, None, changes=declared(transpose=[TransposeRule(parameters="table")]))
-    assert {each.name: each.shape for each in alone.match.moved} == {"w": (2,), "table": (2, 4)}
+    assert {each.name: each.shape for each in alone.match.resharded} == {"w": (2,), "table": (2, 4)}
 
 
 def test_layers_whose_rows_alternate_are_planned_together() -> None:

@@ -13,7 +13,7 @@ from tests.support.checkpoints import Case, case
 
 
 def overlaps_in(plan: ConversionPlan, name: str) -> ParameterOverlaps:
-    return overlaps_of(plan, next(parameter for parameter in plan.match.moved if parameter.name == name))
+    return overlaps_of(plan, next(parameter for parameter in plan.match.resharded if parameter.name == name))
 
 
 @pytest.mark.parametrize("number", [7001, 7005, 7010, 7018])
@@ -22,7 +22,7 @@ def test_what_overlaps_take_from_the_whole_tensor_makes_the_shards(number: int) 
     plan = make_plan(conversion.request("/nowhere/out"))
     shards = conversion.want
     seen = set()
-    for parameter in plan.match.moved:
+    for parameter in plan.match.resharded:
         overlaps = overlaps_of(plan, parameter)
         whole = np.arange(math.prod(parameter.shape)).reshape(parameter.shape)
         held = {cell.box: cell.ranks for cell in overlaps.source_cells}
@@ -40,14 +40,14 @@ def test_what_overlaps_take_from_the_whole_tensor_makes_the_shards(number: int) 
                     seen.add((rank, parameter.name))
     strategy = plan.inputs.target_strategy
     assert strategy is not None
-    moved = {parameter.name for parameter in plan.match.moved}
+    moved = {parameter.name for parameter in plan.match.resharded}
     assert seen == {(rank, name) for rank, contents in shards.items() for name in contents if name in moved}
 
 
 def test_only_the_ranks_that_keep_a_slice_are_named_where_redundancy_is_removed() -> None:
     options = {"remove_redundancy": True, "format": "safetensors"}
     plan = make_plan(with_replicas().request("/nowhere/out", **options))
-    for parameter in plan.match.moved:
+    for parameter in plan.match.resharded:
         for cells in overlaps_of(plan, parameter).target_cells.values():
             for cell in cells:
                 for rank in plan.target_ranks:

@@ -313,7 +313,7 @@ def test_four_thousand_ranks_to_three_thousand(stages: int) -> None:
         ranks = source.stage_ranks(stage)
         entries = []
         for name, layout in stage.layouts.items():
-            shard = tuple(a // b for a, b in zip(shape, layout.cut(2).pieces, strict=True))
+            shard = tuple(a // b for a, b in zip(shape, layout.shard_grid(2).pieces, strict=True))
             entries.append(entry(name, shard))
         records |= dict.fromkeys(ranks, entries)
     catalog = make_catalog(records)
@@ -376,4 +376,4 @@ def test_an_empty_tensor_does_not_prove_that_ranks_were_saved_whole() -> None:
     catalog = make_catalog({rank: [entry("w", (4, 4)), entry("none", (0, 4))] for rank in range(2)})
     plan = plan_of(catalog, make_strategy({"w": ROWS_OF_TWO, "none": with_shape(ROWS_OF_TWO, 0, 4)}), None)
     assert not plan.match.integrated
-    assert [parameter.shape for parameter in plan.match.moved] == [(8, 4), (0, 4)]
+    assert [parameter.shape for parameter in plan.match.resharded] == [(8, 4), (0, 4)]

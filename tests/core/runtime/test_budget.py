@@ -73,13 +73,13 @@ def test_any_limit_is_kept_with_object_stores(
     )
     count = min(count, budget.most_blocks)
     # from a remote storage several workers gather for one group; else each may have its own
-    lanes = budget.most_lanes if remote_source and count > 1 else 1
-    shares, wide = (budget.shares(count, lanes, wide=wide) for wide in (False, True))
-    total = budget.workers // lanes * max(shares.total_bytes, wide.total_bytes)
+    prefetch = budget.most_lanes if remote_source and count > 1 else 1
+    shares, wide = (budget.shares(count, prefetch, wide=wide) for wide in (False, True))
+    total = budget.workers // prefetch * max(shares.total_bytes, wide.total_bytes)
     # nothing can be sent to S3 in smaller parts; one is filled while another is sent, and the first may be held back
     assert total <= max(limit_bytes, (2 + keeps_first) * part_bytes + 3 * 64 * 2**10)
     assert shares.block_bytes <= LARGEST_REMOTE_BLOCK_BYTES
-    assert lanes * wide.block_bytes <= wide.wide_block_bytes
+    assert prefetch * wide.block_bytes <= wide.wide_block_bytes
     if remote_target:
         assert file_bytes <= MOST_PARTS_OF_S3 * part_bytes
 

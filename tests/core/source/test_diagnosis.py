@@ -174,7 +174,7 @@ def test_files_of_different_steps(tmp_path: Path) -> None:
     stage = STAGES[0]
     for name, layout in stage.items():
         tensor = whole(name)
-        shard = tensor[layout.cut(tensor.ndim).box_of(0, tensor.shape).as_index()]
+        shard = tensor[layout.shard_grid(tensor.ndim).box_of(0, tensor.shape).as_index()]
         other.append((name, "Float32", shard.shape, shard.tobytes()))
     put(tmp_path / "src", 0, *other)
     assert "DIFFERENT STEPS, says their 'global_step'" in only(looked_at(tmp_path), "files").found
@@ -195,7 +195,7 @@ def test_a_slice_that_no_rank_has(tmp_path: Path) -> None:
     write(tmp_path / "src")
     for rank in (0, 2):
         entries = [
-            (name, "Float32", whole(name)[layout.cut(whole(name).ndim).box_of(0, whole(name).shape).as_index()])
+            (name, "Float32", whole(name)[layout.shard_grid(whole(name).ndim).box_of(0, whole(name).shape).as_index()])
             for name, layout in STAGES[0].items()
             if name != "net.l.0.wo"
         ]
@@ -450,7 +450,7 @@ def test_slices_that_are_the_same(tmp_path: Path) -> None:
             (name, "Float32", shard.shape, shard.tobytes())
             for name, layout in stages[0].items()
             if name != "net.embed.w"
-            for shard in [whole(name)[layout.cut(whole(name).ndim).box_of(rank, whole(name).shape).as_index()]]
+            for shard in [whole(name)[layout.shard_grid(whole(name).ndim).box_of(rank, whole(name).shape).as_index()]]
         ]
         put(tmp_path / "src", rank, *entries)
     # shapes prove that these are slices

@@ -13,7 +13,7 @@ from reshard.core.checkpoint.catalog.catalog import build_catalog
 from reshard.core.conversion.convert import convert, make_plan
 from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import StrategyError
-from reshard.core.plan.stage_shards import held_by_stages, names_in_order
+from reshard.core.plan.stage_shards import names_in_order, shards_by_stage
 from reshard.core.request.conversion import build_request
 from reshard.core.source.sample_checks import content_misfits
 from reshard.core.storage.urls import parse_url
@@ -129,7 +129,7 @@ def save(directory: Path, own: Strategy, wholes: Mapping[str, np.ndarray]) -> Pa
     for rank in own.ranks:
         shards = {
             name: wholes[name][
-                layout.cut(wholes[name].ndim).box_of(rank % own.devices_per_stage, wholes[name].shape).as_index()
+                layout.shard_grid(wholes[name].ndim).box_of(rank % own.devices_per_stage, wholes[name].shape).as_index()
             ]
             for name, layout in own.stage_of(rank).layouts.items()
         }
@@ -179,7 +179,7 @@ def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
         )
         source = dataclasses.replace(own, stages=tuple(stages))
         catalog = build_catalog(str(tmp_path / "src"), source.ranks, digest=lambda rank, entry: False)
-        held = held_by_stages(catalog, source, names_in_order(catalog), [])
+        held = shards_by_stage(catalog, source, names_in_order(catalog), [])
         assert content_misfits(catalog, held, most=4).found
         assert bool(content_misfits(catalog, held, most=4, most_stages=3).found) == seen
 

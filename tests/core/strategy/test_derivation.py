@@ -38,7 +38,7 @@ def derived(source: Strategy, *sizes: int, facts: dict[str, TensorFacts] | None 
 
 def cells(strategy: Strategy, name: str, axis_count: int = 2) -> list[list[int]]:
     [stage, *_] = strategy.stages_holding(name)
-    found: list[list[int]] = stage.layouts[name].cut(axis_count).cells.tolist()
+    found: list[list[int]] = stage.layouts[name].shard_grid(axis_count).cells.tolist()
     return found
 
 
@@ -56,8 +56,8 @@ def check_same(source: Strategy, axis_counts: dict[str, int]) -> None:
     for stage, other in zip(source.stages, made.stages, strict=True):
         assert stage.layouts.keys() == other.layouts.keys()
         for name, layout in stage.layouts.items():
-            mine = other.layouts[name].cut(axis_counts[name])
-            theirs = layout.cut(axis_counts[name])
+            mine = other.layouts[name].shard_grid(axis_counts[name])
+            theirs = layout.shard_grid(axis_counts[name])
             assert mine == theirs
             assert (mine.cells == theirs.cells).all()
 
@@ -96,7 +96,7 @@ def test_other_sizes() -> None:
 
 def test_without_model_parallel_all_is_whole() -> None:
     made = derived(strategy(NETWORK), 2, 1, 1)
-    assert all(layout.cut(len(SHAPES[name].shape)).is_whole for name, layout in made.stages[0].layouts.items())
+    assert all(layout.shard_grid(len(SHAPES[name].shape)).is_whole for name, layout in made.stages[0].layouts.items())
 
 
 def test_devices_that_share_may_be_the_slower_ones() -> None:

@@ -82,7 +82,7 @@ def test_data_parallel_ranks_hold_the_same(data: st.DataObject) -> None:
     for axis in roles.axes:
         for _, layout in of_stage:
             bare = ParameterLayout(layout.device_matrix, layout.tensor_map, layout.nested)
-            cells = bare.cut(2).cells
+            cells = bare.shard_grid(2).cells
             if not axis.cuts:
                 for rank in range(devices):
                     beside = rank - rank // axis.stride % axis.size * axis.stride

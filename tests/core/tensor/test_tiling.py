@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.core.tensor.tiling import TILE_ELEMENTS, copy_turned, tiles
+from reshard.core.tensor.tiling import TILE_ELEMENTS, copy_transposed, tiles
 
 
 @settings(max_examples=30, deadline=None)
@@ -11,7 +11,7 @@ from reshard.core.tensor.tiling import TILE_ELEMENTS, copy_turned, tiles
 def test_every_element_is_copied(axes: list[int], shape: tuple[int, ...]) -> None:
     source = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape).transpose(axes)
     target = np.zeros(source.shape, np.uint32)
-    copy_turned(source, target)
+    copy_transposed(source, target)
     np.testing.assert_array_equal(target, source)
 
 
@@ -28,5 +28,5 @@ def test_tiles_are_small_and_fill_the_array_once(shape: tuple[int, ...]) -> None
 
 def test_a_scalar_is_copied() -> None:
     target = np.zeros((), np.uint16)
-    copy_turned(np.array(7, np.uint16), target)
+    copy_transposed(np.array(7, np.uint16), target)
     assert target == 7

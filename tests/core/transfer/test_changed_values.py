@@ -38,9 +38,11 @@ def test_the_file_holds_the_changed_shards(
     plan = job.plan(data.draw(st.sampled_from(list(CheckpointFormat))))
     gaps = data.draw(st.sampled_from([0, 7, 100, 10**6]))
     buffer_bytes, scratch_bytes, wide_bytes = data.draw(st.tuples(BUFFER_SIZES, BUFFER_SIZES, BUFFER_SIZES))
-    lanes, ranks = data.draw(st.tuples(st.integers(1, 3), st.sets(st.integers(0, TARGET_DEVICES - 1), min_size=1)))
+    prefetch, ranks = data.draw(st.tuples(st.integers(1, 3), st.sets(st.integers(0, TARGET_DEVICES - 1), min_size=1)))
     budget = Buffers(
-        scratch_bytes=scratch_bytes, a_block_bytes=buffer_bytes, wide_bytes=max(wide_bytes, lanes * buffer_bytes)
+        scratch_bytes=scratch_bytes,
+        a_block_bytes=buffer_bytes,
+        wide_bytes=max(wide_bytes, prefetch * buffer_bytes),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "GAP_WORTH_READING_BYTES", gaps)
@@ -52,7 +54,7 @@ def test_the_file_holds_the_changed_shards(
             parse_url(str(directory / "out")),
             identity="i",
             budget=budget,
-            lanes=lanes,
+            prefetch=prefetch,
             advance=lambda _: None,
         )
     for record in written:
@@ -65,7 +67,7 @@ def transform(plan: ConversionPlan, directory: Path, block_bytes: int = 4096) ->
     budget = Buffers(scratch_bytes=4096, a_block_bytes=block_bytes, wide_bytes=block_bytes)
     out = parse_url(str(directory / "out"))
     for rank in plan.target_ranks:
-        transform_ranks(plan, (rank,), out, identity="i", budget=budget, lanes=1, advance=lambda _: None)
+        transform_ranks(plan, (rank,), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
 
 
 @pytest.mark.parametrize("block_bytes", [64, 4096])
@@ -92,7 +94,7 @@ def test_values_that_may_become_infinite_are_counted(tmp_path: Path, block_bytes
     plan = overflowing_plan(tmp_path, OverflowPolicy.ALLOW)
     budget = Buffers(scratch_bytes=4096, a_block_bytes=block_bytes, wide_bytes=block_bytes)
     out = parse_url(str(tmp_path / "out"))
-    records = transform_ranks(plan, (0, 1), out, identity="i", budget=budget, lanes=2, advance=lambda _: None)
+    records = transform_ranks(plan, (0, 1), out, identity="i", budget=budget, prefetch=2, advance=lambda _: None)
     assert [[(each.name, each.count, each.largest) for each in record.overflows] for record in records] == [
         [("w", 1, 70000.0)],
         [("w", 2, -1e6)],
@@ -100,10 +102,10 @@ def test_values_that_may_become_infinite_are_counted(tmp_path: Path, block_bytes
 
 
 @pytest.mark.parametrize(("wide_bytes", "times"), [(2**18, 1), (2**16, 4), (2**15, 8)])
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("prefetch", [1, 3])
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_turned_matrix_is_read_once_for_each_wide_block(
-    tmp_path: Path, wide_bytes: int, times: int, lanes: int, remote: bool
+    tmp_path: Path, wide_bytes: int, times: int, prefetch: int, remote: bool
 ) -> None:
     """256 KiB of which every block of the target is a strip of all rows; the parameters beside it are read once."""
     matrix = np.arange(256 * 256, dtype=np.int32).reshape(256, 256)
@@ -117,7 +119,7 @@ def test_a_turned_matrix_is_read_once_for_each_wide_block(
     plan = build_plan(PlanInputs(catalog, None, None, CheckpointFormat.CKPT, changes=changes))
     budget = Buffers(scratch_bytes=2**14, a_block_bytes=2**13, wide_bytes=wide_bytes)
     out = parse_url(str(tmp_path / "out"))
-    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=lambda _: None)
+    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=lambda _: None)
     wanted = {name: ("Int32", matrix.shape, matrix.tobytes()) for name in ("before", "after")}
     assert read_rank(tmp_path / "out", 0) == wanted | {"turned": ("Int32", matrix.shape, matrix.T.tobytes())}
     # what lies between the strips of two reads is left out, and a little stands around contents

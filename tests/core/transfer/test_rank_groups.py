@@ -192,13 +192,13 @@ def test_ranks_with_very_many_parameters_are_not_together() -> None:
     assert [len(group) for group in group_ranks(many, many.target_ranks, fewest=1, most_ranks=32)] == [3, 3, 2]
 
 
-@pytest.mark.parametrize(("workers", "groups", "lanes"), [(1, 1, 1), (2, 2, 1), (8, 8, 1), (20, 8, 2), (100, 8, 8)])
+@pytest.mark.parametrize(("workers", "groups", "prefetch"), [(1, 1, 1), (2, 2, 1), (8, 8, 1), (20, 8, 2), (100, 8, 8)])
 def test_workers_without_a_group_of_their_own_gather_for_others(
-    case: ColumnCase, workers: int, groups: int, lanes: int
+    case: ColumnCase, workers: int, groups: int, prefetch: int
 ) -> None:
     request = case.request(workers=workers)
     with open_session(request, make_plan(request)) as session:
-        assert (len(session.groups), session.lanes) == (groups, lanes)
+        assert (len(session.groups), session.prefetch) == (groups, prefetch)
     assert convert(request).committed
     assert read_tree(case.target) == case.want
 

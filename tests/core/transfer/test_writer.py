@@ -80,8 +80,8 @@ def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
     out = parse_url(str(directory / "out"))
     sources = data.draw(st.sampled_from([1, 2, 64]))
     budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES), sources=sources)
-    lanes = data.draw(st.integers(1, 3))
-    written = transform_ranks(plan, ranks, out, identity="i", budget=budget, lanes=lanes, advance=told.append)
+    prefetch = data.draw(st.integers(1, 3))
+    written = transform_ranks(plan, ranks, out, identity="i", budget=budget, prefetch=prefetch, advance=told.append)
     assert [record.rank for record in written] == ranks
     assert sum(told) == sum(plan.totals[rank].shard_bytes for rank in ranks)
     for record in written:
@@ -103,9 +103,9 @@ def plan(tmp_path: Path) -> ConversionPlan:
     return build_plan(PlanInputs(catalog, None, None, CheckpointFormat.SAFETENSORS))
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("prefetch", [1, 3])
 def test_memory_is_two_buffers_a_lane(
-    plan: ConversionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
+    plan: ConversionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
     made: list[int] = []
     real = np.empty
@@ -118,21 +118,21 @@ def test_memory_is_two_buffers_a_lane(
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
     budget = share_out(2 * 65536, 1024, 1)
-    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=blocks.append)
-    assert made == [65536, 65536] * lanes
+    [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=blocks.append)
+    assert made == [65536, 65536] * prefetch
     assert max(blocks) <= 65536
     assert record.read_bytes == 4_000_000
     monkeypatch.undo()
     assert read_rank(tmp_path / "out", 0) == {"w": ("Float32", (1000, 1000), bytes(range(250)) * 16_000)}
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path: Path, lanes: int) -> None:
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path: Path, prefetch: int) -> None:
     (tmp_path / "m.ckpt").write_bytes(b"another")
     budget = share_out(2 * 65536, 1024, 1)
     out = parse_url(str(tmp_path / "out"))
     with pytest.raises(CatalogError, match="m.ckpt changed while it was being converted"):
-        transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=lanes, advance=lambda _: None)
+        transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=lambda _: None)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
@@ -158,7 +158,7 @@ def test_a_source_that_changes_after_it_was_read_is_noticed_in_every_lane(tmp_pa
     out = parse_url(str(tmp_path / "out"))
     budget = share_out(2 * 65536, 1024, 1)
     with pytest.raises(CatalogError, match=f"rank_{changed}/m.ckpt changed while"):
-        transform_ranks(plan, (0,), out, identity="i", budget=budget, lanes=3, advance=change_at_the_end)
+        transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=3, advance=change_at_the_end)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
 
 
@@ -176,7 +176,7 @@ def test_parameters_cut_alike_may_differ_in_dtype(tmp_path: Path) -> None:
     plan = build_plan(PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT))
     out = parse_url(str(tmp_path / "out"))
     budget = share_out(2 * 65536, 1024, 1)
-    transform_ranks(plan, (0, 1), out, identity="i", budget=budget, lanes=1, advance=lambda _: None)
+    transform_ranks(plan, (0, 1), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
     for rank in range(2):
         assert read_rank(tmp_path / "out", rank) == {
             name: (name, (24, 12), shard_of(tensor, layout, rank).tobytes()) for name, tensor in tensors.items()
@@ -190,6 +190,6 @@ def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path)
     before = threading.active_count()
     out = parse_url(str(tmp_path / "out"))
     with pytest.raises(ConversionError, match="stopped"):
-        transform_ranks(plan, (0,), out, identity="i", budget=share_out(2 * 65536, 1024, 1), lanes=3, advance=stop)
+        transform_ranks(plan, (0,), out, identity="i", budget=share_out(2 * 65536, 1024, 1), prefetch=3, advance=stop)
     assert threading.active_count() == before
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

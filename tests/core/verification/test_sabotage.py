@@ -246,7 +246,7 @@ def _forget_to_turn(patch: Patch) -> None:
     def not_turned(values: np.ndarray, target: np.ndarray) -> None:
         target[...] = values.T
 
-    patch.setattr(scatter, "copy_turned", not_turned)
+    patch.setattr(scatter, "copy_transposed", not_turned)
 
 
 def _swap_rank_plans(patch: Patch) -> None:
@@ -277,10 +277,10 @@ def _plan_too_few_parts(patch: Patch) -> None:
 def _swap_parameters_in_the_match(patch: Patch) -> None:
     def swapped(*arguments: Any, **options: Any) -> ParameterMatch:
         match = match_parameters(*arguments, **options)
-        sources = {parameter.name: parameter.sources for parameter in match.moved}
+        sources = {parameter.name: parameter.sources for parameter in match.resharded}
         sources |= {"wq": sources["wk"], "wk": sources["wq"]}
-        moved = tuple(dataclasses.replace(each, sources=sources[each.name]) for each in match.moved)
-        return dataclasses.replace(match, moved=moved)
+        moved = tuple(dataclasses.replace(each, sources=sources[each.name]) for each in match.resharded)
+        return dataclasses.replace(match, resharded=moved)
 
     patch.setattr("reshard.core.plan.plan.match_parameters", swapped)
 
@@ -288,7 +288,7 @@ def _swap_parameters_in_the_match(patch: Patch) -> None:
 def _forget_a_parameter(patch: Patch) -> None:
     def forgetful(*arguments: Any, **options: Any) -> ParameterMatch:
         match = match_parameters(*arguments, **options)
-        return dataclasses.replace(match, moved=tuple(each for each in match.moved if each.name != "wk"))
+        return dataclasses.replace(match, resharded=tuple(each for each in match.resharded if each.name != "wk"))
 
     patch.setattr("reshard.core.plan.plan.match_parameters", forgetful)
 
@@ -305,7 +305,7 @@ def _keep_a_slice_nowhere(patch: Patch) -> None:
 def _number_device_axes_from_the_left(patch: Patch) -> None:
     cut = layout._cut
 
-    def from_the_left(given: ParameterLayout, axis_count: int) -> layout.Cut:
+    def from_the_left(given: ParameterLayout, axis_count: int) -> layout.ShardGrid:
         last = len(given.device_matrix) - 1
         turned = tuple(tuple(last - axis for axis in axes) for axes in given.tensor_map)
         return cut(dataclasses.replace(given, tensor_map=turned), axis_count)

@@ -255,7 +255,7 @@ def test_any_change_on_either_side_is_found(tmp_path_factory: pytest.TempPathFac
         parse_url(str(out)),
         identity="i",
         budget=budget,
-        lanes=1,
+        prefetch=1,
         advance=lambda _: None,
     )
     assert problems_of(plan, out, records) == []

@@ -70,7 +70,7 @@ def test_the_page_has_the_picture_the_totals_and_every_rank() -> None:
 
 def test_the_page_needs_nothing_else() -> None:
     plan, summary = described(7010)
-    text = plan_page(plan, summary, overlaps_of(plan, plan.match.moved[0]))
+    text = plan_page(plan, summary, overlaps_of(plan, plan.match.resharded[0]))
     page = Page(text)
     assert page.links == []
     assert page.tags["script"] == page.tags["link"] == page.tags["img"] == 0
@@ -90,7 +90,7 @@ def test_names_are_text_and_nothing_else() -> None:
     plan = plan_of(make_catalog({rank: [entry(HOSTILE, (2, 4))] for rank in range(2)}), strategy, None)
     _, summary = described(7010)
     hostile = summary.model_copy(update={"source": HOSTILE, "notes": (HOSTILE,), "step": HOSTILE})
-    text = plan_page(plan, hostile, overlaps_of(plan, plan.match.moved[0]))
+    text = plan_page(plan, hostile, overlaps_of(plan, plan.match.resharded[0]))
     page = Page(text)
     assert page.tags["script"] == 0
     assert page.texts.count(HOSTILE) == 3
@@ -113,7 +113,7 @@ def test_a_parameter_is_drawn_by_the_axes_that_are_cut(
     strategy = make_strategy({"w": ParameterLayout((2, 2, 2), tensor_map, nested=True)})
     shard = tuple(length // 2 if cut else length for length, cut in zip(shape, tensor_map, strict=True))
     plan = plan_of(make_catalog({rank: [entry("w", shard)] for rank in range(8)}), strategy, strategy)
-    page = Page(draw_overlaps(overlaps_of(plan, plan.match.moved[0])))
+    page = Page(draw_overlaps(overlaps_of(plan, plan.match.resharded[0])))
     assert page.texts.count(axes) == 2
 
 
@@ -121,7 +121,7 @@ def test_parts_that_are_cut_along_other_axes_than_the_cells_are_all_seen() -> No
     source = make_strategy({"w": ParameterLayout((2,), ((), (), (0,)), nested=True)})
     target = make_strategy({"w": ParameterLayout((2,), ((), (0,), ()), nested=True)})
     plan = plan_of(make_catalog({rank: [entry("w", (8, 8, 4))] for rank in range(2)}), source, target)
-    svg = draw_overlaps(overlaps_of(plan, plan.match.moved[0]))
+    svg = draw_overlaps(overlaps_of(plan, plan.match.resharded[0]))
     places = re.findall(r'class="part" (x="\S+" y="\S+") [^>]*><title>target', svg)
     assert len(places) == len(set(places)) == 4
 
@@ -130,7 +130,7 @@ def test_what_fills_a_target_cell_is_told_and_colored_like_its_source() -> None:
     source = make_strategy({"w": ParameterLayout((4,), ((0,),), nested=True)})
     target = make_strategy({"w": ParameterLayout((3,), ((0,),), nested=True)})
     plan = plan_of(make_catalog({rank: [entry("w", (3,))] for rank in range(4)}), source, target)
-    svg = draw_overlaps(overlaps_of(plan, plan.match.moved[0]))
+    svg = draw_overlaps(overlaps_of(plan, plan.match.resharded[0]))
     colors = re.findall(r'fill="(hsl[^"]+)"><title>([^<]+)', svg)
     [of_rank_1] = {color for color, said in colors if "source ranks 1" in said}
     taken = {said for color, said in colors if color == of_rank_1}
@@ -144,7 +144,7 @@ def test_what_fills_a_target_cell_is_told_and_colored_like_its_source() -> None:
 def test_files_of_whole_tensors() -> None:
     request = case(7010).request("memory://nowhere", target_strategy="", layout="unified", max_shard_size="20KB")
     plan, summary = describe_plan(request)
-    parameter = next(each for each in plan.match.moved if 1 in each.target_layouts)
+    parameter = next(each for each in plan.match.resharded if 1 in each.target_layouts)
     texts = Page(plan_page(plan, summary, overlaps_of(plan, parameter))).texts
     assert {"Plan: 8 ranks → 5 files", "Which source ranks feed which target files", "Target files"} <= set(texts)
     assert any(text.startswith("source rank 0 to target file 1: ") for text in texts)

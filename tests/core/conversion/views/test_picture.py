@@ -20,7 +20,7 @@ def plan_of(conversion: Case) -> ConversionPlan:
 
 def bytes_by_rank(plan: ConversionPlan) -> np.ndarray:
     """The same from all reads, one by one."""
-    carried = {parameter.name for parameter in plan.match.carried}
+    carried = {parameter.name for parameter in plan.match.passed_through}
     counts = np.zeros((len(plan.target_ranks), len(plan.inputs.catalog.records)), dtype=np.int64)
     for rank in plan.target_ranks:
         for parameter in plan.rank_plan(rank).parameters:
