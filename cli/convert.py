@@ -96,7 +96,7 @@ def _check_direct(request: ConversionRequest) -> None:
 
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
     from reshard.cli.plan import print_plan
-    from reshard.core.conversion.convert import describe_plan
+    from reshard.core.conversion.planning import describe_plan
     from reshard.core.storage.urls import parse_url
     from reshard.core.target.target import Target
 

@@ -72,7 +72,7 @@ def command(
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
     check_output(html or "")
     request = build_request(source=source, target=target or NOWHERE, **options)
-    from reshard.core.conversion.convert import describe_plan
+    from reshard.core.conversion.planning import describe_plan
 
     with resources_named_in(request):
         plan, summary = describe_plan(request)

@@ -5,7 +5,7 @@ import time
 from prefect import flow
 from prefect.runtime import flow_run
 
-from reshard.core.conversion.convert import check_target
+from reshard.core.conversion.planning import check_target
 from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.conversion.session import open_session, raise_failures
 from reshard.core.request.conversion import ConversionRequest

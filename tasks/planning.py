@@ -3,7 +3,7 @@
 from prefect import task
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.conversion import convert
+from reshard.core.conversion import planning
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.source.other_stages import check_part
@@ -21,6 +21,6 @@ def plan_conversion(
         CatalogError: the source's ranks disagree about a parameter.
         PlanError: source, target and options do not fit together.
     """
-    plan = convert.plan_conversion(request, catalog, source, target)
+    plan = planning.plan_conversion(request, catalog, source, target)
     check_part(request, plan)
     return plan

@@ -5,7 +5,6 @@
 `convert` runs them with threads.
 """
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,49 +14,24 @@ from contextvars import copy_context
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.formats.crc_writing import stands_at_beginning
-from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.conversion.report import ConversionReport, PlanSummary, summarize_plan
+from reshard.core.conversion.planning import check_target, make_plan
+from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import (
     Session,
     check_rank,
     convert_rank,
     open_session,
-    planned_groups,
-    prefetch_threads_of,
-    rank_budget,
 )
-from reshard.core.errors import CatalogError, PlanError, ReshardError, TargetError
-from reshard.core.plan.matching import check_convertible
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
-from reshard.core.plan.unified import UnifiedLayout
-from reshard.core.plan.unified_source import strategy_of
-from reshard.core.request.changes_file import declared_changes
+from reshard.core.errors import ReshardError
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import (
     ConversionRequest,
-    OutputFormat,
-    TargetLayout,
-    UnmatchedPolicy,
-    parse_size,
 )
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.garbage import rare_collections
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.retry import Losses, counting_retries, stoppable, with_retries
 from reshard.core.runtime.threads import in_threads
-from reshard.core.runtime.wording import listed, printable
-from reshard.core.source.damage import mixed_steps
-from reshard.core.source.opening import catalog_source, load_strategy
-from reshard.core.source.other_stages import check_part
-from reshard.core.source.strategy_warnings import asked_integrated_save, doubts, integrated_save_doubts
-from reshard.core.storage.files import takes_rewriting
-from reshard.core.storage.placement import check_apart
-from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.model import Strategy
-from reshard.core.target.target import check_free
-from reshard.core.transfer.file_blocks import expected_entries, planned_file
-from reshard.core.verification.tied_parameters import with_shared_compared
 from reshard.core.verification.values import ContentCheck
 
 
@@ -90,109 +64,6 @@ def convert(
             failures = _run_ranks(session, stop)
             parts = _source_parts(session, stop) if not failures and session.compares() else None
             return with_retries(lambda: session.finish(failures, time.monotonic() - started, parts), note)
-
-
-def check_target(request: ConversionRequest) -> None:
-    """Refuses an unusable target before any byte of the source is read.
-
-    Raises:
-        TargetError: the target is occupied, its place or storage cannot be used, or it and the source overlap.
-        StorageError: a transient failure.
-    """
-    source, final = parse_url(request.source), parse_url(request.target)
-    check_apart(source, final)
-    check_free(final, source, overwrite=request.overwrite, unified=request.layout is TargetLayout.UNIFIED)
-
-
-def make_plan(request: ConversionRequest) -> ConversionPlan:
-    """The plan of a request; nothing is written.
-
-    Raises:
-        InputError: the request or what it names is wrong.
-        StorageError: what it names cannot be read.
-    """
-    with resources_of(request):
-        source, target = load_strategies(request)
-        catalog = catalog_source(request, source, target)
-        plan = plan_conversion(request, catalog, source, target)
-        check_part(request, plan)
-        return plan
-
-
-def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strategy | None]:
-    """The strategies of source and target; None where none is given: one rank, nothing cut.
-
-    Raises:
-        StrategyError: one cannot be used.
-    """
-    return load_strategy(request.source_strategy, request.source), load_strategy(request.target_strategy)
-
-
-def plan_conversion(
-    request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
-) -> ConversionPlan:
-    """The plan; nothing is written, and only samples are read, and what several source stages hold.
-
-    Raises:
-        CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
-        StrategyError: the source's contents contradict its strategy.
-        PlanError: source, target and options do not fit together.
-    """
-    _check_any_left(catalog)
-    source = strategy_of(catalog) or source
-    contents = None
-    asked = asked_integrated_save(request)
-    trusted = request.trust_strategy or not request.source_strategy
-    if source is not None and not catalog.unified:
-        found, contents = doubts(catalog, source, integrated_save=asked, trusted=trusted)
-        catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
-    fails_on_differing = request.shared_parameters == "fail"
-    plan = build_plan(
-        PlanInputs(
-            catalog=catalog,
-            source_strategy=source,
-            target_strategy=target,
-            format=_target_format(request, catalog),
-            prefix=request.prefix,
-            fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
-            allow_missing=tuple(request.allow_missing),
-            integrated_save=asked,
-            replicas=request.replicas if request.remove_redundancy else 0,
-            write_crc=request.write_crc,
-            encryption=_target_encryption(request, catalog),
-            append_info=request.info,
-            shared_parameters="first" if fails_on_differing else request.shared_parameters,
-            changes=declared_changes(request),
-            unified=_unified_layout(request),
-        )
-    )
-    if source is not None:
-        plan = plan.with_notes(
-            *integrated_save_doubts(catalog, source, plan.match, asked, contents=contents, trusted=trusted)
-        )
-    check_convertible(plan.match, catalog)
-    _check_one_step(plan)
-    plan = with_shared_compared(plan, fails_on_differing)
-    _check_format_holds_all(plan)
-    _check_crc_can_be_written(request, plan)
-    return plan
-
-
-def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
-    """The plan of a request and its summary; nothing is written.
-
-    Raises:
-        InputError: the request or what it names is wrong, or the target is occupied.
-        StorageError: what it names cannot be read.
-    """
-    with resources_of(request):
-        check_target(request)
-    plan = make_plan(request)
-    request.chosen_ranks(plan.target_ranks)
-    budget = rank_budget(request, plan, len(plan.target_ranks))
-    written = [rank for rank in plan.target_ranks if rank not in plan.copies]
-    groups = planned_groups(plan, written, budget)
-    return plan, summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
 
 
 def _run_ranks(session: Session, stop: threading.Event) -> dict[int, ReshardError]:
@@ -264,64 +135,3 @@ def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarr
 
     ranks = content.source_ranks
     return dict(zip(ranks, in_threads(read, ranks, session.readers, stop), strict=True))
-
-
-def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
-    if request.layout is TargetLayout.UNIFIED:
-        return CheckpointFormat.SAFETENSORS
-    return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
-
-
-def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
-    if request.layout is TargetLayout.RANKS:
-        return None
-    return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
-
-
-def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:
-    """How the target's files are encrypted; empty if they are not."""
-    if not request.encrypt_key:
-        return ""
-    if _target_format(request, catalog) is CheckpointFormat.SAFETENSORS:
-        raise PlanError(
-            f"{catalog.url}: holds .safetensors files, and so would the target, but MindSpore knows no encrypted ones: "
-            "--format ckpt, or name no --encrypt-key"
-        )
-    return str(request.encrypt_mode)
-
-
-def _check_format_holds_all(plan: ConversionPlan) -> None:
-    """Finds out before anything is written that the target's format cannot hold a parameter.
-
-    The ranks of a stage hold the same names and dtypes, or parts of them: one of them tells for all.
-    """
-    for rank in plan.first_ranks:
-        planned_file(plan, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
-
-
-def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
-    """Finds out before anything is written that the target's storage does not take files with a CRC."""
-    at_beginning = request.write_crc and stands_at_beginning(plan.inputs.format)
-    if at_beginning and not takes_rewriting(parse_url(request.target)):
-        raise TargetError(
-            f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
-            "end, but this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name "
-            "a local directory or an object store of the S3 kind"
-        )
-
-
-def _check_any_left(catalog: CheckpointCatalog) -> None:
-    if not catalog.records:
-        reasons = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items()]
-        raise CatalogError(f"{catalog.url}: there is no rank whose file could be used:\n  {listed(reasons)}")
-
-
-def _check_one_step(plan: ConversionPlan) -> None:
-    """Ranks of different steps make no model, whatever their files are called."""
-    mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
-    if mixed is not None:
-        raise CatalogError(
-            f"{plan.inputs.catalog.url}: {mixed}. Name another step with --step, or the ranks whose files are stale "
-            "with --recover --fault-ranks. If the files belong together all the same, say which step it is with "
-            "--append-info"
-        )

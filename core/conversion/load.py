@@ -24,7 +24,7 @@ import numpy as np
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.checkpoint.values import Value, numpy_dtype
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan

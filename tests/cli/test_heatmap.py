@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from reshard.cli.heatmap import print_feeds
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.views.picture import feeds_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.layout import ParameterLayout

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard.cli.plan import describe_reads
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import PlanSummary
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout

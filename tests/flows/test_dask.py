@@ -16,7 +16,8 @@ import pytest
 from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.request.conversion import ConversionRequest

@@ -15,7 +15,7 @@ from prefect.logging import disable_run_logger
 from prefect.states import Completed
 
 import reshard.core.conversion.session
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import ConversionError, InputError, StorageError

@@ -11,7 +11,7 @@ import pytest
 
 from reshard.core.checkpoint.manifest import parse_manifest, parse_shard_record
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CheckpointError, InputError, StrategyError, TargetError
 from reshard.core.plan.plan_file import load_plan, load_sources
 from reshard.core.request.conversion import build_request, parse_ranks

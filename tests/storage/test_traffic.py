@@ -12,7 +12,8 @@ import pytest
 
 from reshard.core.checkpoint.formats.dispatch import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import build_request

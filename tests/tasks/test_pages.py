@@ -8,8 +8,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from reshard.core.checkpoint.manifest import parse_manifest
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.merge_strategy import MergeReport
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.errors import (
     ConversionError,

@@ -16,7 +16,8 @@ from prefect.states import Failed
 from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
 
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
 from reshard.core.request.resources import resources_of

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
-from reshard.core.conversion.convert import _run_ranks, convert, make_plan
+from reshard.core.conversion.convert import _run_ranks, convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, check_rank, convert_rank, open_session
 from reshard.core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reshard.core.conversion.convert import convert, describe_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.latest import convert_latest
+from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.storage.files import write_bytes

@@ -13,8 +13,9 @@ import pytest
 
 from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput
 from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.conversion.convert import convert, describe_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestOutcome, convert_latest
+from reshard.core.conversion.planning import describe_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import (
     CatalogError,

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, catalog_to_json
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.load import load_rank, plan_load
+from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.mindspore_api.loading import load_checkpoint
 from reshard.core.request.comparison import build_comparison

@@ -10,8 +10,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.make_strategy import make_strategy_file
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError, PlanError, StrategyError
 from reshard.core.plan.plan_file import rebuild_plan

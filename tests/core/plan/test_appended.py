@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.formats.dispatch import read_index
 from reshard.core.checkpoint.formats.scalars import read_scalars
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import Outcome
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity

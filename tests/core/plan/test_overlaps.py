@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.plan.overlaps import ParameterOverlaps, overlaps_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.slices import TensorSlice

@@ -17,8 +17,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import convert_latest
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport, Outcome
 from reshard.core.errors import ConversionError, InputError, PlanError, StorageError, TargetError
 from reshard.core.plan.plan_file import load_plan

@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import convert_latest
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.comparison import build_comparison

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import xxhash
 
-from reshard.core.conversion.convert import convert, describe_plan
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.load import plan_load
+from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, ReshardError, StrategyError
 from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import NOWHERE, build_request

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import reshard.core.transfer.reader
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, StorageError
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan

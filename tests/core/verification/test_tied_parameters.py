@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import reshard.core.verification.tied_parameters
-from reshard.core.conversion.convert import convert, make_plan
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import PlanError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity

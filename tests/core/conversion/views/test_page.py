@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.conversion.convert import describe_plan
+from reshard.core.conversion.planning import describe_plan
 from reshard.core.conversion.report import PlanSummary
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.page import plan_page, write_page

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from reshard.core.conversion.convert import make_plan
+from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.views.picture import Feeds, _ranks_per_bin, draw_feeds, feeds_of
 from reshard.core.plan.plan import ConversionPlan
 from tests.support.checkpoints import ALL_CASES, Case, case
