@@ -1,0 +1,49 @@
+"""CONTRIBUTING draws the house as it is, and pages link to files that exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import PROJECT
+
+CONTRIBUTING = (PROJECT / "CONTRIBUTING.md").read_text()
+PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")] + sorted(
+    (PROJECT / "docs").glob("*.md")
+)
+
+
+def core_layers() -> list[list[str]]:
+    contracts = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each.get("containers") == ["reshard.core"]]
+    return [re.split(r"\s*[|:]\s*", layer) for layer in layers]
+
+
+def test_the_drawing_has_every_room_in_the_order_of_the_contract() -> None:
+    [drawing] = re.findall(r"^\+-core: .*?^\+-", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    drawn = [
+        [room for room in re.findall(r"(?:^\||\|) {1,2}(\w+)(?= )", line) if (PROJECT / "core" / room).is_dir()]
+        for line in drawing.splitlines()
+    ]
+    rooms = [[room for room in layer if room != "errors"] for layer in core_layers()]
+    assert [sorted(line) for line in drawn if line] == [sorted(layer) for layer in rooms]
+
+
+def test_files_that_contributing_names_exist() -> None:
+    named = re.findall(r"`((?:core|cli|flows|tasks|tests|deployments|benchmarks)/[\w./]*)`", CONTRIBUTING)
+    assert len(named) > 10
+    assert [path for path in named if not (PROJECT / path).exists()] == []
+
+
+def test_the_walk_names_modules_of_transfer() -> None:
+    [step] = re.findall(r"^5\. .*?^6\. ", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    modules = re.findall(r"`(\w+\.py)`", step)
+    assert modules
+    assert [name for name in modules if not (PROJECT / "core/transfer" / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_links_lead_to_files(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
