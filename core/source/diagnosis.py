@@ -95,7 +95,10 @@ def diagnose(
     if found.shape is CheckpointShape.UNIFIED:
         return _of_unified(found, step, source_prefix, source_strategy)
     own = None if strategy else read_own_strategy(source)
-    strategy = own.strategy if own else strategy
+    if own is not None:
+        strategy = own.strategy
+        if integrated_save is IntegratedSave.AUTO:
+            integrated_save = IntegratedSave.NO  # reshard writes slices
     catalog = _catalog(found, step, source_prefix, workers)
     facts = _facts_of_checkpoint(catalog)
     if strategy is None:

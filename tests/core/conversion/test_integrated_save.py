@@ -266,6 +266,13 @@ def test_doctor_shows_that_nothing_decides(job: Path) -> None:
     assert examined(job, IntegratedSave.YES).fits
 
 
+def test_doctor_takes_what_reshard_made_for_slices(job: Path) -> None:
+    run(job, integrated_save="no")
+    diagnosis = diagnose(str(job / "out"))
+    assert diagnosis.fits
+    assert "experts" in dict(diagnosis.facts)["makes"]
+
+
 def test_doctor_finds_slices_that_are_said_to_be_whole(sliced: Path) -> None:
     diagnosis = examined(sliced, IntegratedSave.YES)
     assert any("'w' differs on rank_0, rank_1" in each.found for each in diagnosis.findings)
