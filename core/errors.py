@@ -1,4 +1,4 @@
-"""Every error that reshard raises on purpose, and which of them may go away by themselves.
+"""The errors that reshard raises on purpose, and which of them are transient.
 
     ReshardError                    one clear message: what is wrong, where, what to do
     ├── InputError                  the input is wrong; nothing was written               exit code 2
@@ -7,26 +7,27 @@
     │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
     │   ├── CatalogError            a checkpoint: ranks missing, steps mixed, ranks that disagree
     │   ├── PlanError               source, target and options do not fit together
-    │   ├── CastError               values that the dtype which was asked for cannot hold
+    │   ├── CastError               values that the requested dtype cannot hold
     │   ├── LimitError              metadata that would take more memory than --memory-limit
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
-    ├── VerificationError           what was written is not what was to be written        exit code 1
+    ├── VerificationError           the written files are not what the plan says          exit code 1
     │   └── DifferenceError         two checkpoints are not the same model
-    └── ConversionError             it failed all the same (I/O after retries, disk full)  exit code 3
-        ├── StoppedError            stopped from outside, with its run
-        ├── OutOfMemoryError        the system gave the process no more memory
-        └── StorageError            reading or writing one URL failed; `transient` says if a retry may help
+    └── ConversionError             runtime failure (I/O after retries, disk full)           exit code 3
+        ├── StoppedError            stopped from outside: its run was cancelled
+        ├── OutOfMemoryError        the system refused the process more memory
+        └── StorageError            reading or writing a URL failed; `transient` says if a retry may help
             └── UnusableStorageError    no such bucket, no credentials: an InputError as well, exit code 2
 
-Transient is what a busy network or server causes: timeouts, resets, "try again". Permission, a missing file, a full
-disk and damaged content stay as they are however often one asks, and are not retried.
+Transient errors come from a busy network or server: timeouts, resets, "try again". Missing permissions, missing files,
+full disks and damaged contents are permanent, and are not retried.
 """
 
 import errno
+from collections.abc import Sequence
 
 from reshard.core.runtime.secrets import scrubbed
-from reshard.core.runtime.wording import printable_lines
+from reshard.core.runtime.wording import listed_lines, printable_lines
 
 _TRANSIENT_ERRNOS = frozenset(
     {
@@ -50,9 +51,9 @@ _TRANSIENT_ERRNOS = frozenset(
 
 
 class ReshardError(Exception):
-    """Base of all errors that carry a message meant for the user.
+    """Base of all errors whose message is meant for the user.
 
-    `str()` of it is safe to print and log, whatever foreign names or server answers it contains.
+    Its `str()` is safe to print and log, whatever foreign names or server answers it contains.
     """
 
     def __str__(self) -> str:
@@ -72,11 +73,11 @@ class LayoutError(InputError):
 
 
 class CheckpointError(InputError):
-    """A checkpoint file is damaged, of an unknown kind, or holds what cannot be handled."""
+    """A checkpoint file is damaged, of an unknown kind, or has unsupported content."""
 
 
 class CatalogError(InputError):
-    """The files do not make one complete, consistent checkpoint."""
+    """The files do not form one complete, consistent checkpoint."""
 
 
 class PlanError(InputError):
@@ -84,7 +85,7 @@ class PlanError(InputError):
 
 
 class CastError(InputError):
-    """The dtype that was asked for cannot hold a parameter's values."""
+    """The requested dtype cannot hold a parameter's values."""
 
 
 class LimitError(InputError):
@@ -100,11 +101,11 @@ class TargetBusyError(TargetError):
 
 
 class VerificationError(ReshardError):
-    """What was written is not what was to be written."""
+    """The written files are not what the plan says."""
 
 
 class DifferenceError(VerificationError):
-    """Two checkpoints that are to be the same model are not."""
+    """Two checkpoints that should be the same model differ."""
 
 
 class ConversionError(ReshardError):
@@ -112,17 +113,17 @@ class ConversionError(ReshardError):
 
 
 class StoppedError(ConversionError):
-    """Work that was stopped from outside: its run is cancelled, or failed elsewhere."""
+    """Work was stopped from outside: its run was cancelled, or failed elsewhere."""
 
 
 class OutOfMemoryError(ConversionError):
-    """The system gave the process no more memory."""
+    """The system refused the process more memory."""
 
 
 class StorageError(ConversionError):
     """Reading or writing a URL failed.
 
-    `transient` is True if the same operation may succeed later.
+    `transient`: the same operation may succeed later.
     """
 
     def __init__(self, message: str, transient: bool = False) -> None:
@@ -139,13 +140,19 @@ def _presentable(message: str) -> str:
 
 
 class UnusableStorageError(StorageError, InputError):
-    """A storage is unusable as named, for any request: no such bucket, or no credentials."""
+    """A storage cannot serve any request as named: no such bucket, or no credentials."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same operation may succeed when repeated."""
+    """True if the same operation may succeed when repeated."""
     if isinstance(error, StorageError):
         return error.transient
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     return isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS
+
+
+def raise_problems(kind: type[ReshardError], headline: str, problems: Sequence[str]) -> None:
+    """Raise one error that lists all problems below a headline, if there are any."""
+    if problems:
+        raise kind("\n  - ".join([headline, *listed_lines(problems)]))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.errors import CatalogError, LayoutError, PlanError
+from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, AppendedParameter, appended_parameters
 from reshard.core.plan.names import MatchedNames
 from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_cells, lost_boxes
@@ -55,7 +55,6 @@ from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.segments import Piece, Pieces, are_whole, whole_piece
 from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
 
-_MOST_PROBLEMS_TOLD = 20
 _MOST_PARTS_TOLD = 3
 
 
@@ -215,11 +214,11 @@ def match_parameters(
     wanted = target.parameters if target else None
     problems: list[str] = []
     held = shards_by_stage(catalog, source, order, problems) if source else {}
-    _raise_listed(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
+    raise_problems(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", problems)
     recipes = build_recipes(_all_names(order, known), changes, problems)
     if REDUNDANCY_MARK in recipes.made:
         problems.append(f"no parameter can be called {REDUNDANCY_MARK!r}: that marks files without redundancy")
-    _raise_listed(PlanError, f"{catalog.url}: cannot be changed so", problems)
+    raise_problems(PlanError, f"{catalog.url}: cannot be changed so", problems)
     if shared_parameters.isascii() and shared_parameters.isdigit():
         held = with_first(int(shared_parameters), held, source, problems)
     names = MatchedNames(
@@ -269,7 +268,7 @@ def match_parameters(
             f"parameter {name!r} of the source has no place in the target's strategy" for name in names.dropped
         )
     problems.extend(_cast_problems(changes, moved, carried))
-    _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
+    raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
     return ParameterMatch(
         moved,
         carried,
@@ -298,7 +297,7 @@ def check_convertible(match: ParameterMatch, catalog: CheckpointCatalog) -> None
         f"(it is in {holding_file(catalog, name)})"
         for name, dtype in foreign_parameters(match).items()
     ]
-    _raise_listed(PlanError, f"{catalog.url}: cannot be converted", problems)
+    raise_problems(PlanError, f"{catalog.url}: cannot be converted", problems)
 
 
 def foreign_parameters(match: ParameterMatch) -> dict[str, DType]:
@@ -507,7 +506,7 @@ def check_nothing_lost(catalog: CheckpointCatalog, match: ParameterMatch) -> Non
         CatalogError: boxes have none; lists them, and the ranks that should hold them.
     """
     problems = [f"parameter {told}" for told in map(lost_text, match.lost)]
-    _raise_listed(CatalogError, f"{catalog.url}: parts of it are in no usable file", problems)
+    raise_problems(CatalogError, f"{catalog.url}: parts of it are in no usable file", problems)
 
 
 def lost_text(lost: LostBox) -> str:
@@ -563,12 +562,3 @@ def _told_recipes(alike: Sequence[Recipe]) -> str:
     [recipe] = alike
     named = "" if recipe.is_reshaped or recipe.name in recipe.sources else f" (the source's {recipe.sources[0]!r})"
     return f"parameter {recipe.name!r}{named}"
-
-
-def _raise_listed(kind: type[CatalogError] | type[PlanError], headline: str, problems: Sequence[str]) -> None:
-    if not problems:
-        return
-    told = list(problems[:_MOST_PROBLEMS_TOLD])
-    if len(problems) > len(told):
-        told.append(f"and {len(problems) - len(told)} more")
-    raise kind(headline + "".join(f"\n  - {problem}" for problem in told))

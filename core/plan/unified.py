@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.errors import PlanError
+from reshard.core.errors import PlanError, raise_problems
 from reshard.core.plan.matching import ParameterMatch, PassedThroughParameter, ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.stage_shards import names_in_order
@@ -22,8 +22,6 @@ from reshard.core.storage.unified_names import UnifiedNaming, file_names
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.segments import whole_piece
-
-_MOST_PROBLEMS_TOLD = 20
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,7 @@ def unified_match(
         for each in moved
         if each.dtype is MAP_TENSOR
     ]
-    if problems:
-        more = len(problems) - _MOST_PROBLEMS_TOLD
-        told = [*problems[:_MOST_PROBLEMS_TOLD], *([f"and {more} more"] if more > 0 else [])]
-        raise PlanError(f"{catalog.url}: cannot be unified" + "".join(f"\n  - {problem}" for problem in told))
+    raise_problems(PlanError, f"{catalog.url}: cannot be unified", problems)
     if not moved:
         raise PlanError(f"{catalog.url}: cannot be unified: no parameter is left of it")
     place = {name: number for number, name in enumerate(names_in_order(catalog))}

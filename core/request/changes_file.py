@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from reshard.core.errors import InputError
 from reshard.core.request.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
 from reshard.core.request.conversion import ConversionOptions
+from reshard.core.runtime.wording import listed_lines
 from reshard.core.storage.files import read_small_file
 from reshard.core.storage.urls import parse_url
 
 _LARGEST_DOCUMENT_BYTES = 2**20
 _MOST_NODES = 2**20
 _MOST_VALUES = 2**17
-_MOST_PROBLEMS_TOLD = 20
 
 _TOLD = {
     "extra_forbidden": "there is no such field",
@@ -88,9 +88,7 @@ def parse_changes(data: bytes, origin: str) -> Changes:
         return Changes.model_validate(said)
     except ValidationError as error:
         problems = [_told(detail) for detail in error.errors(include_url=False, include_input=False)]
-        if len(problems) > _MOST_PROBLEMS_TOLD:
-            problems[_MOST_PROBLEMS_TOLD:] = [f"and {len(problems) - _MOST_PROBLEMS_TOLD} more"]
-        raise InputError("\n".join(f"{origin}: {problem}" for problem in problems)) from error
+        raise InputError("\n".join(f"{origin}: {problem}" for problem in listed_lines(problems))) from error
 
 
 def _first_told(option: Member, said: Member, default: Member) -> Member:

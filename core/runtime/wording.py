@@ -102,3 +102,9 @@ def listed(items: Sequence[str], limit: int | None = MAX_LISTED) -> str:
     if limit is None or len(items) <= limit:
         return ", ".join(map(printable, items))
     return f"{', '.join(map(printable, items[:limit]))} and {len(items) - limit} more"
+
+
+def listed_lines(items: Sequence[str], limit: int = 20) -> list[str]:
+    """Items for lines of their own; of more than `limit` the first, and a line that counts the rest."""
+    more = len(items) - limit
+    return [*items[:limit], f"and {more} more"] if more > 0 else list(items)

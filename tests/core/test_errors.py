@@ -13,10 +13,12 @@ from reshard.core.errors import (
     CheckpointError,
     ConversionError,
     InputError,
+    PlanError,
     ReshardError,
     StorageError,
     UnusableStorageError,
     is_transient,
+    raise_problems,
 )
 
 CLASSES = {
@@ -130,3 +132,12 @@ def test_a_message_can_be_stored_whatever_names_are_in_it() -> None:
         error = pickle.loads(pickle.dumps(kind("/src/bad\udcff: cannot be read")))
         assert str(error) == "/src/bad\\udcff: cannot be read"
         assert repr(error).encode()
+
+
+def test_one_error_lists_all_problems() -> None:
+    raise_problems(PlanError, "no problem", [])
+    with pytest.raises(PlanError) as caught:
+        raise_problems(PlanError, "two problems", ["one", "two"])
+    assert str(caught.value) == "two problems\n  - one\n  - two"
+    with pytest.raises(PlanError, match=r"\n  - 19\n  - and 5 more$"):
+        raise_problems(PlanError, "many", [str(number) for number in range(25)])

@@ -5,6 +5,8 @@ from reshard.core.runtime.wording import (
     NameText,
     counted,
     html_text,
+    listed,
+    listed_lines,
     printable,
     printable_lines,
     quoted,
@@ -78,3 +80,16 @@ def test_a_name_is_exact_but_in_messages() -> None:
     assert name == "a\nb"
     assert str(name) + "/c" == "a\nb/c"
     assert f"{name}: is damaged" == "a\\nb: is damaged"
+
+
+def test_what_a_line_lists_is_limited() -> None:
+    assert listed(["a", "b"]) == "a, b"
+    assert listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+    assert listed(["a", "b"], None) == "a, b"
+    assert listed([]) == ""
+
+
+def test_what_takes_lines_of_its_own_is_limited() -> None:
+    assert listed_lines(["a", "b"], 2) == ["a", "b"]
+    assert listed_lines(["a", "b", "c"], 2) == ["a", "b", "and 1 more"]
+    assert listed_lines([]) == []
