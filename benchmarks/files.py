@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.models import FLOAT, Model, Parameter, Side, blocks
-from reshard.core.checkpoint.formats.dispatch import plan_file, read_index
+from reshard.core.checkpoint.formats.any_format import plan_file, read_index
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.storage.files import open_source
 from reshard.core.storage.urls import parse_url

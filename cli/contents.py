@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from reshard.cli.output import print_facts, print_table, wants_table
-from reshard.core.checkpoint.catalog.catalog import build_catalog
-from reshard.core.checkpoint.catalog.names import parse_name
+from reshard.core.checkpoint.catalog.builder import build_catalog
+from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
 from reshard.core.checkpoint.manifest import read_manifest, unsealed_manifest
 from reshard.core.checkpoint.model import CheckpointFormat
@@ -25,8 +25,8 @@ from reshard.core.storage.files import SourceFile, file_info, list_folder, read_
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.file_kinds import START_BYTES, guess_other_kind
 from reshard.core.strategy.files import read_strategy
-from reshard.core.strategy.kinds import START_BYTES, guess_other_kind
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 
 Document = dict[str, Any]

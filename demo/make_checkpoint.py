@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from demo.model import Job, Parameter, stage_parameters, training_state, values
-from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.storage.files import write_file
 from reshard.core.storage.urls import Location, parse_url

@@ -8,10 +8,10 @@ import xxhash
 
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.formats.ckpt import CRC_TRAILER_BYTES
-from reshard.core.checkpoint.formats.crc_writing import Stretch, crc_of_index
+from reshard.core.checkpoint.formats.running_crc import Stretch, crc_of_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.checkpoint.remote_index.heads import Head, piece_heads
-from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.checkpoint.remote_index.templates import Head, piece_heads
+from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.files import SourceFile
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from reshard.core.checkpoint.digested import with_digest, without_digest
+from reshard.core.checkpoint.self_digest import with_digest, without_digest
 from reshard.core.errors import (
     InputError,
     TargetError,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, build_varint, bytes_key, varint_key
-from reshard.core.checkpoint.remote_index.memory_file import MemoryFile
-from reshard.core.checkpoint.values import bytes_of
+from reshard.core.checkpoint.memory_file import MemoryFile
+from reshard.core.checkpoint.numpy_values import bytes_of
 from reshard.core.errors import CheckpointError
 
 _TENSOR = bytes_key(1)

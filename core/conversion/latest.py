@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from enum import StrEnum
 
-from reshard.core.checkpoint.catalog.names import Step
+from reshard.core.checkpoint.catalog.file_names import Step
 from reshard.core.conversion import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.retention import KeepRules, Retention, apply_retention

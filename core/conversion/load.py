@@ -23,7 +23,7 @@ import numpy as np
 
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.checkpoint.model import OutputEntry
-from reshard.core.checkpoint.values import Value, numpy_dtype
+from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import InputError
@@ -93,7 +93,7 @@ def load_rank(
             `file`.
         options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
-    `reshard.core.checkpoint.values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
+    `reshard.core.checkpoint.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
     a `str`. Arrays belong to the caller; beyond the last one, no more memory than `memory_limit` is used. The source is
     planned by this call and read as arrays are requested; after the last one, its files are checked for changes.
 

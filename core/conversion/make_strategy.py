@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
 from reshard.core.errors import CatalogError, InputError, StrategyError

@@ -3,7 +3,7 @@
 import dataclasses
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.formats.crc_writing import stands_at_beginning
+from reshard.core.checkpoint.formats.running_crc import stands_at_beginning
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.report import PlanSummary, summarize_plan
 from reshard.core.conversion.session import (

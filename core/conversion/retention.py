@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from reshard.core.checkpoint.catalog.names import Step, parse_step
+from reshard.core.checkpoint.catalog.file_names import Step, parse_step
 from reshard.core.checkpoint.manifest import (
     IndexSummary,
     Manifest,

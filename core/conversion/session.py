@@ -18,7 +18,7 @@ import xxhash
 
 from reshard import __version__
 from reshard.core.checkpoint.encryption.files import encrypted_bytes
-from reshard.core.checkpoint.formats.crc_writing import stands_at_beginning
+from reshard.core.checkpoint.formats.running_crc import stands_at_beginning
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from reshard.core.conversion.report import (
     ConversionReport,

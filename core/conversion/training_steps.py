@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.names import Step
+from reshard.core.checkpoint.catalog.file_names import Step
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import PLAN_NAME, read_manifest
 from reshard.core.checkpoint.remote_index.indexing import read_indexes, workers_on
 from reshard.core.errors import CatalogError, ConversionError, InputError, TargetError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.encryption import opening
-from reshard.core.checkpoint.formats.crc_writing import RunningCrc, running_crc, stands_at_beginning
-from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.formats.any_format import plan_file
+from reshard.core.checkpoint.formats.running_crc import RunningCrc, running_crc, stands_at_beginning
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.errors import InputError
 from reshard.core.runtime.budget import UploadBuffers

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
-from reshard.core.checkpoint.values import Value
+from reshard.core.checkpoint.numpy_values import Value
 from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,

@@ -23,9 +23,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reshard.core.checkpoint.formats.dispatch import check_crc, read_index
+from reshard.core.checkpoint.formats.any_format import check_crc, read_index
 from reshard.core.checkpoint.model import CheckpointFormat, Content, Extent, OutputEntry, TensorEntry
-from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from reshard.core.checkpoint.values import array_of, is_array_like
+from reshard.core.checkpoint.numpy_values import array_of, is_array_like
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.mindspore_api.arguments import check_type, rank_in_environment
 from reshard.core.mindspore_api.failures import reading
@@ -29,7 +29,7 @@ from reshard.core.mindspore_api.paths import given_strategy
 from reshard.core.storage.files import kind_of
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.strategy.protobuf import build_layouts, parse_layouts
+from reshard.core.strategy.protobuf_file import build_layouts, parse_layouts
 from reshard.core.strategy.records import list_records
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
 from reshard.core.tensor.layout import ParameterLayout, cell_box

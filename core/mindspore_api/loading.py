@@ -29,13 +29,13 @@ import numpy as np
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import check_crc as check_file_crc
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
+from reshard.core.checkpoint.memory_file import MemoryFile
 from reshard.core.checkpoint.model import CheckpointFormat, TensorEntry
-from reshard.core.checkpoint.remote_index.memory_file import MemoryFile
-from reshard.core.checkpoint.remote_index.reading import read_ahead
-from reshard.core.checkpoint.values import Value, is_same, numpy_dtype
+from reshard.core.checkpoint.numpy_values import Value, is_same, numpy_dtype
+from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CheckpointError
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reshard.core.checkpoint.values import Value, dtype_of
+from reshard.core.checkpoint.numpy_values import Value, dtype_of
 from reshard.core.mindspore_api.arguments import check_instance, check_type
 from reshard.core.runtime.wording import listed
 

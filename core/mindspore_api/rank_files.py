@@ -5,10 +5,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.names import Step, group_prefixes, parse_name
+from reshard.core.checkpoint.catalog.file_names import Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.formats.parts import grouped
+from reshard.core.checkpoint.formats.stage_files import grouped
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.mindspore_api.arguments import TAKES_NO_KEY

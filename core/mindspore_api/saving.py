@@ -31,7 +31,7 @@ import numpy as np
 
 from reshard.core.checkpoint.map_parameters import build_map_parameter
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
-from reshard.core.checkpoint.values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
+from reshard.core.checkpoint.numpy_values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,

@@ -34,7 +34,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.catalog import catalog_files
+from reshard.core.checkpoint.catalog.builder import catalog_files
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert

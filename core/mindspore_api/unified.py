@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
-from reshard.core.checkpoint.values import Value, numpy_dtype
+from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
 from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.storage.files import SourceFile, kind_of, list_folder, open_source
 from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME

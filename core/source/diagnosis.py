@@ -7,7 +7,7 @@ of contents, and each finding says what it probably means and what to do.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import NO_FILE, DamagePolicy
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reshard.core.checkpoint.catalog.names import parse_name
+from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.encryption.files import encrypted_bytes
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unsealed_manifest

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
-from reshard.core.checkpoint.catalog.names import Step, parse_step
+from reshard.core.checkpoint.catalog.file_names import Step, parse_step
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError

@@ -13,7 +13,7 @@ import numpy as np
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.digests import content_digests
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.threads import in_threads

@@ -13,8 +13,8 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
-from reshard.core.checkpoint.beginnings import beginnings, is_one_value
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.content_samples import beginnings, is_one_value
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape
 from reshard.core.runtime.wording import rank_names

@@ -9,11 +9,11 @@ from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.file_kinds import START_BYTES, with_guess
 from reshard.core.strategy.json_file import build_json, parse_json
-from reshard.core.strategy.kinds import START_BYTES, with_guess
 from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
-from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
+from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 
 # Large real ones, tens of thousands of operators and parameters, have some tens of MB; one that is larger is something
 # else, most likely a checkpoint.

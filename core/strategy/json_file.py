@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.runtime.metadata import load_json
-from reshard.core.strategy.kinds import START_BYTES, with_guess
+from reshard.core.strategy.file_kinds import START_BYTES, with_guess
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
     CURRENT_STAGE,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, RankPlan
 from reshard.core.storage.unified_names import UnifiedNaming

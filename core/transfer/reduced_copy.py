@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.formats.crc_writing import RunningCrc, running_crc, stands_at_beginning
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.checkpoint.formats.running_crc import RunningCrc, running_crc, stands_at_beginning
 from reshard.core.checkpoint.model import FileIndex, FilePlan
-from reshard.core.checkpoint.remote_index.heads import as_output
+from reshard.core.checkpoint.remote_index.templates import as_output
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file

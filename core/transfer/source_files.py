@@ -8,7 +8,7 @@ from typing import Protocol
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.encryption.files import decrypted
 from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.checkpoint.remote_index.heads import piece_heads
+from reshard.core.checkpoint.remote_index.templates import piece_heads
 from reshard.core.errors import CatalogError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.keys import source_key

@@ -15,7 +15,7 @@ import xxhash
 
 from reshard.core.checkpoint.encryption.files import encrypted_bytes
 from reshard.core.checkpoint.encryption.opening import write_checkpoint
-from reshard.core.checkpoint.formats.crc_writing import RunningCrc, Stretch, running_crc
+from reshard.core.checkpoint.formats.running_crc import RunningCrc, Stretch, running_crc
 from reshard.core.checkpoint.manifest import OverflowRecord, ParameterRecord, ShardRecord
 from reshard.core.checkpoint.model import FilePlan
 from reshard.core.plan.plan import ConversionPlan

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import read_index, stored_crc
+from reshard.core.checkpoint.formats.any_format import read_index, stored_crc
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest, unsealed_manifest
 from reshard.core.checkpoint.model import FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.contents import Stretch, read_stretches
+from reshard.core.checkpoint.content_blocks import Stretch, read_stretches
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError

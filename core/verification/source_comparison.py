@@ -7,7 +7,7 @@ from dataclasses import replace
 from reshard import __version__
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import Manifest, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.plan.plan import ConversionPlan

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from reshard.core.checkpoint.contents import text_bytes
+from reshard.core.checkpoint.content_blocks import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.plan.matching import ReshardedParameter, SourceTensor

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.contents import share_of
+from reshard.core.checkpoint.content_blocks import share_of
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.matching import holding_file
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan

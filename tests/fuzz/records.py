@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from reshard.core.checkpoint.digested import with_digest, without_digest
 from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record
+from reshard.core.checkpoint.self_digest import with_digest, without_digest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, TargetError
 from reshard.core.mindspore_api.elastic import parse_fault_ranks

@@ -7,7 +7,7 @@ from contextlib import suppress
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError, RestXMLParser  # type: ignore[import-untyped]
 
-from reshard.core.checkpoint.catalog.names import group_prefixes, parse_name, parse_step
+from reshard.core.checkpoint.catalog.file_names import group_prefixes, parse_name, parse_step
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionRequest, build_options, build_request, parse_ranks, parse_size
 from reshard.core.request.info_texts import parse_info

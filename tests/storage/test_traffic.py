@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.request.changes import CastRule, Changes, JoinRule, OverflowPolicy, SplitRule, TransposeRule

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reshard.core.checkpoint.formats import ckpt
-from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import dtype_from_name

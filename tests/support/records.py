@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reshard.core.checkpoint.digested import with_digest
+from reshard.core.checkpoint.self_digest import with_digest
 
 
 def as_record(fields: Mapping[str, Any]) -> bytes:

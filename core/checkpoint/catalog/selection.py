@@ -7,7 +7,7 @@ choose from and by which option.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_step
+from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_step
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.runtime.wording import MAX_LISTED, listed, printable, rank_names

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_name
-from reshard.core.checkpoint.catalog.unified import WeightIndex, file_order
-from reshard.core.checkpoint.formats.parts import grouped
+from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
+from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
+from reshard.core.checkpoint.formats.stage_files import grouped
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError

@@ -25,7 +25,7 @@ from reshard.core.checkpoint.encryption.cipher_blocks import (
     layout_of,
     undecryptable,
 )
-from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CheckpointError, StorageError
 from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
 from reshard.core.runtime.keys import EncryptionMode, Key

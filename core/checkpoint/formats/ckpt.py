@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from reshard.core.checkpoint.formats.checksums import crc32_of_parts
+from reshard.core.checkpoint.formats.crc32 import crc32_of_parts
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, build_varint, bytes_key, varint_key
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,

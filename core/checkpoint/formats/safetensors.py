@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from reshard.core.checkpoint.formats.checksums import crc32_joined, crc32_of_parts, crc32_of_zeros
+from reshard.core.checkpoint.formats.crc32 import crc32_joined, crc32_of_parts, crc32_of_zeros
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
     MINDSPORE,

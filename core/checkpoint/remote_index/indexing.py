@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from reshard.core.checkpoint.catalog.survey import refused_as_input
+from reshard.core.checkpoint.formats.any_format import read_template
 from reshard.core.checkpoint.formats.ckpt import first_name
-from reshard.core.checkpoint.formats.dispatch import read_template
 from reshard.core.checkpoint.model import FileIndex
-from reshard.core.checkpoint.remote_index.heads import Template
-from reshard.core.checkpoint.remote_index.reading import read_near
+from reshard.core.checkpoint.remote_index.templates import Template
+from reshard.core.checkpoint.remote_reads import read_near
 from reshard.core.errors import InputError
 from reshard.core.storage.files import SourceFile
 from reshard.core.storage.urls import Location

@@ -9,8 +9,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from reshard.core.checkpoint.model import Extent
-from reshard.core.checkpoint.remote_index.reading import START_BYTES, read_long
 from reshard.core.checkpoint.remote_index.repetition import Repetition
+from reshard.core.checkpoint.remote_reads import START_BYTES, read_long
 from reshard.core.storage.coalescing import coalesced, stretch_of
 from reshard.core.storage.files import SourceFile, read_bytes
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES

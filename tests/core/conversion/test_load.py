@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import reshard.core.conversion.load as load_module
 from reshard import mindspore
-from reshard.core.checkpoint.values import INT4, Value, dtype_of, is_same
+from reshard.core.checkpoint.numpy_values import INT4, Value, dtype_of, is_same
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.load import LoadPlan, load_rank, plan_load
 from reshard.core.errors import CastError, CatalogError, InputError, PlanError, StorageError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from reshard import mindspore
-from reshard.core.checkpoint.values import INT4
+from reshard.core.checkpoint.numpy_values import INT4
 from reshard.core.mindspore_api import distributed, unified
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import ALL_CASES, Case, read_tree

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard import mindspore
-from reshard.core.checkpoint.values import INT4
-from reshard.core.strategy.protobuf import build_layouts
+from reshard.core.checkpoint.numpy_values import INT4
+from reshard.core.strategy.protobuf_file import build_layouts
 from reshard.core.strategy.strategy_pb2 import ParallelLayouts
 from tests.support.checkpoints import ALL_CASES, ckpt
 from tests.support.plans import as_layout

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.scalars import read_scalars
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan

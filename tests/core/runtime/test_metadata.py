@@ -22,7 +22,7 @@ from reshard.core.runtime.metadata import (
     protobuf_bytes,
     records_bytes,
 )
-from reshard.core.strategy.protobuf import parse_protobuf
+from reshard.core.strategy.protobuf_file import parse_protobuf
 from tests.support.ckpt_writer import blob
 
 SIZE_BYTES = 200_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from demo.make_checkpoint import make_demo
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import plan_notes

@@ -16,7 +16,7 @@ from reshard.core.strategy import files
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.merging import split_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from reshard.core.strategy.protobuf import parse_protobuf
+from reshard.core.strategy.protobuf_file import parse_protobuf
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.places import FIXTURES
 

@@ -9,7 +9,7 @@ import pytest
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from reshard.core.strategy.protobuf import parse_protobuf
+from reshard.core.strategy.protobuf_file import parse_protobuf
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.places import FIXTURES
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CastError
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan

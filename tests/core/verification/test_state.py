@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from reshard.cli.main import run
-from reshard.core.checkpoint.digested import without_digest
 from reshard.core.checkpoint.manifest import read_manifest
+from reshard.core.checkpoint.self_digest import without_digest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetError

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.digests import file_digests
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, VerificationError

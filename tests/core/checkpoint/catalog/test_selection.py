@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from reshard.core.checkpoint.catalog.names import Step, parse_name
+from reshard.core.checkpoint.catalog.file_names import Step, parse_name
 from reshard.core.checkpoint.catalog.selection import Selection, select_files
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError

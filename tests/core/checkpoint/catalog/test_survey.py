@@ -5,7 +5,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from reshard.core.checkpoint.catalog.names import Step
+from reshard.core.checkpoint.catalog.file_names import Step
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, InputError, StorageError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput, encrypted_bytes
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.files import open_source, read_bytes

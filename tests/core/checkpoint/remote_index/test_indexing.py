@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.model import FileIndex, OutputEntry
-from reshard.core.checkpoint.remote_index.heads import piece_heads
 from reshard.core.checkpoint.remote_index.indexing import Answer, Indexed, Item, Workers, read_indexes
+from reshard.core.checkpoint.remote_index.templates import piece_heads
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.runtime.retry import count_retry, counting_retries
 from reshard.core.storage.files import SourceFile

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.formats import ckpt
-from reshard.core.checkpoint.formats.dispatch import read_index
+from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.model import FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, dtype_from_name

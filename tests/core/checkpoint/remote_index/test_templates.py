@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.formats import ckpt
-from reshard.core.checkpoint.formats.dispatch import read_template
+from reshard.core.checkpoint.formats.any_format import read_template
 from reshard.core.checkpoint.model import OutputEntry, text_entry
-from reshard.core.checkpoint.remote_index.heads import Template, piece_heads, unlike_error
+from reshard.core.checkpoint.remote_index.templates import Template, piece_heads, unlike_error
 from reshard.core.errors import CatalogError
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, dtype_from_name
 from tests.support.ckpt_writer import blob, checkpoint_bytes, number, varint

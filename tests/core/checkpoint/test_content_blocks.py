@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.catalog import catalog_files
+from reshard.core.checkpoint.catalog.builder import catalog_files
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.contents import Stretch, read_stretches, share_of, text_bytes
+from reshard.core.checkpoint.content_blocks import Stretch, read_stretches, share_of, text_bytes
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats import ckpt
-from reshard.core.checkpoint.formats.dispatch import plan_file
+from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.errors import CatalogError
 from reshard.core.storage.urls import parse_url

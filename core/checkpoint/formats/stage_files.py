@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from reshard.core.checkpoint.catalog.names import CheckpointName
+from reshard.core.checkpoint.catalog.file_names import CheckpointName
 from reshard.core.checkpoint.model import Extent, FileIndex, TensorEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.files import SourceFile, read_bytes

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.files import SourceFile
 
 BLOCK_BYTES = 4 << 20

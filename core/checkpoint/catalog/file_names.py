@@ -38,7 +38,7 @@ class CheckpointName:
     """The name of a checkpoint file, and what it says; `step` is None if it says none.
 
     `parts` are the numbers of the files that the name stands for, if they are parts of one; see
-    `reshard.core.checkpoint.formats.parts`.
+    `reshard.core.checkpoint.formats.stage_files`.
     """
 
     name: str

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from reshard.core.checkpoint.formats import dispatch
+from reshard.core.checkpoint.formats import any_format
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.files import open_source
@@ -20,8 +20,8 @@ SAFETENSORS = save({"w": np.zeros(2)})
 def read(path: Path) -> FileIndex:
     source = open_source(parse_url(str(path)))
     try:
-        index = dispatch.read_index(source)
-        dispatch.check_crc(source, index)
+        index = any_format.read_index(source)
+        any_format.check_crc(source, index)
         return index
     finally:
         source.close()
@@ -65,7 +65,7 @@ def test_a_strategy_file() -> None:
 )
 def test_refused(name: str, data: bytes, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
-        dispatch.read_index(MemoryFile(data, name))
+        any_format.read_index(MemoryFile(data, name))
     assert str(caught.value).startswith(f"/somewhere/{name}: ")
 
 
@@ -77,8 +77,8 @@ def test_round_trip_by_format(format: CheckpointFormat) -> None:
         OutputEntry("note", TEXT, (4,), "é"),
     ]
     contents = {"w": b"abcdefgh", "q": b"ijk"}
-    data = filled(dispatch.plan_file(format, entries), contents.__getitem__)
-    index = dispatch.read_index(MemoryFile(data, f"model.{format}"))
+    data = filled(any_format.plan_file(format, entries), contents.__getitem__)
+    index = any_format.read_index(MemoryFile(data, f"model.{format}"))
     assert index.format is format
     assert [(e.dtype, e.shape, e.text) for e in index.entries.values()] == [(e.dtype, e.shape, e.text) for e in entries]
     for name, content in contents.items():
@@ -89,4 +89,4 @@ def test_round_trip_by_format(format: CheckpointFormat) -> None:
 def test_a_name_given_twice(format: CheckpointFormat) -> None:
     entry = OutputEntry("w", INT4, (1,))
     with pytest.raises(CheckpointError, match="parameter 'w' is given twice"):
-        dispatch.plan_file(format, [entry, OutputEntry("v", INT4, (1,)), entry])
+        any_format.plan_file(format, [entry, OutputEntry("v", INT4, (1,)), entry])

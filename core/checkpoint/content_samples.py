@@ -5,7 +5,7 @@ from functools import partial
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.remote_index.heads import piece_heads, unlike_error
+from reshard.core.checkpoint.remote_index.templates import piece_heads, unlike_error
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.files import read_bytes
 from reshard.core.storage.transfers import at_once

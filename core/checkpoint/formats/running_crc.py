@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from reshard.core.checkpoint.formats import ckpt, safetensors
-from reshard.core.checkpoint.formats.checksums import crc32_joined
+from reshard.core.checkpoint.formats.crc32 import crc32_joined
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
 
 Stretch = tuple[str, int, int]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from reshard.core.checkpoint.digests import FileDigests, content_digests, file_digests
-from reshard.core.checkpoint.formats import dispatch
-from reshard.core.checkpoint.formats.crc_writing import running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats import any_format
+from reshard.core.checkpoint.formats.running_crc import running_crc, stands_at_beginning
 from reshard.core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
@@ -57,7 +57,7 @@ class GrowingFile:
 
 def written(format: CheckpointFormat, entries: Sequence[OutputEntry], contents: dict[str, bytes], block: int) -> bytes:
     """The file, written in blocks of at most so many bytes, which may have several parameters in them."""
-    plan = dispatch.plan_file(format, entries, with_crc=True)
+    plan = any_format.plan_file(format, entries, with_crc=True)
     crc = running_crc(format, plan, entries)
     assert crc
     file = GrowingFile()
@@ -100,11 +100,11 @@ def test_what_is_written_passes_the_check(
     contents = contents_of(entries, seed)
     data = written(format, entries, contents, block)
     file = MemoryFile(data, f"m.{format}")
-    index = dispatch.read_index(file)
+    index = any_format.read_index(file)
     assert index.has_crc
-    dispatch.check_crc(file, index)
+    any_format.check_crc(file, index)
     # the same in one go with the digests, from a local file and from a remote one
-    stored = dispatch.stored_crc(file, index)
+    stored = any_format.stored_crc(file, index)
     digests = content_digests(file, list(index.entries.values()), memoryview(bytearray(9)))
     want = dict(zip(index.entries, digests, strict=True))
     around = bytearray(data)
@@ -120,7 +120,7 @@ def test_what_is_written_passes_the_check(
 def test_the_rest_of_the_file_is_as_without(format: CheckpointFormat) -> None:
     entries = [OutputEntry("w", dtype_from_name("Float32"), (3, 5)), OutputEntry("note", TEXT, (4,), "é")]
     contents = contents_of(entries, 1)
-    plain = dispatch.plan_file(format, entries)
+    plain = any_format.plan_file(format, entries)
     data = written(format, entries, contents, 50)
     if format is CheckpointFormat.CKPT:
         assert len(data) == plain.size_bytes + 17
@@ -170,33 +170,33 @@ def test_a_negative_scalar_counts_by_its_bytes() -> None:
     entry, content = OutputEntry("step", dtype_from_name("Int64"), ()), (-3).to_bytes(8, "little", signed=True)
     data = written(CheckpointFormat.SAFETENSORS, [entry], {"step": content}, 64)
     file = MemoryFile(data, "m.safetensors")
-    index = dispatch.read_index(file)
-    assert dispatch.stored_crc(file, index) == zlib.crc32(b"step" + content)
-    dispatch.check_crc(file, index)
+    index = any_format.read_index(file)
+    assert any_format.stored_crc(file, index) == zlib.crc32(b"step" + content)
+    any_format.check_crc(file, index)
 
 
 @pytest.mark.parametrize("name", ["crc.ckpt", "crc.safetensors"])
 def test_the_crc_of_mindspores_files_is_found_again(name: str) -> None:
     data = (FORMATS / name).read_bytes()
     file = MemoryFile(data, name)
-    index = dispatch.read_index(file)
+    index = any_format.read_index(file)
     entries = [OutputEntry(entry.name, entry.dtype, entry.shape, entry.text) for entry in index.entries.values()]
     contents = {
         entry.name: b"".join(data[extent.offset : extent.offset + extent.length] for extent in entry.extents)
         for entry in index.entries.values()
     }
     ours = MemoryFile(written(index.format, entries, contents, 100), name)
-    assert dispatch.stored_crc(ours, dispatch.read_index(ours)) == dispatch.stored_crc(file, index)
+    assert any_format.stored_crc(ours, any_format.read_index(ours)) == any_format.stored_crc(file, index)
 
 
 def test_a_file_without_a_crc_has_none() -> None:
     entries = [OutputEntry("q", INT4, (3,))]
     for format in CheckpointFormat:
-        plan = dispatch.plan_file(format, entries)
+        plan = any_format.plan_file(format, entries)
         assert plan.crc_offset is None
         assert running_crc(format, plan, entries) is None
     file = MemoryFile((FORMATS / "plain.ckpt").read_bytes())
-    assert dispatch.stored_crc(file, dispatch.read_index(file)) is None
+    assert any_format.stored_crc(file, any_format.read_index(file)) is None
 
 
 def test_only_the_beginning_of_safetensors_is_rewritten() -> None:
@@ -212,4 +212,4 @@ def test_any_changed_byte_is_found(format: CheckpointFormat) -> None:
         damaged[place] ^= 4
         file = MemoryFile(bytes(damaged), f"m.{format}")
         with pytest.raises(CheckpointError):  # where the mark is gone, bytes are left over
-            dispatch.check_crc(file, dispatch.read_index(file))
+            any_format.check_crc(file, any_format.read_index(file))

@@ -9,8 +9,8 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.model import Extent, TensorEntry
-from reshard.core.checkpoint.remote_index.heads import Head, piece_heads, unlike_error
-from reshard.core.checkpoint.remote_index.reading import read_ahead
+from reshard.core.checkpoint.remote_index.templates import Head, piece_heads, unlike_error
+from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.files import SourceFile
 from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes
 

@@ -12,16 +12,16 @@ from threading import Lock, Semaphore
 import numpy as np
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
-from reshard.core.checkpoint.catalog.names import Step, parse_step
+from reshard.core.checkpoint.catalog.file_names import Step, parse_step
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.checkpoint.catalog.unified import check_index, names_outside
+from reshard.core.checkpoint.catalog.unified_index import check_index, names_outside
 from reshard.core.checkpoint.digests import UnlikeError, content_digests
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats.dispatch import check_crc as check_file_crc
-from reshard.core.checkpoint.formats.dispatch import format_of, read_index
+from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
+from reshard.core.checkpoint.formats.any_format import format_of, read_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError

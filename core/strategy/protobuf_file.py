@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from reshard.core.errors import StrategyError
 from reshard.core.runtime.metadata import parsing, protobuf_bytes
-from reshard.core.strategy.kinds import START_BYTES, with_guess
+from reshard.core.strategy.file_kinds import START_BYTES, with_guess
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
     CURRENT_STAGE,

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.values import INT4, array_of, bytes_of, dtype_of, numpy_dtype
+from reshard.core.checkpoint.numpy_values import INT4, array_of, bytes_of, dtype_of, numpy_dtype
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import MAP_TENSOR, dtype_from_name
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.names import CheckpointName, Step, group_prefixes, parse_name, parse_step
+from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name, parse_step
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.storage.patterns import spelled_for
 

@@ -7,7 +7,7 @@ import pytest
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from reshard.core.strategy.protobuf import build_protobuf, parse_protobuf
+from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap, ParallelLayouts, ParallelStrategyMap
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from tests.support.places import FIXTURES

@@ -5,8 +5,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from reshard.core.checkpoint.beginnings import beginnings
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
+from reshard.core.checkpoint.content_samples import beginnings
 from reshard.core.errors import CatalogError
 from reshard.core.storage.files import SourceFile, open_source
 from reshard.core.storage.urls import Location

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.remote_index import reading
-from reshard.core.checkpoint.remote_index.reading import WithEnds, read_ahead, read_long, read_near
+from reshard.core.checkpoint import remote_reads
+from reshard.core.checkpoint.remote_reads import WithEnds, read_ahead, read_long, read_near
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.transfers import submitted
 from tests.support.remote_file import RemoteFile
@@ -47,9 +47,9 @@ def test_reading_ahead_gives_every_range_in_order(
 ) -> None:
     file = remote(600)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "REQUEST_BYTES", request_bytes)
-        patch.setattr(reading, "GAP_WORTH_READING_BYTES", gap_bytes)
-        patch.setattr(reading, "_MOST_BYTES_UNDER_WAY", under_way_bytes)
+        patch.setattr(remote_reads, "REQUEST_BYTES", request_bytes)
+        patch.setattr(remote_reads, "GAP_WORTH_READING_BYTES", gap_bytes)
+        patch.setattr(remote_reads, "_MOST_BYTES_UNDER_WAY", under_way_bytes)
         found = list(read_ahead(file, ranges))
     assert [number for number, _ in found] == sorted(number for number, _ in found)
     assert all(0 < len(data) <= request_bytes for _, data in found)
@@ -65,7 +65,7 @@ def test_so_much_is_under_way_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
         asked.extend(item)
         return submitted(function, item)
 
-    monkeypatch.setattr(reading, "submitted", noted)
+    monkeypatch.setattr(remote_reads, "submitted", noted)
     file = remote(48 * MIB)
     under_way = [len(asked) - taken for taken, _ in enumerate(read_ahead(file, [(0, 48 * MIB)]))]
     assert under_way == [4] * 9 + [3, 2, 1]

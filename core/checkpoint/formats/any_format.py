@@ -13,10 +13,10 @@ from typing import Protocol
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.files import DecryptedSource
 from reshard.core.checkpoint.formats import ckpt, safetensors
-from reshard.core.checkpoint.formats.parts import joined_index
+from reshard.core.checkpoint.formats.stage_files import joined_index
 from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
-from reshard.core.checkpoint.remote_index.heads import Template, template_of
-from reshard.core.checkpoint.remote_index.reading import WithEnds
+from reshard.core.checkpoint.remote_index.templates import Template, template_of
+from reshard.core.checkpoint.remote_reads import WithEnds
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.files import SourceFile, read_bytes
 from reshard.core.storage.joined import JoinedFile
@@ -138,7 +138,7 @@ def plan_file(
 
     `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell; None: it
     is not known.
-    `with_crc`: there is room for a CRC; see `reshard.core.checkpoint.formats.crc_writing`.
+    `with_crc`: there is room for a CRC; see `reshard.core.checkpoint.formats.running_crc`.
     `framework`: for whom it says that it is, where the format tells.
 
     Raises:

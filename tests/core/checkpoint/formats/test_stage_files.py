@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from reshard.core.checkpoint.catalog.catalog import build_catalog
+from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.checkpoint.catalog.survey import survey
 from reshard.core.conversion.convert import convert
