@@ -11,7 +11,7 @@ from reshard.cli.output import print_facts, print_table, wants_table
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
-from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars

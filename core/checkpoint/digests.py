@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.formats.ckpt import CRC_TRAILER_BYTES
 from reshard.core.checkpoint.formats.running_crc import Stretch, crc_of_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from reshard import __version__
-from reshard.core.checkpoint.encryption.files import encrypted_bytes
+from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
 from reshard.core.checkpoint.formats.running_crc import stands_at_beginning
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
 from reshard.core.conversion.report import (

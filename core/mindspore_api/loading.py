@@ -27,7 +27,7 @@ from io import BytesIO
 import numpy as np
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
 from reshard.core.checkpoint.formats.any_format import read_index

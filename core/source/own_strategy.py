@@ -12,7 +12,7 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.encryption.files import encrypted_bytes
+from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unsealed_manifest
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.plan.plan_file import load_target_strategy

@@ -6,7 +6,7 @@ from threading import Lock
 from typing import Protocol
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.encryption.files import decrypted
+from reshard.core.checkpoint.encryption.decrypted_source import decrypted
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.checkpoint.remote_index.templates import piece_heads
 from reshard.core.errors import CatalogError

@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import xxhash
 
-from reshard.core.checkpoint.encryption.files import encrypted_bytes
+from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
 from reshard.core.checkpoint.encryption.opening import write_checkpoint
 from reshard.core.checkpoint.formats.running_crc import RunningCrc, Stretch, running_crc
 from reshard.core.checkpoint.manifest import OverflowRecord, ParameterRecord, ShardRecord

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from reshard.core.checkpoint.digests import file_digests
-from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index, stored_crc
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest, unsealed_manifest

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
+from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.checkpoint.formats.any_format import check_crc, read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
 from reshard.core.checkpoint.map_parameters import build_map_parameter, parse_map_parameter

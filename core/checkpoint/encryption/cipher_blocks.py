@@ -313,3 +313,8 @@ def undecryptable(file: SourceFile, key: Key, detail: str) -> CheckpointError:
         f"{file.location}: cannot be decrypted ({detail}): {key.name} is not the key that it was encrypted with, or "
         "it was changed since"
     )
+
+
+PIECE_BYTES = 128 << 10
+"""Decrypted at a time: little enough for the processor's caches, and for others not to wait long: no thread of this
+process runs while a cipher does, and SM4 takes about a second for 88 MB."""

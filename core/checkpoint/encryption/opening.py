@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from reshard.core.checkpoint.encryption.files import EncryptedOutput, decrypted
+from reshard.core.checkpoint.encryption.decrypted_source import decrypted
+from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.keys import Key
 from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
-from reshard.core.checkpoint.encryption.files import DecryptedSource
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.formats import ckpt, safetensors
 from reshard.core.checkpoint.formats.stage_files import joined_index
 from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
+from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestOutcome, convert_latest

@@ -284,7 +284,7 @@ def test_digests_of_the_parameters_asked_for(source: Source) -> None:
 
 
 def test_digest_covers_blocks_and_pieces_in_order(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.checkpoint.catalog.builder._BLOCK_BYTES", 48)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog.record_reader._BLOCK_BYTES", 48)
     one, two = bytes(range(200)), bytes(range(7, 150))
     data = b"".join(field(1, field(1, b"w") + tensor(343, part)) for part in (one, two))
     source.add("rank_0/A.ckpt", data=data)
@@ -367,8 +367,8 @@ def test_few_requests_for_many_equal_files(remote: Source, monkeypatch: pytest.M
 
 def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each holds what it has read ahead."""
-    monkeypatch.setattr("reshard.core.checkpoint.catalog.builder._LONG_READS_AT_ONCE", 1)
-    monkeypatch.setattr("reshard.core.checkpoint.catalog.builder._BLOCK_BYTES", 100)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog.record_reader._LONG_READS_AT_ONCE", 1)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog.record_reader._BLOCK_BYTES", 100)
     alone = Lock()
 
     def watched(*arguments: Any, **options: Any) -> list[str]:

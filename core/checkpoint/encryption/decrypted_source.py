@@ -4,7 +4,6 @@ Any part of a block can be decrypted without the rest of it: AES-GCM is AES in c
 of cipher before. So reading takes no memory for blocks, which MindSpore makes 64 MiB long.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from io import BytesIO
 from typing import Any
@@ -16,26 +15,20 @@ from cryptography.hazmat.primitives.ciphers.base import CipherContext
 from reshard.core.checkpoint.encryption.cipher_blocks import (
     CELL_BYTES,
     FIRST_COUNTER,
-    IV_BYTES,
     MAGIC_BYTES,
     NONCE_BYTES,
+    PIECE_BYTES,
     TAG_BYTES,
     block_cipher,
     known_blocks,
-    layout_of,
     undecryptable,
 )
 from reshard.core.checkpoint.remote_reads import read_ahead
-from reshard.core.errors import CheckpointError, StorageError
-from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
+from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.files import OutputFile, SourceFile
+from reshard.core.storage.files import SourceFile
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.uploads import Buffer
-
-_PIECE_BYTES = 128 << 10
-"""Decrypted at a time: little enough for the processor's caches, and for others not to wait long: no thread of this
-process runs while a cipher does, and SM4 takes about a second for 88 MB."""
 
 
 class DecryptedSource:
@@ -84,7 +77,7 @@ class DecryptedSource:
             return
         # the cell before, and both ends rounded to cells
         around_bytes = 3 * CELL_BYTES if self._blocks.layout.padded else 0
-        scratch = memoryview(bytearray(min(len(buffer) + around_bytes, _PIECE_BYTES) if around_bytes else 0))
+        scratch = memoryview(bytearray(min(len(buffer) + around_bytes, PIECE_BYTES) if around_bytes else 0))
         while buffer:
             number = self._blocks.at(offset)
             count = min(len(buffer), self._blocks.stop(number) - offset)
@@ -100,8 +93,8 @@ class DecryptedSource:
         start, _ = self._blocks.stretch(offset, len(buffer))
         self._file.read_into(start, buffer)
         decryptor = self._decryptor(number, offset)
-        for first in range(0, len(buffer), _PIECE_BYTES):
-            piece = buffer[first : first + _PIECE_BYTES]
+        for first in range(0, len(buffer), PIECE_BYTES):
+            piece = buffer[first : first + PIECE_BYTES]
             decryptor.update_into(piece, piece)
 
     def _read_chained(self, number: int, offset: int, buffer: memoryview, scratch: memoryview) -> None:
@@ -130,7 +123,7 @@ class DecryptedSource:
         stop = offset + length
         while offset < stop:
             number = self._blocks.at(offset)
-            part_stop = min(stop, self._blocks.stop(number), offset + _PIECE_BYTES)
+            part_stop = min(stop, self._blocks.stop(number), offset + PIECE_BYTES)
             start, count = self._blocks.stretch(offset, part_stop - offset)
             part = memoryview(cipher)[start - stretch[0] :][:count]
             yield self._decrypted(number, offset, part_stop - offset, part)
@@ -166,7 +159,7 @@ class DecryptedSource:
             CheckpointError: a block was changed, or the key is not right.
             StorageError: it cannot be read.
         """
-        plain = memoryview(bytearray(_PIECE_BYTES + CELL_BYTES))
+        plain = memoryview(bytearray(PIECE_BYTES + CELL_BYTES))
         block, left = -1, 0
         decryptor: Any = None
         for number, stored in self._stored_pieces():
@@ -177,8 +170,8 @@ class DecryptedSource:
                 block, left = number, self._blocks.stop(number) - self._blocks.start(number)
                 tag = head[MAGIC_BYTES:][:TAG_BYTES] if self.is_authenticated else None
                 decryptor = block_cipher(self._key, self._blocks.iv(number), tag).decryptor()
-            for first in range(0, len(piece), _PIECE_BYTES):
-                count = min(left, decryptor.update_into(piece[first : first + _PIECE_BYTES], plain))
+            for first in range(0, len(piece), PIECE_BYTES):
+                count = min(left, decryptor.update_into(piece[first : first + PIECE_BYTES], plain))
                 left -= count  # what is beyond is padding
                 yield plain[:count]
         self._finish(decryptor, block)
@@ -208,10 +201,10 @@ class DecryptedSource:
         if not self.location.is_local:
             yield from read_ahead(self._file, ranges)
             return
-        buffer = memoryview(bytearray(_PIECE_BYTES))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         for number, (offset, length) in enumerate(ranges):
-            for start in range(0, length, _PIECE_BYTES):
-                piece = buffer[: min(_PIECE_BYTES, length - start)]
+            for start in range(0, length, PIECE_BYTES):
+                piece = buffer[: min(PIECE_BYTES, length - start)]
                 self._file.read_into(offset + start, piece)
                 yield number, piece
 
@@ -248,78 +241,3 @@ def decrypted(file: SourceFile, key: Key | None) -> SourceFile:
     except BaseException:
         file.close()
         raise
-
-
-class EncryptedOutput:
-    """Encrypts what is written, and writes it to another file, block by block; each has an iv of its own, by chance."""
-
-    def __init__(self, file: OutputFile, key: Key, block_bytes: int = CIPHER_BLOCK_BYTES) -> None:
-        self._file = file
-        self._key = key
-        self._block_bytes = block_bytes
-        self._layout = layout_of(key.mode)
-        self._block = memoryview(bytearray(self._layout.head_bytes + block_bytes + 2 * CELL_BYTES))
-        self._iv = b""
-        self._encryptor: Any = None
-        self._plain_bytes = 0
-        self._stop = 0
-
-    def write(self, buffer: Buffer) -> None:
-        """Appends all of `buffer`; it may be used for something else afterwards.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        view = memoryview(buffer).cast("B")
-        while view:
-            if self._encryptor is None:
-                self._begin()
-            piece = view[: min(_PIECE_BYTES, self._block_bytes - self._plain_bytes)]
-            self._stop += self._encryptor.update_into(piece, self._block[self._stop :])
-            self._plain_bytes += len(piece)
-            if self._plain_bytes == self._block_bytes:
-                self._end()
-            view = view[len(piece) :]
-
-    def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Nothing can be changed: it is encrypted with what stands around it, and has no CRC that comes late."""
-        raise StorageError(f"cannot write {len(buffer)} bytes at {offset}: an encrypted file can only be appended to")
-
-    def finish(self) -> None:
-        """Writes the last block.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        if self._encryptor is not None:
-            self._end()
-
-    def _begin(self) -> None:
-        self._iv = os.urandom(IV_BYTES)
-        self._encryptor = block_cipher(self._key, self._iv).encryptor()
-        self._plain_bytes = 0
-        self._stop = self._layout.head_bytes
-
-    def _end(self) -> None:
-        if self._layout.padded:
-            padding = CELL_BYTES - self._plain_bytes % CELL_BYTES
-            self._stop += self._encryptor.update_into(bytes([padding]) * padding, self._block[self._stop :])
-        self._encryptor.finalize()
-        tag = self._encryptor.tag if self._layout.tagged else b""
-        head_bytes = self._layout.head_bytes
-        self._block[:head_bytes] = self._layout.head(tag, self._iv, self._stop - head_bytes)
-        self._file.write(self._block[: self._stop])
-        self._encryptor = None
-
-
-def encrypted_bytes(plain_bytes: int, mode: str, block_bytes: int = CIPHER_BLOCK_BYTES) -> int:
-    """The size of the encrypted file that `EncryptedOutput` makes of so many bytes; an empty mode: not encrypted."""
-    if not mode:
-        return plain_bytes
-    layout = layout_of(EncryptionMode(mode))
-    full, rest = divmod(plain_bytes, block_bytes)
-
-    def stored(length: int) -> int:
-        return layout.head_bytes + ((length // CELL_BYTES + 1) * CELL_BYTES if layout.padded else length)
-
-    return full * stored(block_bytes) + (stored(rest) if rest else 0)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
-from reshard.core.checkpoint.encryption.files import DecryptedSource, EncryptedOutput, encrypted_bytes
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
+from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput, encrypted_bytes
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key

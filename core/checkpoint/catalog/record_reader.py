@@ -1,0 +1,175 @@
+"""Read the catalog records of many checkpoint files at once."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock, Semaphore
+
+import numpy as np
+
+from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.digests import UnlikeError, content_digests
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
+from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.checkpoint.model import FileIndex, TensorEntry
+from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
+from reshard.core.errors import InputError
+from reshard.core.runtime.keys import EncryptionMode, source_key
+from reshard.core.storage.files import SourceFile
+from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.urls import Location
+
+_BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
+
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
+
+_WITHOUT_TAGS = (
+    "the source is encrypted as early releases of MindSpore did it, AES-GCM without a tag: whether it was changed "
+    "cannot be told"
+)
+
+WantsDigest = Callable[[int, TensorEntry], bool]
+
+
+def read_records(
+    locations: Mapping[int, Location], reader: "RecordReader", workers: int
+) -> tuple[dict[int, CatalogRecord], dict[int, InputError]]:
+    """The records of all files that can be used, and why the others cannot."""
+    with workers_on(locations.values(), workers) as threads:
+        if any(location.is_local for location in locations.values()):
+            outcomes = threads.outcomes(reader.read_local, sorted(locations.items()))
+        else:
+            outcomes = reader.read_remote(dict(sorted(locations.items())), threads)
+    by_rank = dict(zip(sorted(locations), outcomes, strict=True))
+    records = {rank: outcome for rank, outcome in by_rank.items() if isinstance(outcome, CatalogRecord)}
+    return records, {rank: outcome for rank, outcome in by_rank.items() if isinstance(outcome, InputError)}
+
+
+class RecordReader:
+    """Reads records, in many threads, and keeps one index per distinct content.
+
+    4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage are laid out alike.
+    """
+
+    def __init__(
+        self,
+        digest: WantsDigest,
+        check_crc: bool,
+        assume_alike: bool,
+        given_to: Callable[[int], Collection[str]] = lambda _: (),
+    ) -> None:
+        self._wants_digest = digest
+        self._given_to = given_to
+        self._checks_crc = check_crc
+        self._assumes_alike = assume_alike
+        self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
+        self._lock = Lock()
+        self._long_reads = Semaphore(_LONG_READS_AT_ONCE)
+        self.notes: tuple[str, ...] = ()
+
+    def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
+        """The record of a rank's file.
+
+        Raises:
+            InputError: it cannot be used.
+            StorageError: it cannot be read.
+        """
+        rank, location = item
+        file = _opened(location)
+        try:
+            return self._record(rank, file, Indexed(read_index(file)))
+        finally:
+            file.close()
+
+    def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
+        """The records of all ranks' files, or why they cannot be used.
+
+        Raises:
+            StorageError: a transient failure of the storage.
+        """
+        opened = dict(zip(locations, threads.outcomes(_opened, locations.values()), strict=True))
+        files = {rank: file for rank, file in opened.items() if not isinstance(file, InputError)}
+        try:
+            indexes = read_indexes(files, threads, assume_alike=self._assumes_alike)
+            indexes |= read_indexes(self._doubtful(files, indexes), threads, assume_alike=False)
+            indexed = [(rank, files[rank], found) for rank, found in indexes.items() if isinstance(found, Indexed)]
+            records = threads.outcomes(lambda item: self._record(*item), indexed)
+        finally:
+            for file in files.values():
+                file.close()
+        read = dict(zip((rank for rank, _, _ in indexed), records, strict=True))
+        refused = {rank: why for rank, why in (*opened.items(), *indexes.items()) if isinstance(why, InputError)}
+        outcomes = {**read, **refused}
+        return [outcomes[rank] for rank in locations]
+
+    def _doubtful(
+        self, files: Mapping[int, SourceFile], indexes: Mapping[int, Indexed | InputError]
+    ) -> dict[int, SourceFile]:
+        """The files that were assumed to be like one that lacks what its strategy gives it: each may lack another."""
+        assumed = {rank: found.index for rank, found in indexes.items() if isinstance(found, Indexed) and found.assumed}
+        if not assumed:
+            return {}
+        all_indexes = {id(found.index): found.index for found in indexes.values() if isinstance(found, Indexed)}
+        saved = {name for index in all_indexes.values() for name in index.entries}
+        lacks: dict[tuple[int, int], bool] = {}
+        doubtful = {}
+        for rank, index in assumed.items():
+            given = self._given_to(rank)
+            key = id(index), id(given)
+            if key not in lacks:
+                lacks[key] = any(name in saved and name not in index.entries for name in given)
+            if lacks[key]:
+                doubtful[rank] = files[rank]
+        return doubtful
+
+    def _record(self, rank: int, file: SourceFile, indexed: Indexed) -> CatalogRecord:
+        index = indexed.index
+        wanted = [entry for entry in index.entries.values() if self._wants_digest(rank, entry)]
+        checks_crc = self._checks_crc and index.has_crc
+        read_bytes = index.size_bytes if checks_crc else sum(entry.size_bytes for entry in wanted)
+        for part in file.parts if isinstance(file, JoinedFile) else (file,):
+            if isinstance(part, DecryptedSource):
+                self._check_encrypted(part)
+        try:
+            with self._room_for(file, read_bytes):
+                if checks_crc:
+                    check_file_crc(file, index)
+                digests = _digests(file, wanted, indexed.assumed)
+        except UnlikeError:
+            return self._record(rank, file, Indexed(read_index(file)))
+        return CatalogRecord(
+            rank, str(file.location), file.size_bytes, file.version, self._interned(index), digests, indexed.assumed
+        )
+
+    def _check_encrypted(self, file: DecryptedSource) -> None:
+        if file.mode is EncryptionMode.AES_GCM and not file.is_authenticated:
+            self.notes = (_WITHOUT_TAGS,)
+        with self._room_for(file, file.size_bytes):
+            file.check_tags()
+
+    def _room_for(self, file: SourceFile, read_bytes: int) -> AbstractContextManager[object]:
+        return nullcontext() if file.location.is_local or read_bytes <= _BLOCK_BYTES else self._long_reads
+
+    def _interned(self, index: FileIndex) -> FileIndex:
+        # what a text says may differ on every rank: without it in the key, each would be compared with all others
+        texts = tuple(entry.text for entry in index.entries.values() if entry.text is not None)
+        key = (index.size_bytes, tuple(index.entries), texts)
+        with self._lock:
+            alike = self._indexes.setdefault(key, [])
+            for known in alike:
+                if known == index:
+                    return known
+            alike.append(index)
+            return index
+
+
+def _opened(location: Location) -> SourceFile:
+    return open_checkpoint(location, source_key())
+
+
+def _digests(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> dict[str, str]:
+    # not zeroed: pages that no content reaches cost nothing
+    buffer = np.empty(_BLOCK_BYTES, np.uint8).data
+    digests = content_digests(file, entries, buffer, assumed=assumed)
+    return {entry.name: digest for entry, digest in zip(entries, digests, strict=True)}
