@@ -377,7 +377,7 @@ def test_one_long_read_at_a_time_if_no_more_are_allowed(remote: Source, monkeypa
         alone.release()
         return list(content_digests(*arguments, **options))
 
-    monkeypatch.setattr("reshard.core.checkpoint.catalog.builder.content_digests", watched)
+    monkeypatch.setattr("reshard.core.checkpoint.catalog.record_reader.content_digests", watched)
     for rank in range(3):
         remote.add(f"rank_{rank}/A.ckpt", data=rank_contents(rank, "ab"))
     assert len(catalog(remote.url, 3, digest=everything).records) == 3
