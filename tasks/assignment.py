@@ -32,7 +32,7 @@ from reshard.core.storage.lease import LeaseName, current_lease
 from reshard.core.storage.lease_monitor import watched_lease
 from reshard.core.storage.named_options import Pairs, Storages, resolve_storages, storages_in_force
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import Workspace
+from reshard.core.target.workspace import Workspace
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
 

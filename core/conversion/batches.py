@@ -14,7 +14,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.retry import Losses
-from reshard.core.target.target import Workspace, read_records
+from reshard.core.target.workspace import Workspace, read_records
 
 Groups = Sequence[Sequence[int]]
 

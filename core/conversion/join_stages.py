@@ -54,15 +54,8 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.target import (
-    IDENTITY_NAME,
-    LEASES_DIRECTORY,
-    Workspace,
-    check_beside,
-    check_place,
-    read_identity,
-    record_digest,
-)
+from reshard.core.target.place import check_beside, check_place
+from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, Workspace, read_identity, record_digest
 from reshard.core.transfer.reduced_copy import copy_without
 from reshard.core.verification.files import verify_rank
 from reshard.core.verification.part_copies import PartCopies

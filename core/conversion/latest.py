@@ -28,7 +28,8 @@ from reshard.core.storage.lease import RENEWAL_SECONDS
 from reshard.core.storage.lease_observer import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import LEASES_DIRECTORY, check_place
+from reshard.core.target.place import check_place
+from reshard.core.target.workspace import LEASES_DIRECTORY
 
 Convert = Callable[[ConversionRequest], ConversionReport]
 

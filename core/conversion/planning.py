@@ -34,7 +34,7 @@ from reshard.core.storage.files import takes_rewriting
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import Strategy
-from reshard.core.target.target import check_free
+from reshard.core.target.place import check_free
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.tied_parameters import with_shared_compared
 

@@ -62,7 +62,8 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.index import index_problem
-from reshard.core.target.target import LEASES_DIRECTORY, Workspace, check_beside, record_digest
+from reshard.core.target.place import check_beside
+from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
 from reshard.core.verification.files import verify_rank
 
 _LARGEST_MANIFEST_BYTES = 2**28

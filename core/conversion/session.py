@@ -62,7 +62,8 @@ from reshard.core.storage.uploads import abort_uploads, takes_parts
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.index import index_of, index_problem
-from reshard.core.target.target import Target, Workspace, read_identity, read_records, record_digest
+from reshard.core.target.target import Target
+from reshard.core.target.workspace import Workspace, read_identity, read_records, record_digest
 from reshard.core.transfer.file_blocks import expected_entries
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.transfer.rank_groups import group_ranks

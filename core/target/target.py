@@ -10,55 +10,39 @@ anything else                                   refuse                      refu
 """
 
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-import xxhash
-
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.manifest import (
-    LARGEST_RECORD_BYTES,
     PLAN_NAME,
     RECORDS_DIRECTORY,
     Manifest,
-    ShardRecord,
     dump_record,
-    parse_shard_record,
-    read_manifest,
-    record_content,
     with_plan,
 )
 from reshard.core.errors import (
-    CheckpointError,
     InputError,
     StorageError,
     TargetBusyError,
     TargetError,
     VerificationError,
-    is_transient,
 )
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan, load_sources, plan_identity
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
-from reshard.core.runtime.sealing import keyed_digest, seal, unseal
-from reshard.core.runtime.wording import printable
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.files import (
     find_files,
-    read_own_file,
-    read_small_file,
     remove_file,
     remove_files,
-    unless_missing,
     write_bytes,
 )
 from reshard.core.storage.lease import (
-    GATE_NAME,
     LeaseHolder,
     exclusive,
     held_lease,
@@ -66,12 +50,11 @@ from reshard.core.storage.lease import (
     new_holder,
     remove_place,
 )
-from reshard.core.storage.own_files import Listing, check_replaced, check_unlinked, check_working
+from reshard.core.storage.own_files import check_replaced, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     REMOVING_NAME,
     STATE_DIRECTORY,
-    foreign_names,
     list_names,
     other_files,
     publish,
@@ -81,105 +64,17 @@ from reshard.core.storage.publishing import (
     temporary_files,
     working_location,
 )
-from reshard.core.storage.transfers import at_once
-from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.urls import Location
 from reshard.core.target.index import index_of, index_problem, places_problem
-
-IDENTITY_NAME = "identity"
-LEASES_DIRECTORY = "leases"
-_RECORD = "record"
-_RECORD_NAME = re.compile(r"rank_([0-9]{1,18})\.json")
-_STATE_LISTING = Listing(
-    {PLAN_NAME, IDENTITY_NAME, MANIFEST_NAME}.__contains__,
-    {
-        re.compile(RECORDS_DIRECTORY): Listing(lambda name: _RECORD_NAME.fullmatch(name) is not None),
-        re.compile(LEASES_DIRECTORY): Listing(lambda name: name == GATE_NAME or name.endswith(".json")),
-    },
+from reshard.core.target.place import _check_local_place, check_beside, manifest_to_keep, refuse_occupied
+from reshard.core.target.workspace import (
+    IDENTITY_NAME,
+    LEASES_DIRECTORY,
+    STATE_LISTING,
+    Workspace,
+    read_identity,
+    read_records,
 )
-
-
-class ForeignRecordError(TargetError):
-    """A record is another conversion's, and not ours to remove."""
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """A directory that a plan's files and records are written in, by any number of processes.
-
-    Attributes:
-        directory: where; for a local target not yet its own name.
-        identity: identity of the plan.
-    """
-
-    directory: Location
-    identity: str
-
-    @property
-    def state(self) -> Location:
-        """Where everything that is not a checkpoint file is."""
-        return self.directory.child(STATE_DIRECTORY)
-
-    @property
-    def plan_url(self) -> str:
-        """Where the plan is."""
-        return str(self.state.child(PLAN_NAME))
-
-    def record_location(self, rank: int) -> Location:
-        """Where a rank's record is."""
-        return self.state.child(RECORDS_DIRECTORY, f"rank_{rank}.json")
-
-    def write_record(self, record: ShardRecord) -> None:
-        """Stores the record of a rank whose file is written."""
-        data, key = dump_record(record), target_key()
-        write_bytes(self.record_location(record.rank), data if key is None else seal(data, key, _RECORD))
-
-    def read_record(self, rank: int, *, needs_digest: bool = False) -> ShardRecord:
-        """The record of a rank; `needs_digest`: its file must end in a digest, as beside newer manifests.
-
-        Raises:
-            ForeignRecordError: the record belongs to another plan.
-            TargetError: the record is damaged, or cannot be decrypted.
-            StorageError: there is no record.
-        """
-        location = self.record_location(rank)
-        data = read_own_file(location, LARGEST_RECORD_BYTES)
-        try:
-            data = unseal(data, target_key(), _RECORD, str(location))
-        except InputError as error:
-            raise TargetError(str(error)) from None
-        record = parse_shard_record(data, str(location), needs_digest=needs_digest)
-        if record.identity != self.identity or record.rank != rank:
-            raise ForeignRecordError(f"{location}: is of another conversion")
-        return record
-
-    def find_record(self, rank: int) -> ShardRecord | None:
-        """The record of a rank; None if there is none.
-
-        Raises:
-            TargetError: as `read_record`.
-            StorageError: it cannot be read.
-        """
-        return unless_missing(lambda: self.read_record(rank))
-
-    def recorded_ranks(self) -> set[int]:
-        """Ranks that have a record."""
-        names = map(_RECORD_NAME.fullmatch, list_names(self.state.child(RECORDS_DIRECTORY)))
-        return {int(name[1]) for name in names if name}
-
-    def remove_record(self, rank: int) -> None:
-        """Forgets a rank's record; its file no longer counts."""
-        remove_file(self.record_location(rank))
-
-    def withdraw_record(self, record: ShardRecord) -> None:
-        """Forgets a rank's record, if it is still this one: another run may have done the rank anew."""
-        with suppress(TargetError):  # another conversion's, or damaged a moment ago
-            if self.find_record(record.rank) == record:
-                self.remove_record(record.rank)
-
-    @classmethod
-    def of_plan(cls, plan_url: str, identity: str) -> "Workspace":
-        """The workspace that a plan's file stands in."""
-        return cls(parse_url(plan_url).parent.parent, identity)
 
 
 @dataclass(frozen=True)
@@ -265,10 +160,10 @@ class Target:
             TargetError: it does not.
         """
         if self.final.is_local:
-            _check_place(self.final)
+            _check_local_place(self.final)
             check_beside(self.final)
             if self.is_mended_in_place:
-                check_unlinked(self.final, _STATE_LISTING)
+                check_unlinked(self.final, STATE_LISTING)
         unfinished = read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
@@ -282,7 +177,7 @@ class Target:
             names.discard(STATE_DIRECTORY)
         if not names or self.is_committed() or (self.is_mended_in_place and unfinished == self.identity):
             return
-        _refuse_occupied(
+        refuse_occupied(
             self.final,
             overwrite=self.overwrite,
             unified=self.plan.inputs.unified is not None,
@@ -414,7 +309,7 @@ class Target:
 
     def _read_manifest(self) -> Manifest | None:
         """The target's manifest; None if there is none, or a damaged one that may be overwritten."""
-        return _manifest_to_keep(self.final, overwrite=self.overwrite)
+        return manifest_to_keep(self.final, overwrite=self.overwrite)
 
     def _touched_text(self, other: Workspace) -> str:
         """What to add to a message about another plan's work, if only touched source files tell the plans apart."""
@@ -464,118 +359,6 @@ class Target:
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 
 
-def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
-    """Checks before planning, from the target alone, that it can be written.
-
-    A conversion of the same source may have the plan to come, so that is decided after planning.
-
-    Raises:
-        TargetError: the target is occupied, or its place cannot be used.
-        StorageError: a transient failure.
-    """
-    with _refused_as_target():
-        names = _names_at(final)
-        manifest = _manifest_to_keep(final, overwrite=overwrite) if names else None
-        if manifest is not None and not overwrite and manifest.source not in (str(source), str(source.parent)):
-            raise TargetError(
-                f"{final}: is not empty: it was converted from another source, {manifest.source}. Name another target, "
-                "or pass --overwrite to replace it"
-            )
-        if names and manifest is None and read_identity(final.child(STATE_DIRECTORY)) is None:
-            _refuse_occupied(final, overwrite=overwrite, unified=unified)
-
-
-def check_place(final: Location) -> None:
-    """Checks without writing that files can be written at a place.
-
-    Raises:
-        TargetError: the storage cannot be used, or no directory can be created there.
-        StorageError: a transient failure.
-    """
-    with _refused_as_target():
-        _names_at(final)
-
-
-@contextmanager
-def _refused_as_target() -> Iterator[None]:
-    """Turns storage errors of a target into TargetErrors, wrong inputs; transient ones pass unchanged."""
-    try:
-        yield
-    except StorageError as error:
-        if error.transient:
-            raise
-        raise TargetError(str(error)) from error
-
-
-def _names_at(final: Location) -> list[str]:
-    """The names at a target, without an object store's directory of leases and records.
-
-    Raises:
-        TargetError: no directory can be created there.
-        StorageError: the target cannot be listed.
-    """
-    if final.is_local:
-        _check_directory(final)
-    names = [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
-    if final.is_local and not names:  # a finished one may be where nothing can be written any more
-        _check_writable(final)
-    return names
-
-
-def _refuse_occupied(
-    final: Location, *, overwrite: bool, unified: bool = False, touched: Callable[[], str] = str
-) -> None:
-    """Refuses a target that is not empty, unless it is a checkpoint that may be overwritten.
-
-    `touched` gives an addition to the message.
-    """
-    foreign = foreign_names(final)
-    if foreign:
-        # such as config.json, which loaders of unified checkpoints expect beside the files
-        later = ", and back again when the checkpoint is there" if unified else ""
-        raise TargetError(
-            f"{final}: is not empty and holds what is not a checkpoint's ({', '.join(map(printable, foreign[:5]))}). "
-            f"Name another target, or move that away{later}"
-        )
-    if not overwrite:
-        raise TargetError(f"{final}: is not empty. Name another target, or pass --overwrite to replace it{touched()}")
-
-
-def _manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
-    """The manifest at a target; None if there is none, or a damaged one that may be overwritten."""
-    try:
-        return read_manifest(final)
-    except TargetError as error:
-        if overwrite:
-            return None
-        raise TargetError(f"{error}. Restore it, or pass --overwrite to convert again") from error
-
-
-def record_digest(record: ShardRecord) -> str:
-    """The digest by which a manifest knows a rank's record, whatever it says about how it was verified."""
-    data, key = record_content(record.model_copy(update={"verified": VerifyLevel.NONE, "parts": ()})), target_key()
-    return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
-
-
-def check_beside(final: Location) -> None:
-    """Makes sure that existing local working directories beside a target hold only files that conversions write.
-
-    Raises:
-        TargetError: a directory is a link, or holds a foreign file.
-        StorageError: a directory cannot be read.
-    """
-    working = working_location(final)
-    check_working(working, _STATE_LISTING)
-    state = working.child(STATE_DIRECTORY)
-    # in this order: another run may publish the directory in between
-    if not os.path.lexists(state.child(IDENTITY_NAME).path) and os.path.lexists(state.child(MANIFEST_NAME).path):
-        raise TargetError(
-            f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
-            "it away"
-        )
-    check_replaced(replaced_location(final))
-
-
 def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, CatalogRecord]) -> str | None:
     """A source file whose change time differs; None if any file differs in more than that, or none at all."""
     touched = None
@@ -590,74 +373,3 @@ def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, Catalo
         if theirs[rank].location != record.location:
             return None
     return touched
-
-
-def _check_place(final: Location) -> None:
-    """Makes sure that a local directory could be made at a place."""
-    _check_directory(final)
-    _check_writable(final)
-
-
-def _check_directory(final: Location) -> None:
-    existing = _existing(final)
-    if not os.path.isdir(existing):
-        what = "is" if existing == final.path else f"cannot be made: {existing} is"
-        raise TargetError(f"{final}: {what} a file, not a directory")
-
-
-def _check_writable(final: Location) -> None:
-    if os.path.ismount(final.path):
-        raise TargetError(
-            f"{final}: is a mount point, and the finished files could not get its name at once. Name a directory in it"
-        )
-    existing = _existing(final)
-    parent = os.path.dirname(final.path) if existing == final.path else existing
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise TargetError(f"{final}: cannot be made: {parent} is not writable")
-
-
-def _existing(final: Location) -> str:
-    """A place, or of the directories that it is in the nearest that is there."""
-    existing = final.path
-    while not os.path.lexists(existing):
-        existing = os.path.dirname(existing)
-    return existing
-
-
-def read_identity(state: Location) -> str | None:
-    """The identity of the plan that a state directory is of: None if of none, "" (nobody's) if that cannot be read.
-
-    Raises:
-        StorageError: a transient failure.
-    """
-    location = state.child(IDENTITY_NAME)
-    try:
-        content = unless_missing(lambda: read_small_file(location, 1024))
-        return None if content is None else content.decode("ascii", "replace")
-    except CheckpointError:
-        return ""
-    except StorageError as error:
-        if is_transient(error):
-            raise
-        return ""
-
-
-def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRecord]:
-    """The readable records of some ranks, one after another; a damaged one counts as none: its rank is done again.
-
-    Nor is one that is gone by the time it is read an error: another run may have given the workspace its final name.
-    """
-
-    def read(rank: int) -> ShardRecord | None:
-        try:
-            return workspace.find_record(rank)
-        except ForeignRecordError:
-            return None
-        except TargetError:
-            workspace.remove_record(rank)
-            return None
-
-    recorded = sorted(workspace.recorded_ranks() & set(ranks))
-    # local ones are read faster than they could be handed to threads
-    found = map(read, recorded) if workspace.directory.is_local else at_once(read, recorded)
-    return filter(None, found)

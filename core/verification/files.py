@@ -43,7 +43,7 @@ from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.index import index_problem, places_problem
-from reshard.core.target.target import Workspace, record_digest
+from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.tensor.fingerprint import fingerprint_text
 from reshard.core.tensor.slices import Shape
 from reshard.core.verification.report import VerificationReport

@@ -17,7 +17,7 @@ from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.file_versions import is_only_touched, is_same_version
 from reshard.core.storage.files import has_no_file, is_missing, read_version
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.target import Workspace
+from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.slices import Shape
 from reshard.core.verification.values import ContentCheck, target_starts
 

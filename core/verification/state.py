@@ -13,7 +13,7 @@ from reshard.core.plan.plan_file import LARGEST_PLAN_BYTES
 from reshard.core.storage.files import find_files, is_of_file_system, is_temporary, read_small_file
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.urls import Location
-from reshard.core.target.target import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
+from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
 
 UNDIGESTED = (
     "written by an earlier version of reshard, without digests of the manifest, the records and the plan: not all of "

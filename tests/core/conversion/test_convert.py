@@ -32,7 +32,8 @@ from reshard.core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.target.target import Target, Workspace
+from reshard.core.target.target import Target
+from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import RankVerification, verify_rank, verify_target
@@ -792,7 +793,7 @@ def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
 
 
 @pytest.mark.parametrize(
-    "look", ["reshard.core.target.target.Workspace.recorded_ranks", "reshard.core.target.target.other_files"]
+    "look", ["reshard.core.target.workspace.Workspace.recorded_ranks", "reshard.core.target.target.other_files"]
 )
 def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
     target: Path, monkeypatch: pytest.MonkeyPatch, look: str

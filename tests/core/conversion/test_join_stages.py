@@ -23,7 +23,7 @@ from reshard.core.storage.lease import held_lease, new_holder
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
-from reshard.core.target.target import record_digest
+from reshard.core.target.workspace import record_digest
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree

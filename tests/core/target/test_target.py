@@ -16,7 +16,8 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.files import write_bytes
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.target.target import Target, Workspace, read_records
+from reshard.core.target.target import Target
+from reshard.core.target.workspace import Workspace, read_records
 from tests.support.checkpoints import case
 
 FOUR_TO_THREE = case(7009)

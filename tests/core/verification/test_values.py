@@ -20,7 +20,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.files import open_source
 from reshard.core.storage.urls import parse_url
-from reshard.core.target.target import Workspace
+from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
 from reshard.core.transfer import reader
 from reshard.core.transfer.writer import transform_ranks

@@ -1,0 +1,168 @@
+"""Whether the place of a target can be used: permissions, files in the way, leftovers of other runs beside it."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from reshard.core.checkpoint.manifest import (
+    Manifest,
+    read_manifest,
+)
+from reshard.core.errors import (
+    StorageError,
+    TargetError,
+)
+from reshard.core.runtime.wording import printable
+from reshard.core.storage.own_files import check_replaced, check_working
+from reshard.core.storage.publishing import (
+    MANIFEST_NAME,
+    STATE_DIRECTORY,
+    foreign_names,
+    list_names,
+    replaced_location,
+    working_location,
+)
+from reshard.core.storage.urls import Location
+from reshard.core.target.workspace import (
+    IDENTITY_NAME,
+    STATE_LISTING,
+    read_identity,
+)
+
+
+def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
+    """Checks before planning, from the target alone, that it can be written.
+
+    A conversion of the same source may have the plan to come, so that is decided after planning.
+
+    Raises:
+        TargetError: the target is occupied, or its place cannot be used.
+        StorageError: a transient failure.
+    """
+    with _refused_as_target():
+        names = _names_at(final)
+        manifest = manifest_to_keep(final, overwrite=overwrite) if names else None
+        if manifest is not None and not overwrite and manifest.source not in (str(source), str(source.parent)):
+            raise TargetError(
+                f"{final}: is not empty: it was converted from another source, {manifest.source}. Name another target, "
+                "or pass --overwrite to replace it"
+            )
+        if names and manifest is None and read_identity(final.child(STATE_DIRECTORY)) is None:
+            refuse_occupied(final, overwrite=overwrite, unified=unified)
+
+
+def check_place(final: Location) -> None:
+    """Checks without writing that files can be written at a place.
+
+    Raises:
+        TargetError: the storage cannot be used, or no directory can be created there.
+        StorageError: a transient failure.
+    """
+    with _refused_as_target():
+        _names_at(final)
+
+
+@contextmanager
+def _refused_as_target() -> Iterator[None]:
+    """Turns storage errors of a target into TargetErrors, wrong inputs; transient ones pass unchanged."""
+    try:
+        yield
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise TargetError(str(error)) from error
+
+
+def _names_at(final: Location) -> list[str]:
+    """The names at a target, without an object store's directory of leases and records.
+
+    Raises:
+        TargetError: no directory can be created there.
+        StorageError: the target cannot be listed.
+    """
+    if final.is_local:
+        _check_directory(final)
+    names = [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
+    if final.is_local and not names:  # a finished one may be where nothing can be written any more
+        _check_writable(final)
+    return names
+
+
+def refuse_occupied(
+    final: Location, *, overwrite: bool, unified: bool = False, touched: Callable[[], str] = str
+) -> None:
+    """Refuses a target that is not empty, unless it is a checkpoint that may be overwritten.
+
+    `touched` gives an addition to the message.
+    """
+    foreign = foreign_names(final)
+    if foreign:
+        # such as config.json, which loaders of unified checkpoints expect beside the files
+        later = ", and back again when the checkpoint is there" if unified else ""
+        raise TargetError(
+            f"{final}: is not empty and holds what is not a checkpoint's ({', '.join(map(printable, foreign[:5]))}). "
+            f"Name another target, or move that away{later}"
+        )
+    if not overwrite:
+        raise TargetError(f"{final}: is not empty. Name another target, or pass --overwrite to replace it{touched()}")
+
+
+def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
+    """The manifest at a target; None if there is none, or a damaged one that may be overwritten."""
+    try:
+        return read_manifest(final)
+    except TargetError as error:
+        if overwrite:
+            return None
+        raise TargetError(f"{error}. Restore it, or pass --overwrite to convert again") from error
+
+
+def check_beside(final: Location) -> None:
+    """Makes sure that existing local working directories beside a target hold only files that conversions write.
+
+    Raises:
+        TargetError: a directory is a link, or holds a foreign file.
+        StorageError: a directory cannot be read.
+    """
+    working = working_location(final)
+    check_working(working, STATE_LISTING)
+    state = working.child(STATE_DIRECTORY)
+    # in this order: another run may publish the directory in between
+    if not os.path.lexists(state.child(IDENTITY_NAME).path) and os.path.lexists(state.child(MANIFEST_NAME).path):
+        raise TargetError(
+            f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
+            "it away"
+        )
+    check_replaced(replaced_location(final))
+
+
+def _check_local_place(final: Location) -> None:
+    """Makes sure that a local directory could be made at a place."""
+    _check_directory(final)
+    _check_writable(final)
+
+
+def _check_directory(final: Location) -> None:
+    existing = _existing(final)
+    if not os.path.isdir(existing):
+        what = "is" if existing == final.path else f"cannot be made: {existing} is"
+        raise TargetError(f"{final}: {what} a file, not a directory")
+
+
+def _check_writable(final: Location) -> None:
+    if os.path.ismount(final.path):
+        raise TargetError(
+            f"{final}: is a mount point, and the finished files could not get its name at once. Name a directory in it"
+        )
+    existing = _existing(final)
+    parent = os.path.dirname(final.path) if existing == final.path else existing
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise TargetError(f"{final}: cannot be made: {parent} is not writable")
+
+
+def _existing(final: Location) -> str:
+    """A place, or of the directories that it is in the nearest that is there."""
+    existing = final.path
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
+    return existing
