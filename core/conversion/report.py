@@ -324,7 +324,7 @@ def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
     if not found:
         return
     marked = any(record.index.redundancy_removed for record in plan.inputs.catalog.records.values())
-    lacking = frozenset().union(*(parameter.copies[0].lacking for parameter in found)) - frozenset(
+    lacking = frozenset().union(*(parameter.copies[0].missing_ranks for parameter in found)) - frozenset(
         plan.inputs.catalog.lost
     )
     yield (
@@ -356,7 +356,7 @@ def _redundancy_note(replicas: int) -> str:
 
 
 def _differs(plan: ConversionPlan, carried: PassedThroughParameter) -> bool:
-    return len({carried_content(plan.inputs.catalog, rank, carried.source_name) for rank in carried.holders}) > 1
+    return len({carried_content(plan.inputs.catalog, rank, carried.source_name) for rank in carried.owners}) > 1
 
 
 def _told_info(appended: AppendedParameter) -> str:

@@ -656,7 +656,7 @@ def _manifest(session: Session, results: Mapping[int, _RankResult], plan_data: b
         if compared
         else min((result.report.verified for result in results.values()), key=list(VerifyLevel).index),
         dropped=plan.match.dropped,
-        excused=plan.match.excused,
+        excused=plan.match.missing,
         carried=plan.match.beyond_strategies,
         notes=(*overflow_notes(_overflowed(plan, results)), *plan_notes(plan)),
         ranks=tuple(results[rank].summary for rank in plan.target_ranks),

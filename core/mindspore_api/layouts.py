@@ -228,7 +228,7 @@ def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:
                 cut = layout.shard_grid(len(layout.tensor_map))
             except LayoutError as error:
                 raise LayoutError(f"{strategy.origin}: parameter {name!r}: {error}") from None
-            alike &= set(cut.holders[cut.cell_of(rank - first_rank)])
+            alike &= set(cut.owners[cut.cell_of(rank - first_rank)])
     return [first_rank + other for other in sorted(alike)]
 
 

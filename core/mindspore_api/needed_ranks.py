@@ -116,11 +116,11 @@ class _LayoutPair:
         cut = self._grid.cut
         ours = place % cut.device_count
         # the ranks that share a slice are numbered alike for all slices
-        number = cut.holders[cut.cell_of(ours)].index(ours)
+        number = cut.owners[cut.cell_of(ours)].index(ours)
         with self._named_errors():
             box = self._target_cut.box_of(stage_rank, self._units)
         for cell, _ in self._grid.overlaps(box):
-            yield cut.holders[cell][number]
+            yield cut.owners[cell][number]
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -91,7 +91,7 @@ def _moved(plan: ConversionPlan) -> Iterator[ParameterEffect]:
 
 def _carried(plan: ConversionPlan) -> Iterator[ParameterEffect]:
     for carried in plan.match.passed_through:
-        entry = plan.source_entry(min(carried.holders), carried.source_name)
+        entry = plan.source_entry(min(carried.owners), carried.source_name)
         yield ParameterEffect(
             parameter=carried.name,
             sources=(carried.source_name,),

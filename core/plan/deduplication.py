@@ -17,11 +17,11 @@ class SharedSlices:
     """The slices of one parameter in one pipeline stage; every slice is shared by equally many ranks.
 
     Attributes:
-        holders: int array of shape (slices, ranks of each): stage ranks, ascending. Every rank is in it once.
+        owners: int array of shape (slices, ranks of each): stage ranks, ascending. Every rank is in it once.
         sizes_bytes: int64 array of shape (slices,).
     """
 
-    holders: np.ndarray
+    owners: np.ndarray
     sizes_bytes: np.ndarray
 
 
@@ -36,15 +36,15 @@ def choose_keepers(parameters: Sequence[SharedSlices], device_count: int, replic
     order = sorted(
         range(len(parameters)),
         key=lambda number: (
-            parameters[number].holders.shape[1] > replicas,
+            parameters[number].owners.shape[1] > replicas,
             -int(parameters[number].sizes_bytes.max(initial=0)),
         ),
     )
     for number in order:
-        holders = parameters[number].holders
+        owners = parameters[number].owners
         # slices of one parameter share no rank: all are decided at once
-        least = np.argsort(loads_bytes[holders], axis=1, kind="stable")[:, :replicas]
-        keepers = np.take_along_axis(holders, least, axis=1)
+        least = np.argsort(loads_bytes[owners], axis=1, kind="stable")[:, :replicas]
+        keepers = np.take_along_axis(owners, least, axis=1)
         kept[number, keepers] = True
         loads_bytes[keepers] += parameters[number].sizes_bytes[:, np.newaxis]
     return kept

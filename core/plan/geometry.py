@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from reshard.core.plan.ownership import HeldPart, SourceCopies, SourceCopy, grid_of
+from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, grid_of
 from reshard.core.tensor.layout import ShardGrid
 from reshard.core.tensor.segments import Piece, SortedPieces
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
 @dataclass(frozen=True)
-class PlacedPart(HeldPart):
+class PlacedPart(ShardPart):
     """A box of a source parameter, the rank that it is read from, and where it goes.
 
     Attributes:
@@ -60,7 +60,7 @@ class ComposedPair:
     @cached_property
     def target_sizes(self) -> dict[Shape, int]:
         """How many elements each cell of the target's grid has."""
-        return {cell: self.target_box(cell).size for cell in self.target.holders}
+        return {cell: self.target_box(cell).size for cell in self.target.owners}
 
     def parts(self, target_cell: Shape) -> tuple[PlacedPart, ...]:
         """What fills a target cell, each part with the source rank that it is read from."""
@@ -71,9 +71,7 @@ class ComposedPair:
 
     def needed_bytes(self, itemsizes: Sequence[int]) -> list[int]:
         """Bytes of the sources that each cell of the target's grid is made from; `itemsizes` are the sources'."""
-        return [
-            sum(part.box.size * itemsizes[part.source] for part in self.parts(cell)) for cell in self.target.holders
-        ]
+        return [sum(part.box.size * itemsizes[part.source] for part in self.parts(cell)) for cell in self.target.owners]
 
     def _parts(self, box: TensorSlice) -> Iterator[PlacedPart]:
         for piece in self._pieces.near(box.start, box.stop):
@@ -84,4 +82,4 @@ class ComposedPair:
             for held in self._copies[piece.source].parts(piece.source_box(shared)):
                 if held.box.size:
                     place = piece.placed_box(held.box)
-                    yield PlacedPart(held.rank, held.cell, held.box, piece.source, axes, place)
+                    yield PlacedPart(held.rank, held.shard, held.box, piece.source, axes, place)

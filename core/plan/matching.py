@@ -27,7 +27,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import CatalogError, LayoutError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, AppendedParameter, appended_parameters
 from reshard.core.plan.names import MatchedNames
-from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_cells, lost_boxes
+from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_shards, lost_boxes
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.recipes import Composer, Recipe, build_recipes
 from reshard.core.plan.stage_shards import (
@@ -121,14 +121,14 @@ class PassedThroughParameter:
     Attributes:
         name: its name in the target.
         source_name: its name in the source's files.
-        holders: the source ranks that have it.
+        owners: the source ranks that have it.
         dtype: element type in the target.
         steps: what else is done to it, as declared: `renamed`.
     """
 
     name: str
     source_name: str
-    holders: frozenset[int]
+    owners: frozenset[int]
     dtype: DType
     steps: tuple[str, ...] = ()
 
@@ -141,7 +141,7 @@ class ParameterMatch:
         resharded: parameters that are cut anew.
         passed_through: parameters that are copied unchanged to every target rank.
         dropped: names in the source's strategy, as changed, that the target's lacks.
-        excused: names in the target's strategy that no source file holds and that were allowed to be missing, or are of
+        missing: names in the target's strategy that no source file holds and that were allowed to be missing, or are of
             what was left out.
         integrated: every source rank holds whole tensors although the strategy cuts them.
         shapes_decide: whether known shapes say so, or the contrary.
@@ -160,7 +160,7 @@ class ParameterMatch:
     resharded: tuple[ReshardedParameter, ...]
     passed_through: tuple[PassedThroughParameter, ...]
     dropped: tuple[str, ...]
-    excused: tuple[str, ...]
+    missing: tuple[str, ...]
     integrated: bool
     shapes_decide: bool = True
     appended: tuple[AppendedParameter, ...] = ()
@@ -175,8 +175,8 @@ class ParameterMatch:
 
     @property
     def allowed_missing(self) -> tuple[str, ...]:
-        """Of what is excused, what was not left out on purpose."""
-        return tuple(name for name in self.excused if name not in self.left_out)
+        """Names in `missing` that were not left out on purpose."""
+        return tuple(name for name in self.missing if name not in self.left_out)
 
     @property
     def beyond_strategies(self) -> tuple[str, ...]:
@@ -249,7 +249,7 @@ def match_parameters(
     excused = tuple(
         name
         for name in missing
-        if name in recipes.excused or any(fnmatchcase(name, pattern) for pattern in allow_missing)
+        if name in recipes.left_out or any(fnmatchcase(name, pattern) for pattern in allow_missing)
     )
     are_excused = frozenset(excused)
     lost = [LostBox(name, None, ranks) for name, ranks in unheld.items() if names.is_needed(name, are_excused)]
@@ -258,7 +258,7 @@ def match_parameters(
     not_there = {*unheld, *absent}
     missing = [name for name in missing if not_there.isdisjoint(names.sources_of(name))]
     elsewhere: tuple[str, ...] = ()
-    part = part_of_target(source, target, allow_missing, names=names.of_strategy, excused=recipes.excused)
+    part = part_of_target(source, target, allow_missing, names=names.of_strategy, left_out=recipes.left_out)
     if part is not None:
         elsewhere = tuple(name for name in missing if name not in names.of_strategy and name not in are_excused)
         missing = sorted(set(missing).difference(elsewhere))
@@ -281,7 +281,7 @@ def match_parameters(
         elsewhere,
         shared,
         excluded={name: why for name, why in recipes.excluded.items() if name in names.in_files},
-        left_out=recipes.excused,
+        left_out=recipes.left_out,
         part=part if elsewhere else None,
     )
 
@@ -369,16 +369,16 @@ class _Sources:
                 f"{list(known)}{means.get(known, '')}"
             )
         copies = [copy]
-        if lacks_cells(copy, len(shape)):
+        if lacks_shards(copy, len(shape)):
             copies += [source_copy(other, self._integrated) for other in stages if other is not held]
         return SourceTensor(entry.name, entry.dtype, shape, tuple(copies))
 
     def _uncut(self, name: str) -> SourceTensor:
         """A parameter that only the target's strategy knows: usable if every holder has the same whole tensor."""
-        holders = [record for record in self._catalog.records.values() if name in record.index.entries]
-        first = holders[0]
+        owners = [record for record in self._catalog.records.values() if name in record.index.entries]
+        first = owners[0]
         entry = first.index.entries[name]
-        for record in holders[1:]:
+        for record in owners[1:]:
             other = record.index.entries[name]
             same = (entry.dtype, entry.shape, entry.text) == (other.dtype, other.shape, other.text)
             if not same or first.digests.get(name) != record.digests.get(name):
@@ -450,19 +450,19 @@ def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | No
 
 def _carried(catalog: CheckpointCatalog, recipe: Recipe, problems: list[str]) -> PassedThroughParameter:
     [name] = recipe.sources
-    holders = [record for record in catalog.records.values() if name in record.index.entries]
-    entry = holders[0].index.entries[name]
-    for record in holders[1:]:
+    owners = [record for record in catalog.records.values() if name in record.index.entries]
+    entry = owners[0].index.entries[name]
+    for record in owners[1:]:
         other = record.index.entries[name]
         opaque = entry.dtype in (TEXT, MAP_TENSOR)
         if entry.dtype is not other.dtype or (entry.shape != other.shape and not opaque):
             problems.append(
-                f"parameter {name!r}, which no strategy knows, is {described(entry)} on rank_{holders[0].rank}, "
+                f"parameter {name!r}, which no strategy knows, is {described(entry)} on rank_{owners[0].rank}, "
                 f"but {described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
             )
             break
     source = SourceTensor(name, entry.dtype, entry.shape, ())
-    ranks = frozenset(record.rank for record in holders)
+    ranks = frozenset(record.rank for record in owners)
     return PassedThroughParameter(recipe.name, name, ranks, _dtype(recipe, [source]), recipe.steps)
 
 

@@ -145,8 +145,8 @@ def _source_cells(number: int, source: SourceTensor) -> list[SourceCell]:
     copy = source.copies[0]
     cut = copy.layout.shard_grid(len(source.shape))
     cells = []
-    for held_by in cut.holders.values():
-        ranks = tuple(copy.first_rank + rank for rank in held_by if copy.first_rank + rank not in copy.lacking)
+    for held_by in cut.owners.values():
+        ranks = tuple(copy.first_rank + rank for rank in held_by if copy.first_rank + rank not in copy.missing_ranks)
         cells.append(SourceCell(number, cut.box_of(held_by[0], source.shape), ranks))
     return cells
 

@@ -18,7 +18,7 @@ from itertools import product
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.slices import Shape, TensorSlice
 
-NOBODY = -1
+NO_RANK = -1
 """In the place of a rank, where no rank holds what is wanted."""
 
 
@@ -29,12 +29,12 @@ class SourceCopy:
     Attributes:
         first_rank: global rank of the stage's first device.
         layout: its layout in the stage.
-        lacking: global ranks of the stage whose files do not hold it; none as a rule.
+        missing_ranks: global ranks of the stage whose files do not hold it; none as a rule.
     """
 
     first_rank: int
     layout: ParameterLayout
-    lacking: frozenset[int] = frozenset()
+    missing_ranks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -53,32 +53,32 @@ class LostBox:
 
 
 @dataclass(frozen=True)
-class HeldPart:
+class ShardPart:
     """A box and the rank that it is read from.
 
     Attributes:
-        rank: global source rank, or `NOBODY`.
-        cell: the box of the cell that the rank holds, or would hold.
-        box: the part of it that is wanted.
+        rank: global source rank, or `NO_RANK`.
+        shard: the box of the shard that the rank holds, or would hold.
+        box: the part of the shard that is needed.
     """
 
     rank: int
-    cell: TensorSlice
+    shard: TensorSlice
     box: TensorSlice
 
 
 @lru_cache(maxsize=4096)
-def lacks_cells(copy: SourceCopy, axis_count: int) -> bool:
+def lacks_shards(copy: SourceCopy, axis_count: int) -> bool:
     """Whether cells of a copy of a tensor with `axis_count` axes have no holder."""
-    if not copy.lacking:
+    if not copy.missing_ranks:
         return False
-    cells = copy.layout.shard_grid(axis_count).holders.values()
-    return any(all(copy.first_rank + rank in copy.lacking for rank in ranks) for ranks in cells)
+    cells = copy.layout.shard_grid(axis_count).owners.values()
+    return any(all(copy.first_rank + rank in copy.missing_ranks for rank in ranks) for ranks in cells)
 
 
 def lost_boxes(name: str, shape: Shape, copies: Sequence[SourceCopy]) -> Iterator[LostBox]:
     """The boxes of a tensor that no copy has a holder of."""
-    if not lacks_cells(copies[0], len(shape)):
+    if not lacks_shards(copies[0], len(shape)):
         return
     unit_counts = common_units(shape, [copy.layout.shard_grid(len(shape)) for copy in copies])
     units = tuple(length // count if count else 0 for length, count in zip(shape, unit_counts, strict=True))
@@ -151,23 +151,23 @@ class CopyGrid:
         self.cut = copy.layout.shard_grid(len(unit_counts))
         self._copy = copy
         self._grid = grid_of(self.cut, unit_counts)
-        self._holders: dict[Shape, int] = {}
+        self._owners: dict[Shape, int] = {}
 
     def box(self, cell: Shape) -> TensorSlice:
         """The box of a cell."""
         return self._grid.box(cell)
 
-    def holder(self, cell: Shape) -> int:
-        """The lowest rank that holds a cell, always the same, so that few files are read, and often; or `NOBODY`."""
-        rank = self._holders.get(cell)
+    def owner(self, cell: Shape) -> int:
+        """The lowest rank that holds a cell, always the same, so that few files are read, and often; or `NO_RANK`."""
+        rank = self._owners.get(cell)
         if rank is None:
-            held = (self._copy.first_rank + rank for rank in self.cut.holders.get(cell, ()))
-            rank = self._holders[cell] = next((rank for rank in held if rank not in self._copy.lacking), NOBODY)
+            held = (self._copy.first_rank + rank for rank in self.cut.owners.get(cell, ()))
+            rank = self._owners[cell] = next((rank for rank in held if rank not in self._copy.missing_ranks), NO_RANK)
         return rank
 
     def should_hold(self, cell: Shape) -> tuple[int, ...]:
         """The ranks that the strategy gives a cell to."""
-        return tuple(self._copy.first_rank + rank for rank in self.cut.holders[cell])
+        return tuple(self._copy.first_rank + rank for rank in self.cut.owners[cell])
 
     def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
         """The cells that a box needs, each with what both share; these fill the box exactly once."""
@@ -186,7 +186,7 @@ class SourceCopies:
         """The copy that is read wherever it has a holder."""
         return self._grids[0]
 
-    def parts(self, box: TensorSlice) -> Iterator[HeldPart]:
+    def parts(self, box: TensorSlice) -> Iterator[ShardPart]:
         """Parts that fill a box exactly once, each with the rank that it is read from."""
         return self._parts(box, 0)
 
@@ -196,17 +196,17 @@ class SourceCopies:
         return [
             (part.box, self._should_hold(part.box))
             for part in self.parts(whole)
-            if part.rank == NOBODY and part.box.size
+            if part.rank == NO_RANK and part.box.size
         ]
 
-    def _parts(self, box: TensorSlice, number: int) -> Iterator[HeldPart]:
+    def _parts(self, box: TensorSlice, number: int) -> Iterator[ShardPart]:
         grid = self._grids[number]
         for cell, shared in grid.overlaps(box):
-            rank = grid.holder(cell)
-            if rank == NOBODY and number + 1 < len(self._grids):
+            rank = grid.owner(cell)
+            if rank == NO_RANK and number + 1 < len(self._grids):
                 yield from self._parts(shared, number + 1)
             else:
-                yield HeldPart(rank, grid.box(cell), shared)
+                yield ShardPart(rank, grid.box(cell), shared)
 
     def _should_hold(self, box: TensorSlice) -> tuple[int, ...]:
         return tuple(

@@ -20,11 +20,11 @@ def part_of_target(
     allow_missing: Sequence[str] = (),
     *,
     names: Collection[str] | None = None,
-    excused: Collection[str] = (),
+    left_out: Collection[str] = (),
 ) -> int | None:
     """The stage that a conversion is the part of; None if it makes all of the target, or is to.
 
-    `allow_missing` are patterns of parameters that the target can do without, `excused` are names of them; `names` are
+    `allow_missing` are patterns of parameters that the target can do without, `left_out` are names of them; `names` are
     what the source strategy's parameters are called in the target: as in the source, unless they are given.
     """
     if source is None or source.merged or target is None or len(target.stages) > 1:
@@ -33,7 +33,7 @@ def part_of_target(
     wanted = {
         name
         for name in telling
-        if name not in excused and not any(fnmatchcase(name, pattern) for pattern in allow_missing)
+        if name not in left_out and not any(fnmatchcase(name, pattern) for pattern in allow_missing)
     }
     # parameters that the target may lack say nothing about the stage
     own = _telling(source.parameters if names is None else names) - (telling - wanted)

@@ -36,7 +36,7 @@ from reshard.core.plan.matching import (
     check_nothing_lost,
     match_parameters,
 )
-from reshard.core.plan.ownership import NOBODY, HeldPart, SourceCopies, SourceCopy, common_units, grid_of
+from reshard.core.plan.ownership import NO_RANK, ShardPart, SourceCopies, SourceCopy, common_units, grid_of
 from reshard.core.plan.unified import UnifiedLayout, unified_match
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
@@ -165,7 +165,7 @@ class CutPair:
         self.unit_counts = common_units(shape, [*(copy.layout.shard_grid(len(shape)) for copy in copies), target])
         self._copies = SourceCopies(copies, self.unit_counts)
         self._target_grid = grid_of(target, self.unit_counts)
-        self._parts_of: dict[Shape, tuple[HeldPart, ...]] = {}
+        self._parts_of: dict[Shape, tuple[ShardPart, ...]] = {}
 
     def units_of(self, shape: Shape) -> Shape:
         """Elements per unit along each axis of a tensor of the class."""
@@ -178,9 +178,9 @@ class CutPair:
     @cached_property
     def target_sizes(self) -> dict[Shape, int]:
         """How many units each cell of the target's grid has."""
-        return {cell: self.target_box(cell).size for cell in self.target.holders}
+        return {cell: self.target_box(cell).size for cell in self.target.owners}
 
-    def parts(self, target_cell: Shape) -> Sequence[HeldPart]:
+    def parts(self, target_cell: Shape) -> Sequence[ShardPart]:
         """What fills a target cell, each part with the source rank that it is read from, in units."""
         known = self._parts_of.get(target_cell)
         if known is None:
@@ -227,10 +227,10 @@ class LayoutClass:
     def slices(self) -> Iterator[SharedSlices]:
         """The target's slices of each parameter, and who shares them."""
         target = self.pair.target
-        holders = np.array(list(target.holders.values()))
-        units = np.array([self.pair.target_box(cell).size for cell in target.holders])
+        owners = np.array(list(target.owners.values()))
+        units = np.array([self.pair.target_box(cell).size for cell in target.owners])
         for unit_bytes in self._bytes_per_unit(lambda parameter: parameter.dtype):
-            yield SharedSlices(holders, units * unit_bytes)
+            yield SharedSlices(owners, units * unit_bytes)
 
     def _bytes_per_unit(self, dtype_of: Callable[[ReshardedParameter], DType]) -> np.ndarray:
         """Int64 array of shape (parameters,): bytes of one unit of each, in a dtype of it."""
@@ -259,10 +259,10 @@ class LayoutClass:
     def source_ranks_by_cell(self) -> dict[Shape, int]:
         """Target cell -> the source ranks it needs, as a bit mask."""
         masks = {}
-        for cell in self.pair.target.holders:
+        for cell in self.pair.target.owners:
             mask = 0
             for part in self.pair.parts(cell):
-                if part.rank == NOBODY:
+                if part.rank == NO_RANK:
                     raise PlanError(f"source box {part.box} (in units) of {self.parameters[0].name!r} is on no rank")
                 mask |= 1 << part.rank
             masks[cell] = mask
@@ -414,7 +414,7 @@ class ConversionPlan:
         for stage in self.stages:
             for layout_class in stage.classes:
                 _ = layout_class.source_ranks_by_cell  # looks up a holder for every overlap
-                for cell in layout_class.pair.target.holders:
+                for cell in layout_class.pair.target.owners:
                     filled = sum(part.box.size for part in layout_class.pair.parts(cell))
                     if filled != layout_class.pair.target_box(cell).size:
                         raise PlanError(f"the boxes for {layout_class.parameters[0].name!r} do not fill its shard")
@@ -453,7 +453,7 @@ class ConversionPlan:
         # a parameter that only the target's strategy knows may be read from any rank: count from its stage's first
         first_rank -= (first_rank - source_ranks.start) % devices
         wanted = first_rank + (rank - stage.ranks.start) % devices
-        return wanted if wanted in carried.holders else min(carried.holders)
+        return wanted if wanted in carried.owners else min(carried.owners)
 
     def _carried_plan(self, stage: TargetStage, carried: PassedThroughParameter, rank: int) -> ParameterPlan:
         source_rank = self._carried_source(stage, carried, rank)
@@ -637,7 +637,7 @@ def _boxes(layout_class: LayoutClass, shape: Shape, stage_rank: int) -> tuple[Te
     for part in pair.parts(cell):
         shared_box = part.box.scaled(units)
         if shared_box.size:
-            source_box = shared_box.relative_to(part.cell.scaled(units))
+            source_box = shared_box.relative_to(part.shard.scaled(units))
             if isinstance(part, PlacedPart):
                 reads.append(ReadItem(part.rank, source_box, part.place.relative_to(box), part.source, part.axes))
             else:

@@ -93,12 +93,12 @@ class Recipes:
     Attributes:
         made: target name -> recipe, in the order of the source's names.
         excluded: source names that are left out -> what says so.
-        excused: what they would be called in the target.
+        left_out: what they would be called in the target.
     """
 
     made: Mapping[str, Recipe]
     excluded: Mapping[str, str]
-    excused: frozenset[str]
+    left_out: frozenset[str]
 
 
 def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -> Recipes:

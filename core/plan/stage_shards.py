@@ -25,7 +25,7 @@ class StageShards:
     layout: ParameterLayout
     shards: tuple[tuple[int, TensorEntry], ...]
     """(stage rank, entry): the first of each dtype and shape; every rank's if they are cut unevenly."""
-    lacking: frozenset[int] = frozenset()
+    missing_ranks: frozenset[int] = frozenset()
     """Global ranks of the stage whose files do not hold it."""
 
     @property
@@ -60,16 +60,16 @@ def shards_by_stage(
                 keys_of.setdefault(name, []).append(key)
         all_ranks = frozenset(ranks)
         ranks_of = {key: [record.rank for record in alike] for key, alike in distinct.items()}
-        lacking_of: dict[tuple[int, ...], frozenset[int]] = {}
+        missing_of: dict[tuple[int, ...], frozenset[int]] = {}
         for name, layout in stage.layouts.items():
             keys = tuple(keys_of.get(name, ()))
             if not keys:
                 continue
-            lacking = lacking_of.get(keys)
-            if lacking is None:
-                lacking = lacking_of[keys] = all_ranks.difference(*map(ranks_of.__getitem__, keys))
+            missing_ranks = missing_of.get(keys)
+            if missing_ranks is None:
+                missing_ranks = missing_of[keys] = all_ranks.difference(*map(ranks_of.__getitem__, keys))
             if layout.param_split_shape:  # files that are alike may still be wrong for one of their ranks
-                having = [catalog.records[rank] for rank in ranks if rank not in lacking]
+                having = [catalog.records[rank] for rank in ranks if rank not in missing_ranks]
             else:
                 having = [distinct[key][0] for key in keys]
             shards = _shards(name, having, ranks.start, of_each=bool(layout.param_split_shape))
@@ -77,7 +77,7 @@ def shards_by_stage(
             if problem:
                 problems.append(problem)
             else:
-                held.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, lacking))
+                held.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, missing_ranks))
     return {name: held[name] for name in order if name in held}
 
 
@@ -128,9 +128,9 @@ def described(entry: TensorEntry) -> str:
 
 def misplaced(catalog: CheckpointCatalog, name: str) -> str:
     """What is wrong with a parameter that only ranks of other stages than its strategy's hold."""
-    holders = [record for record in catalog.records.values() if name in record.index.entries]
+    owners = [record for record in catalog.records.values() if name in record.index.entries]
     return (
-        f"parameter {name!r} is on rank_{holders[0].rank} ({holders[0].location}), "
+        f"parameter {name!r} is on rank_{owners[0].rank} ({owners[0].location}), "
         "but on no rank of the stages that the source's strategy gives it to"
     )
 
@@ -176,10 +176,10 @@ def names_without_shards(
 def _copies_left(held: StageShards) -> int:
     """How many ranks hold the same slice, of the one that most hold."""
     try:
-        cells = held.layout.shard_grid(len(held.entry.shape)).holders.values()
+        cells = held.layout.shard_grid(len(held.entry.shape)).owners.values()
     except LayoutError:
         return 0
-    return max(sum(held.first_rank + rank not in held.lacking for rank in ranks) for ranks in cells)
+    return max(sum(held.first_rank + rank not in held.missing_ranks for rank in ranks) for ranks in cells)
 
 
 def integrated_by_shapes(
@@ -251,7 +251,7 @@ def source_copy(held: StageShards, integrated: bool) -> SourceCopy:
     if integrated or held.entry.dtype in (TEXT, MAP_TENSOR):
         check_opaque(held.entry.dtype, layout)
         layout = whole_layout(len(held.entry.shape), layout.device_count)
-    return SourceCopy(held.first_rank, layout, held.lacking)
+    return SourceCopy(held.first_rank, layout, held.missing_ranks)
 
 
 def check_opaque(dtype: DType, layout: ParameterLayout) -> None:

@@ -122,17 +122,17 @@ def _filled(sizes: Sequence[int], limit: int) -> list[int]:
 
 def _moved_once(catalog: CheckpointCatalog, carried: PassedThroughParameter, problems: list[str]) -> ReshardedParameter:
     """What no strategy knows, whole from the first rank that has it; a problem if others have something else."""
-    holders = sorted(carried.holders)
-    first = catalog.records[holders[0]]
+    owners = sorted(carried.owners)
+    first = catalog.records[owners[0]]
     entry = first.index.entries[carried.source_name]
-    for rank in holders[1:]:
+    for rank in owners[1:]:
         record = catalog.records[rank]
         other = record.index.entries[carried.source_name]
         digests = [each.digests.get(carried.source_name) for each in (first, record)]
         alike = entry.text == other.text if entry.text is not None else digests[0] == digests[1] is not None
         if not alike or (entry.dtype, entry.shape) != (other.dtype, other.shape):
             problems.append(
-                f"parameter {carried.name!r}, which no strategy knows, differs between {rank_names(holders[:1])} and "
+                f"parameter {carried.name!r}, which no strategy knows, differs between {rank_names(owners[:1])} and "
                 f"{rank_names([rank])}, and a unified checkpoint has it once: leave it out, --exclude "
                 f"{carried.source_name}, if it is not part of the model; if it is, the source strategy lacks it"
             )

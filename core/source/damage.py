@@ -23,7 +23,7 @@ from reshard.core.plan.matching import (
     lost_text,
     match_parameters,
 )
-from reshard.core.plan.ownership import NOBODY, CopyGrid, SourceCopies, SourceCopy, common_units
+from reshard.core.plan.ownership import NO_RANK, CopyGrid, SourceCopies, SourceCopy, common_units
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
@@ -154,7 +154,7 @@ def substitutions(catalog: CheckpointCatalog, source: Strategy | None, match: Pa
 def scattered(catalog: CheckpointCatalog, match: ParameterMatch) -> list[SourceTensor]:
     """Parameters that ranks with a usable file lack all the same, and that are taken from ranks that have them."""
     lost = frozenset(catalog.lost)
-    return [source for source in distinct_sources(match.resharded) if source.copies[0].lacking - lost]
+    return [source for source in distinct_sources(match.resharded) if source.copies[0].missing_ranks - lost]
 
 
 def unsaved(source: Strategy | None, target: Strategy | None, match: ParameterMatch) -> list[str]:
@@ -174,8 +174,8 @@ def not_carried_everywhere(catalog: CheckpointCatalog, source: Strategy, match: 
     for stage in source.stages:
         here = catalog.records.keys() & set(source.stage_ranks(stage))
         for carried in match.passed_through:
-            if carried.holders & here and here - carried.holders:
-                lacking.setdefault(carried.source_name, []).extend(sorted(here - carried.holders))
+            if carried.owners & here and here - carried.owners:
+                lacking.setdefault(carried.source_name, []).extend(sorted(here - carried.owners))
     return lacking
 
 
@@ -224,7 +224,7 @@ def _stand_ins(parameter: SourceTensor, own: SourceCopy, lost: Sequence[int]) ->
     grid, copies = CopyGrid(own, units), SourceCopies(parameter.copies, units)
     for rank in lost:
         box = grid.box(grid.cut.cell_of(rank - own.first_rank))
-        for stand_in in {part.rank for part in copies.parts(box) if part.rank != NOBODY and part.box.size}:
+        for stand_in in {part.rank for part in copies.parts(box) if part.rank != NO_RANK and part.box.size}:
             yield rank, stand_in
 
 
@@ -257,7 +257,7 @@ def _copies_are_uniform(records: Mapping[int, CatalogRecord], source: Strategy) 
                 continue
             shape: Shape = here[min(holding)].entries[name].shape
             try:
-                cells = layout.shard_grid(len(shape)).holders.values()
+                cells = layout.shard_grid(len(shape)).owners.values()
             except LayoutError:
                 continue  # told by the plan, with the parameter's name
             for cell in cells:

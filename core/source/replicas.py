@@ -89,7 +89,7 @@ def _shared_slices(catalog: CheckpointCatalog, source: Strategy, integrated: boo
                 cut = layout.shard_grid(len(entry.shape))
             except LayoutError:
                 continue  # told by the plan, with the parameter's name
-            for cell_ranks in cut.holders.values():
+            for cell_ranks in cut.owners.values():
                 holders = [
                     ranks.start + rank
                     for rank in cell_ranks

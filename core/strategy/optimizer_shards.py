@@ -51,7 +51,7 @@ def with_optimizer_shard(layout: ParameterLayout, shape: Shape | None, size: int
         return None
     base = without_optimizer_shard(layout)
     axis_count = len(layout.tensor_map) if shape is None else len(shape)
-    ranks = next(iter(base.shard_grid(axis_count).holders.values()))
+    ranks = next(iter(base.shard_grid(axis_count).owners.values()))
     step = (ranks[-1] - ranks[0]) // (len(ranks) - 1)
     cut = replace(base, optimizer_shard_step=step, optimizer_shard_size=size)
     try:

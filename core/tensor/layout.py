@@ -113,12 +113,12 @@ class ShardGrid:
         return math.prod(self.pieces) == 1
 
     @cached_property
-    def holders(self) -> dict[Shape, tuple[int, ...]]:
+    def owners(self) -> dict[Shape, tuple[int, ...]]:
         """The stage ranks that hold each cell of the grid, in ascending order."""
-        holders: dict[Shape, list[int]] = {}
+        owners: dict[Shape, list[int]] = {}
         for rank, cell in enumerate(self._cells):
-            holders.setdefault(cell, []).append(rank)
-        return {cell: tuple(ranks) for cell, ranks in holders.items()}
+            owners.setdefault(cell, []).append(rank)
+        return {cell: tuple(ranks) for cell, ranks in owners.items()}
 
     @cached_property
     def _cells(self) -> list[Shape]:
@@ -126,8 +126,8 @@ class ShardGrid:
 
     @cached_property
     def cell_numbers(self) -> np.ndarray:
-        """Int array of shape (devices,): the number of each stage rank's cell in the order of `holders`."""
-        numbers = {cell: number for number, cell in enumerate(self.holders)}
+        """Int array of shape (devices,): the number of each stage rank's cell in the order of `owners`."""
+        numbers = {cell: number for number, cell in enumerate(self.owners)}
         return np.array([numbers[cell] for cell in self._cells], dtype=np.int64)
 
     def cell_of(self, stage_rank: int) -> Shape:

@@ -44,7 +44,7 @@ class Tallies:
                 self._by_ranks.setdefault(cells.ranks, {})[parameter.name] = cells
         # what no strategy knows: each rank's is by itself
         self._loose: dict[str, dict[int, int]] = {
-            carried.name: dict.fromkeys(sorted(carried.holders), 0)
+            carried.name: dict.fromkeys(sorted(carried.owners), 0)
             for carried in plan.match.passed_through
             if carried.name in names
         }

@@ -130,7 +130,7 @@ class Cells:
 
     def contents(self) -> Iterator[tuple[TensorSlice, dict[int, list[int]]]]:
         """The box of every cell, and the ranks of each content that it has, the lowest rank's first."""
-        for ranks in self._cut.holders.values():
+        for ranks in self._cut.owners.values():
             contents: dict[int, list[int]] = {}
             for rank in ranks:
                 if self._held[rank]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from reshard.core.errors import PlanError
 from reshard.core.plan.matching import ReshardedParameter, as_it_is, distinct_sources
-from reshard.core.plan.ownership import SourceCopy, lacks_cells
+from reshard.core.plan.ownership import SourceCopy, lacks_shards
 from reshard.core.plan.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
@@ -70,7 +70,7 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
     sources = {source.name: source for source in distinct_sources(plan.match.resharded)}
     for name, copies in plan.match.shared.items():
         parameter = as_it_is(sources[name], {})
-        whole = [(stage, copy) for stage, copy in copies if not lacks_cells(copy, len(parameter.shape))]
+        whole = [(stage, copy) for stage, copy in copies if not lacks_shards(copy, len(parameter.shape))]
         if len(whole) < 2:
             continue
         (taken, first), *others = whole

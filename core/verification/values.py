@@ -20,7 +20,7 @@ from reshard.core.checkpoint.content_blocks import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.plan.matching import ReshardedParameter, SourceTensor
-from reshard.core.plan.ownership import NOBODY, SourceCopies, common_units, lacks_cells
+from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards
 from reshard.core.plan.plan import ConversionPlan, TargetStage
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.replicas import differing_copies_text
@@ -223,7 +223,7 @@ class ContentCheck:
     def _tell_forgotten(self) -> None:
         """What the target's strategy has is in the target, unless it is known to be missing."""
         match, strategy = self._plan.match, self._plan.inputs.target_strategy
-        missing = {*match.excused, *match.elsewhere}
+        missing = {*match.missing, *match.elsewhere}
         for stage in strategy.stages if strategy else ():
             for name in stage.layouts:
                 if (stage.stage, name) not in self._targets and name not in missing:
@@ -344,7 +344,7 @@ class _SourceShares:
                 if rank not in share.lacking:
                     found.setdefault(share.source.name, []).extend(share.of(rank, key))
         for carried in self._plan.match.passed_through:
-            if rank in carried.holders:
+            if rank in carried.owners:
                 start = (0,) * len(self._plan.source_entry(rank, carried.source_name).shape)
                 found.setdefault(carried.source_name, []).append(Share(carried.name, start, dtype=carried.dtype))
         return found
@@ -358,19 +358,19 @@ def _shares_of(parameter: ReshardedParameter) -> Iterator[_SourceShare]:
             # what the first copy has is all there; of the others only what those before it lack
             taken = pieces if place == 0 else tuple(_cut_to(pieces, lost.get(copy.first_rank, [])))
             cells = Cells(copy.layout, source.shape, copy.first_rank)
-            yield _SourceShare(parameter, source, taken, copy.lacking, cells)
+            yield _SourceShare(parameter, source, taken, copy.missing_ranks, cells)
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
     """First rank of each copy but the first -> the boxes that are read from it."""
     axis_count = len(source.shape)
-    if len(source.copies) == 1 or not lacks_cells(source.copies[0], axis_count):
+    if len(source.copies) == 1 or not lacks_shards(source.copies[0], axis_count):
         return {}
     unit_counts = common_units(source.shape, [copy.layout.shard_grid(axis_count) for copy in source.copies])
     units = tuple(length // count if count else 0 for length, count in zip(source.shape, unit_counts, strict=True))
     boxes: dict[int, list[TensorSlice]] = {}
     for part in SourceCopies(source.copies, unit_counts).parts(TensorSlice.whole(unit_counts)):
-        if part.rank == NOBODY:
+        if part.rank == NO_RANK:
             continue  # of nothing: whatever has elements has a holder
         first_rank = max(copy.first_rank for copy in source.copies if copy.first_rank <= part.rank)
         boxes.setdefault(first_rank, []).append(part.box.scaled(units))

@@ -77,7 +77,7 @@ def feeds_of(plan: ConversionPlan, most_rows: int = MOST_BINS, most_columns: int
     for stage in plan.stages:
         first_row = stage.ranks.start - targets.start
         for layout_class in stage.classes:
-            for cell, holders in layout_class.pair.target.holders.items():
+            for cell, holders in layout_class.pair.target.owners.items():
                 rows = (first_row + np.array(holders)) // per_row
                 bytes_per_unit = layout_class.bytes_per_unit[list(holders)]
                 for part in layout_class.pair.parts(cell):

@@ -63,7 +63,7 @@ def without_redundancy(data: st.DataObject, side: Side, shards: dict[int, dict[s
     """Takes copies of slices away from ranks that are not their only holders."""
     for number, held in enumerate(side.stages):
         for name, layout in held.items():
-            for ranks in as_layout(layout).shard_grid(len(SHAPES[name])).holders.values():
+            for ranks in as_layout(layout).shard_grid(len(SHAPES[name])).owners.values():
                 keeper = data.draw(st.sampled_from(ranks))
                 for rank in set(ranks) - {keeper}:
                     del shards[number * side.devices + rank][name]
@@ -202,7 +202,7 @@ def test_what_is_left_out_is_excused_where_the_target_has_a_place_for_it() -> No
     target = make_strategy({name: vector(1) for name in ("w", "adam_m.w", "q", "k", "v")})
     rules = {"split": [SplitRule(parameters="qkv", into=("q", "k", "v"))]}
     plan = plan_of(catalog, source, target, changes=declared(select="weights-only", exclude=("qkv",), **rules))
-    assert plan.match.excused == ("adam_m.w", "k", "q", "v")
+    assert plan.match.missing == ("adam_m.w", "k", "q", "v")
     assert plan.match.excluded == {"adam_m.w": "select weights-only", "qkv": "exclude qkv"}
     assert not [note for note in plan_notes(plan) if "missing" in note]  # that they are left out says enough
     with pytest.raises(PlanError, match="parameter 'other' of the target's strategy is in no source file"):

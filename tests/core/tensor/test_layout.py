@@ -23,9 +23,9 @@ def test_boxes_are_what_literal_splitting_gives(data: st.DataObject) -> None:
         box = cut.box_of(rank, whole.shape)
         np.testing.assert_array_equal(whole[box.as_index()], shard_of(whole, random, rank))
         assert cut.whole_shape(rank, box.shape) == whole.shape
-        assert rank in cut.holders[cut.cell_of(rank)]
+        assert rank in cut.owners[cut.cell_of(rank)]
         seen[box.as_index()] += 1
-    assert seen.min() == seen.max() == devices // len(cut.holders)
+    assert seen.min() == seen.max() == devices // len(cut.owners)
 
 
 def test_all_repeated_axes_is_the_product_of_them() -> None:

@@ -296,7 +296,7 @@ def _forget_a_parameter(patch: Patch) -> None:
 def _keep_a_slice_nowhere(patch: Patch) -> None:
     def careless(slices: Sequence[SharedSlices], device_count: int, replicas: int) -> np.ndarray:
         kept = choose_keepers(slices, device_count, replicas)
-        kept[1, slices[1].holders[0]] = False
+        kept[1, slices[1].owners[0]] = False
         return kept
 
     patch.setattr("reshard.core.plan.plan.choose_keepers", careless)
