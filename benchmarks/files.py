@@ -18,7 +18,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.models import FLOAT, Model, Parameter, Side, blocks
 from reshard.core.checkpoint.formats.any_format import plan_file, read_index
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
-from reshard.core.storage.files import open_source
+from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.slices import TensorSlice

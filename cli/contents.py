@@ -21,8 +21,9 @@ from reshard.core.errors import InputError
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.runtime.wording import counted, ranks_text, size_text
-from reshard.core.storage.files import SourceFile, file_info, list_folder, read_bytes
+from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.file_kinds import START_BYTES, guess_other_kind

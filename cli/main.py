@@ -15,9 +15,9 @@ import click
 
 from reshard.cli.output import print_error, print_line
 from reshard.core.errors import InputError, ReshardError, VerificationError
-from reshard.core.runtime.garbage import rare_collections
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.shortage import naming_shortage
+from reshard.core.runtime.threads import rare_collections
 from reshard.core.runtime.wording import printable_lines
 
 NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141

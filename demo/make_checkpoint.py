@@ -17,8 +17,8 @@ import numpy as np
 from demo.model import Job, Parameter, stage_parameters, training_state, values
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
-from reshard.core.storage.files import write_file
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_file
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import DType, dtype_from_name
 

@@ -11,7 +11,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.model import Extent, TensorEntry
 from reshard.core.checkpoint.remote_index.templates import Head, piece_heads, unlike_error
 from reshard.core.checkpoint.remote_reads import read_ahead
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes
 
 Block = tuple[TensorEntry, TensorSlice, np.ndarray]

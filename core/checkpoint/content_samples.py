@@ -7,7 +7,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.remote_index.templates import piece_heads, unlike_error
 from reshard.core.runtime.keys import source_key
-from reshard.core.storage.files import read_bytes
+from reshard.core.storage.reading import read_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import parse_url
 

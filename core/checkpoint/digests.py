@@ -12,7 +12,7 @@ from reshard.core.checkpoint.formats.running_crc import Stretch, crc_of_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.templates import Head, piece_heads
 from reshard.core.checkpoint.remote_reads import read_ahead
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 
 
 class UnlikeError(Exception):

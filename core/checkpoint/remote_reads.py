@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from reshard.core.storage.coalescing import coalesced, stretch_of
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
 
 REQUEST_BYTES = 4 << 20

@@ -28,10 +28,9 @@ from reshard.core.request.conversion import (
     ConversionRequest,
 )
 from reshard.core.request.resources import resources_of
-from reshard.core.runtime.garbage import rare_collections
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.retry import Losses, counting_retries, stoppable, with_retries
-from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.threads import in_threads, rare_collections
 from reshard.core.verification.values import ContentCheck
 
 

@@ -37,7 +37,7 @@ from reshard.core.runtime.retry import stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.files import copy_file, open_source, remove_file, remove_files, write_bytes, write_file
+from reshard.core.storage.copying import copy_file
 from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.joined import joined_name
 from reshard.core.storage.lease import held_lease, new_holder
@@ -53,7 +53,10 @@ from reshard.core.storage.publishing import (
     temporary_files,
     working_location,
 )
+from reshard.core.storage.reading import open_source
+from reshard.core.storage.removal import remove_file, remove_files
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes, write_file
 from reshard.core.target.place import check_beside, check_place
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, Workspace, read_identity, record_digest
 from reshard.core.transfer.reduced_copy import copy_without

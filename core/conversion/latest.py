@@ -25,7 +25,7 @@ from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import printable, rank_names
 from reshard.core.source.opening import load_strategy
 from reshard.core.storage.lease import RENEWAL_SECONDS
-from reshard.core.storage.lease_observer import seen_holders
+from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.place import check_place

@@ -10,7 +10,7 @@ from reshard.core.plan.matching import match_parameters
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
 from reshard.core.source.strategy_warnings import integrated_save_doubts
-from reshard.core.storage.files import kind_of
+from reshard.core.storage.listing import kind_of
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy

@@ -30,9 +30,9 @@ from reshard.core.source.damage import mixed_steps
 from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.other_stages import check_part
 from reshard.core.source.strategy_warnings import asked_integrated_save, doubts, integrated_save_doubts
-from reshard.core.storage.files import takes_rewriting
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import takes_rewriting
 from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
 from reshard.core.transfer.file_blocks import expected_entries, planned_file

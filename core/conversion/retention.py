@@ -36,17 +36,9 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.files import (
-    exists,
-    find_files,
-    is_missing,
-    list_folder,
-    read_own_file,
-    remove_file,
-    unless_missing,
-    write_bytes,
-)
+from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
 from reshard.core.storage.lease import exclusive, held_lease, living_holders, new_holder, remove_place
+from reshard.core.storage.listing import exists, find_files, is_missing, list_folder, unless_missing
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
@@ -57,10 +49,12 @@ from reshard.core.storage.publishing import (
     remove_tree,
     working_location,
 )
-from reshard.core.storage.stamps import Stamp, read_stamp, read_stamps
+from reshard.core.storage.reading import read_own_file
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
+from reshard.core.storage.writing import write_bytes
 from reshard.core.target.index import index_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest

@@ -56,7 +56,7 @@ from reshard.core.runtime.retry import retries_counted, with_retries
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import rank_names
-from reshard.core.storage.files import copy_file
+from reshard.core.storage.copying import copy_file
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.uploads import abort_uploads, takes_parts
 from reshard.core.storage.urls import Location, parse_url

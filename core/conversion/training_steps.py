@@ -26,11 +26,11 @@ from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import paused
 from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
-from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
-from reshard.core.storage.files import SourceFile, read_version, unless_missing
+from reshard.core.storage.file_versions import TOUCHED, Stamp, is_only_touched, is_same_version, read_stamps
+from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.patterns import spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY
-from reshard.core.storage.stamps import Stamp, read_stamps
+from reshard.core.storage.reading import SourceFile, read_version
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 

@@ -12,8 +12,8 @@ from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.errors import InputError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.keys import Key
-from reshard.core.storage.files import OutputFile, takes_rewriting
 from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import OutputFile, takes_rewriting
 
 Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
 """The bytes of contents, in their order; no block has bytes of two of them."""

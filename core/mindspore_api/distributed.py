@@ -48,7 +48,8 @@ from reshard.core.mindspore_api.networks import Network, checked_network, fill_n
 from reshard.core.mindspore_api.paths import checked_directory, given_strategy
 from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
 from reshard.core.runtime.keys import Key
-from reshard.core.storage.files import SourceFile, kind_of
+from reshard.core.storage.listing import kind_of
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.records import StrategyRecords, assemble_strategy

@@ -30,7 +30,8 @@ from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.loading import open_readable
-from reshard.core.storage.files import SourceFile, kind_of, list_folder
+from reshard.core.storage.listing import kind_of, list_folder
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR
 

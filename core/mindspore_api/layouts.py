@@ -26,7 +26,7 @@ from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.mindspore_api.arguments import check_type, rank_in_environment
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.paths import given_strategy
-from reshard.core.storage.files import kind_of
+from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.protobuf_file import build_layouts, parse_layouts

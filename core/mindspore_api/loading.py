@@ -53,7 +53,8 @@ from reshard.core.mindspore_api.arguments import (
 from reshard.core.mindspore_api.failures import reading
 from reshard.core.mindspore_api.networks import Network, fill_network
 from reshard.core.runtime.keys import Key
-from reshard.core.storage.files import SourceFile, kind_of, list_folder, read_bytes
+from reshard.core.storage.listing import kind_of, list_folder
+from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR
 

@@ -4,7 +4,7 @@ import os
 
 from reshard.core.errors import StrategyError
 from reshard.core.mindspore_api.failures import reading
-from reshard.core.storage.files import kind_of
+from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import Strategy

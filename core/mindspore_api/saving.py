@@ -44,7 +44,7 @@ from reshard.core.mindspore_api.arguments import (
 from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.runtime.keys import Key
-from reshard.core.storage.files import kind_of
+from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 

@@ -18,7 +18,8 @@ from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.model import Content, FileIndex, OutputEntry, TensorEntry
 from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
 from reshard.core.errors import CatalogError, LayoutError
-from reshard.core.storage.files import SourceFile, kind_of, list_folder, open_source
+from reshard.core.storage.listing import kind_of, list_folder
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy

@@ -38,9 +38,9 @@ from reshard.core.plan.plan import ConversionPlan, PlanInputs
 from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.files import write_bytes
 from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME, UnifiedNaming, file_names
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.model import Strategy
 
 PART_BYTES = 3 * 2**30

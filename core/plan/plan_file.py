@@ -27,7 +27,7 @@ from reshard.core.request.conversion import IntegratedSave, checked_prefix
 from reshard.core.runtime.keys import needed_target_key, target_key
 from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
-from reshard.core.storage.files import read_own_file
+from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.records import check_layouts

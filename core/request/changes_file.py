@@ -16,7 +16,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.changes import NO_CHANGES, Changes, TransposeRule, parse_cast, parse_rename
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.runtime.wording import listed_lines
-from reshard.core.storage.files import read_small_file
+from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url
 
 _LARGEST_DOCUMENT_BYTES = 2**20

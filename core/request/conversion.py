@@ -14,7 +14,8 @@ from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection, parse_cast, parse_rename
 from reshard.core.request.info_texts import InfoValue, parse_info
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.runtime.secrets import ADVICE, KEY_ADVICE, NAME_ADVICE, carries_credentials, is_name
+from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, is_name
+from reshard.core.runtime.secrets import ADVICE, carries_credentials
 from reshard.core.storage.unified_names import UnifiedNaming
 
 _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.named_values import Resolver, value_of
-from reshard.core.runtime.secrets import KEY_ADVICE
+from reshard.core.runtime.named_values import KEY_ADVICE, Resolver, value_of
 
 
 class EncryptionMode(StrEnum):

@@ -6,12 +6,12 @@ block:NAME  what the caller's resolver knows
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.local_files import open_regular
-from reshard.core.runtime.secrets import is_name
 
 _LARGEST_FILE_BYTES = 2**20
 
@@ -62,3 +62,17 @@ def _of_file(path: str) -> str:
 
 
 _RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}
+
+
+_NAME = re.compile(r"(env|file|block):\S.*")
+
+NAME_ADVICE = (
+    "must be env:NAME, file:PATH or block:NAME, which says where storage options are kept; never the options themselves"
+)
+
+KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the key is kept; never the key itself"
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is the name of storage options, or of a key, that are kept elsewhere."""
+    return _NAME.fullmatch(text) is not None

@@ -7,7 +7,6 @@ opened is kept elsewhere, under a name, and only the name is passed around.
 import re
 from urllib.parse import unquote
 
-_NAME = re.compile(r"(env|file|block):\S.*")
 _SECRET_NAME = (
     r"(?:[\w.-]*(?:token|signature|secret|passw(?:or)?d|credentials?|(?:api|access|account|secret|shared)[-_.]?key)"
     r"|(?:[\w.-]*[-_.])?(?:sig|auth|authorization|jwt|pwd))"
@@ -32,10 +31,6 @@ ADVICE = (
     "a URL must not carry credentials (user:password@, a token or a signature): they would end in logs and records. "
     "Give them through the environment, the storage's own configuration, or storage options that are named"
 )
-NAME_ADVICE = (
-    "must be env:NAME, file:PATH or block:NAME, which says where storage options are kept; never the options themselves"
-)
-KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the key is kept; never the key itself"
 
 
 def carries_credentials(url: str) -> bool:
@@ -60,11 +55,6 @@ def _shows_credentials(url: str) -> bool:
         or _LONE_TOKEN.search(url, 0, last) is not None
         or _FIELD.search(url, begin) is not None
     )
-
-
-def is_name(text: str) -> bool:
-    """Whether a text is the name of storage options, or of a key, that are kept elsewhere."""
-    return _NAME.fullmatch(text) is not None
 
 
 def scrubbed(text: str) -> str:

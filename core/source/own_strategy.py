@@ -19,8 +19,8 @@ from reshard.core.plan.plan_file import load_target_strategy
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.files import unless_missing
 from reshard.core.storage.joined import parts_of
+from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.unified_names import is_index_name

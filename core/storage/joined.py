@@ -7,25 +7,14 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from reshard.core.storage.urls import Location
 
+if TYPE_CHECKING:
+    from reshard.core.storage.reading import SourceFile
+
 _JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>[0-9]+(?:,[0-9]+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
-
-
-class _Part(Protocol):
-    """A source file; see `reshard.core.storage.files.SourceFile`."""
-
-    location: Location
-    size_bytes: int
-    version: str
-
-    def read_into(self, offset: int, buffer: memoryview) -> None: ...
-
-    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]: ...
-
-    def close(self) -> None: ...
 
 
 def joined_name(stem: str, numbers: Sequence[int], extension: str) -> str:
@@ -50,7 +39,7 @@ class JoinedFile:
         offsets: the byte where each of them begins.
     """
 
-    def __init__(self, location: Location, parts: Sequence[_Part]) -> None:
+    def __init__(self, location: Location, parts: "Sequence[SourceFile]") -> None:
         self.location = location
         self.parts = tuple(parts)
         *self.offsets, self.size_bytes = accumulate((part.size_bytes for part in parts), initial=0)

@@ -28,9 +28,12 @@ from reshard.core.runtime.local_files import open_regular
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.files import find_files, is_missing, read_small_file, remove_file, write_bytes
+from reshard.core.storage.listing import find_files, is_missing
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import claimed_while
+from reshard.core.storage.writing import write_bytes
 
 RENEWAL_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 4 * RENEWAL_SECONDS

@@ -6,10 +6,11 @@ for good: who takes a target over removes the leases of the dead before anything
 """
 
 import fcntl
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 
@@ -18,9 +19,17 @@ from reshard.core.runtime.local_files import open_regular
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage import lease as leases
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.files import read_small_file, unless_missing
-from reshard.core.storage.lease import LARGEST_LEASE_BYTES, LeaseName
-from reshard.core.storage.urls import parse_url
+from reshard.core.storage.lease import (
+    LARGEST_LEASE_BYTES,
+    LeaseHolder,
+    LeaseName,
+    living_holders,
+    new_holder,
+    parse_holder,
+)
+from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
 
 LOOK_SECONDS = 1.0
@@ -125,3 +134,37 @@ class _WatchedLease:
                 "take over",
                 transient=True,
             )
+
+
+def seen_holders(directory: Location) -> list[LeaseHolder]:
+    """Living runs that hold a lease in a directory of leases; who takes one in this moment may not be seen.
+
+    On an object store that takes some seconds if there are any leases, and removes those of the dead.
+
+    Raises:
+        TargetError: a lease cannot be understood.
+        StorageError: they cannot be read.
+    """
+    if not directory.is_local:
+        return living_holders(directory, new_holder(()))
+    with mapped_errors(directory, "look at the leases"):
+        try:
+            names = sorted(os.listdir(directory.path))
+        except FileNotFoundError:
+            return []
+        found = [_seen_local(os.path.join(directory.path, name)) for name in names if name.endswith(".json")]
+    return [holder for holder in found if holder is not None]
+
+
+def _seen_local(path: str) -> LeaseHolder | None:
+    # it may be given back, or moved with its directory, at any moment
+    with suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+        text = file.read(LARGEST_LEASE_BYTES)
+        if not text:
+            return None  # about to be locked, which looking must not hinder
+        try:
+            # shared: who else looks is no holder
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return parse_holder(text, path)
+    return None

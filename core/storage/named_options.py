@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 
 from reshard.core.errors import InputError
-from reshard.core.runtime.named_values import Resolver, value_of
-from reshard.core.runtime.secrets import NAME_ADVICE
+from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
 from reshard.core.storage.filesystems import Options, open_filesystem, url_of
 
 _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from reshard.core.errors import TargetError
+from reshard.core.storage.atomic_rename import is_of_file_system, is_temporary
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.files import is_of_file_system, is_temporary
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
 from reshard.core.storage.unified_names import is_unified_name
 from reshard.core.storage.urls import Location

@@ -1,18 +1,10 @@
 """Where results may be written: apart from the source, and over nothing that is there already."""
 
-from reshard.core.errors import (
-    InputError,
-    TargetError,
-)
-from reshard.core.storage.files import (
-    kind_of,
-)
+from reshard.core.errors import InputError, TargetError
 from reshard.core.storage.filesystems import same_storage
+from reshard.core.storage.listing import kind_of
 from reshard.core.storage.patterns import Lies, lies
-from reshard.core.storage.publishing import (
-    PARTIAL_SUFFIX,
-    REPLACED_SUFFIX,
-)
+from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
 from reshard.core.storage.urls import Location
 
 

@@ -18,9 +18,11 @@ from contextlib import suppress
 from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.storage.atomic_rename import is_temporary
 from reshard.core.storage.failures import mapped_errors
-from reshard.core.storage.files import find_files, is_temporary, list_folder, remove_files, unless_missing
 from reshard.core.storage.joined import parts_of
+from reshard.core.storage.listing import find_files, list_folder, unless_missing
+from reshard.core.storage.removal import remove_files
 from reshard.core.storage.unified_names import is_unified_name
 from reshard.core.storage.urls import Location
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError
 from reshard.core.runtime.metadata import check_metadata, parsing
-from reshard.core.storage.files import file_info, list_folder, open_source, read_bytes, write_bytes
+from reshard.core.storage.listing import file_info, list_folder
+from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.file_kinds import START_BYTES, with_guess
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.merging import merge_strategies

@@ -6,7 +6,7 @@ from google.protobuf.message import DecodeError
 
 from reshard.core.errors import CheckpointError, StorageError, StrategyError
 from reshard.core.runtime.metadata import check_metadata, load_json, protobuf_bytes
-from reshard.core.storage.files import read_small_file
+from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 

@@ -14,7 +14,7 @@ from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.matching import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
-from reshard.core.storage.files import read_small_file
+from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import OTHERS_NAME, index_name
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import TEXT

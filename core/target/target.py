@@ -36,12 +36,6 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
-from reshard.core.storage.files import (
-    find_files,
-    remove_file,
-    remove_files,
-    write_bytes,
-)
 from reshard.core.storage.lease import (
     LeaseHolder,
     exclusive,
@@ -50,6 +44,7 @@ from reshard.core.storage.lease import (
     new_holder,
     remove_place,
 )
+from reshard.core.storage.listing import find_files
 from reshard.core.storage.own_files import check_replaced, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
@@ -64,7 +59,9 @@ from reshard.core.storage.publishing import (
     temporary_files,
     working_location,
 )
+from reshard.core.storage.removal import remove_file, remove_files
 from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import write_bytes
 from reshard.core.target.index import index_of, index_problem, places_problem
 from reshard.core.target.place import _check_local_place, check_beside, manifest_to_keep, refuse_occupied
 from reshard.core.target.workspace import (

@@ -26,24 +26,21 @@ from reshard.core.errors import (
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
-from reshard.core.storage.files import (
-    read_own_file,
-    read_small_file,
-    remove_file,
-    unless_missing,
-    write_bytes,
-)
 from reshard.core.storage.lease import (
     GATE_NAME,
 )
+from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.own_files import Listing
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
     list_names,
 )
+from reshard.core.storage.reading import read_own_file, read_small_file
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes
 
 IDENTITY_NAME = "identity"
 

@@ -9,8 +9,9 @@ from reshard.core.checkpoint.model import FileIndex, FilePlan
 from reshard.core.checkpoint.remote_index.templates import as_output
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import UploadBuffers
-from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import OutputFile, write_file
 from reshard.core.transfer.file_blocks import planned_file
 from reshard.core.transfer.writer import heads_digest
 

@@ -13,7 +13,7 @@ from reshard.core.errors import CatalogError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.file_versions import difference_text
-from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 

@@ -37,10 +37,11 @@ from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
-from reshard.core.storage.files import SourceFile, exists, has_no_file
 from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.listing import exists, has_no_file
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.publishing import other_files
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.index import index_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest

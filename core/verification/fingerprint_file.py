@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.request.changes import Several
 from reshard.core.runtime.metadata import parsing, records_bytes
-from reshard.core.storage.files import read_small_file
+from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_record

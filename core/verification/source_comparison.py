@@ -15,7 +15,8 @@ from reshard.core.plan.plan_file import load_plan, rebuild_plan
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.threads import in_threads
 from reshard.core.storage.file_versions import is_only_touched, is_same_version
-from reshard.core.storage.files import has_no_file, is_missing, read_version
+from reshard.core.storage.listing import has_no_file, is_missing
+from reshard.core.storage.reading import read_version
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.slices import Shape

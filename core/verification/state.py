@@ -10,8 +10,10 @@ import xxhash
 from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import CheckpointError, StorageError, TargetError, is_transient
 from reshard.core.plan.plan_file import LARGEST_PLAN_BYTES
-from reshard.core.storage.files import find_files, is_of_file_system, is_temporary, read_small_file
+from reshard.core.storage.atomic_rename import is_of_file_system, is_temporary
+from reshard.core.storage.listing import find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
+from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, read_identity
 

@@ -12,8 +12,8 @@ import pytest
 from reshard.core.conversion.latest import LatestReport, convert_latest
 from reshard.core.conversion.session import convert_rank
 from reshard.core.storage import lease
-from reshard.core.storage.files import remove_files
 from reshard.core.storage.publishing import REMOVING_NAME
+from reshard.core.storage.removal import remove_files
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_tree
 from tests.support.stores import Store

@@ -12,18 +12,12 @@ from typing import Any
 import pytest
 
 from reshard.core.runtime.budget import UploadBuffers
-from reshard.core.storage.files import (
-    copy_file,
-    exists,
-    find_files,
-    list_folder,
-    open_source,
-    read_bytes,
-    remove_file,
-    write_bytes,
-    write_file,
-)
+from reshard.core.storage.copying import copy_file
+from reshard.core.storage.listing import exists, find_files, list_folder
+from reshard.core.storage.reading import open_source, read_bytes
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes, write_file
 from tests.support.stores import Store
 
 PROTOCOLS = ["s3", pytest.param("obs", marks=pytest.mark.slow)]

@@ -12,8 +12,9 @@ from reshard.core.errors import StorageError
 from reshard.core.runtime import retry
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.retry import RetryPolicy
-from reshard.core.storage.files import copy_file, write_file
+from reshard.core.storage.copying import copy_file
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_file
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
 from tests.support.checkpoints import case, read_tree

@@ -12,8 +12,8 @@ from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.runtime import retry
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.retry import RetryPolicy
-from reshard.core.storage.files import write_file
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_file
 from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import case, check_crc_of, read_tree
 from tests.support.s3_traffic import Fault, Kind

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.errors import CheckpointError, InputError, StorageError
-from reshard.core.storage.files import is_missing
+from reshard.core.storage.listing import is_missing
 
 NO_FILE = "it has no checkpoint file"
 NAMED_AS_FAULTY = "named as faulty"

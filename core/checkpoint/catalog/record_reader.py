@@ -16,8 +16,8 @@ from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes, workers_on
 from reshard.core.errors import InputError
 from reshard.core.runtime.keys import EncryptionMode, source_key
-from reshard.core.storage.files import SourceFile
 from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
 _BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold

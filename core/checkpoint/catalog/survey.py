@@ -18,7 +18,7 @@ from reshard.core.checkpoint.formats.stage_files import grouped
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
-from reshard.core.storage.files import file_info, list_folder
+from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.transfers import at_once

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 
 MAGICS = {
     EncryptionMode.AES_GCM: b"\xd8\x5e\x3a\x7f",

@@ -26,8 +26,8 @@ from reshard.core.checkpoint.encryption.cipher_blocks import (
 from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.files import SourceFile
 from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.uploads import Buffer
 
 

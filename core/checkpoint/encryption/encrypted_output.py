@@ -13,8 +13,8 @@ from reshard.core.checkpoint.encryption.cipher_blocks import (
 from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.files import OutputFile
 from reshard.core.storage.uploads import Buffer
+from reshard.core.storage.writing import OutputFile
 
 
 class EncryptedOutput:

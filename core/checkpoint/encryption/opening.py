@@ -7,8 +7,9 @@ from reshard.core.checkpoint.encryption.decrypted_source import decrypted
 from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.keys import Key
-from reshard.core.storage.files import OutputFile, SourceFile, open_source, write_file
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import OutputFile, write_file
 
 
 def open_checkpoint(location: Location, key: Key | None) -> SourceFile:

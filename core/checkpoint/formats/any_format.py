@@ -18,8 +18,8 @@ from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex
 from reshard.core.checkpoint.remote_index.templates import Template, template_of
 from reshard.core.checkpoint.remote_reads import WithEnds
 from reshard.core.errors import CheckpointError
-from reshard.core.storage.files import SourceFile, read_bytes
 from reshard.core.storage.joined import JoinedFile
+from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location
 
 _START_BYTES = 9

@@ -30,7 +30,7 @@ from reshard.core.checkpoint.model import (
 from reshard.core.checkpoint.remote_index.lookahead import Lookahead
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
-from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
 from reshard.core.tensor.slices import TOO_LARGE, Shape, is_countable
 

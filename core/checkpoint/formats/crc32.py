@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from reshard.core.checkpoint.remote_reads import read_ahead
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 
 BLOCK_BYTES = 4 << 20
 

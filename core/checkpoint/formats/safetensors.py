@@ -30,7 +30,7 @@ from reshard.core.checkpoint.model import (
 )
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.metadata import Parse, json_bytes, parsing
-from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
 from reshard.core.tensor.slices import TOO_LARGE, is_countable
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.request.info_texts import InfoValue
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 
 MOST_VALUES = 64
 """Of files that are all scalars, the others are left out."""

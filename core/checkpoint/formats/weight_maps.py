@@ -12,7 +12,7 @@ from typing import Any
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.runtime.metadata import load_json
-from reshard.core.storage.files import read_small_file
+from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 
 LARGEST_INDEX_BYTES = 64 << 20

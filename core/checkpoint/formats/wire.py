@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from reshard.core.checkpoint.remote_index.lookahead import Lookahead
 from reshard.core.errors import CheckpointError
-from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.reading import SourceFile, read_bytes
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}

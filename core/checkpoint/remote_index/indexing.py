@@ -19,7 +19,7 @@ from reshard.core.checkpoint.model import FileIndex
 from reshard.core.checkpoint.remote_index.templates import Template
 from reshard.core.checkpoint.remote_reads import read_near
 from reshard.core.errors import InputError
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
 _REMOTE_FILES_AT_ONCE = 16

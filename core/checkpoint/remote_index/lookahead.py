@@ -12,7 +12,7 @@ from reshard.core.checkpoint.model import Extent
 from reshard.core.checkpoint.remote_index.repetition import Repetition
 from reshard.core.checkpoint.remote_reads import START_BYTES, read_long
 from reshard.core.storage.coalescing import coalesced, stretch_of
-from reshard.core.storage.files import SourceFile, read_bytes
+from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES
 
 _HEAD_BYTES = 512

@@ -13,8 +13,10 @@ from reshard.core.plan.overlaps import ParameterOverlaps
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.wording import counted, html_text, ranks_text, size_text
-from reshard.core.storage.files import kind_of, open_source, read_bytes, write_bytes
+from reshard.core.storage.listing import kind_of
+from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes
 
 _GENERATOR = '<meta name="generator" content="reshard plan">'
 """Stands near the beginning of every page: what has it may be replaced by another."""

@@ -8,7 +8,7 @@ import pytest
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.content_samples import beginnings
 from reshard.core.errors import CatalogError
-from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from tests.support.ckpt_writer import checkpoint_bytes
 

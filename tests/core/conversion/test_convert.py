@@ -1062,7 +1062,7 @@ def test_values_are_compared_although_an_earlier_version_recorded_no_change_time
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(
-            "reshard.core.storage.files.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}"
+            "reshard.core.storage.reading.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}"
         )
         convert(FOUR_TO_THREE.request(target, source=str(own_source)))
     report = verify_target(str(target), VerifyLevel.CONTENT)

@@ -12,8 +12,8 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, TargetError
 from reshard.core.request.conversion import ConversionRequest, build_request
-from reshard.core.storage.files import write_bytes
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes
 from tests.support.checkpoints import case, read_tree
 from tests.support.training import latest_request
 

@@ -31,7 +31,7 @@ from reshard.core.plan.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_options
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.keys import EncryptionMode, Key, KeyNames, named_keys
-from reshard.core.storage.files import open_source, read_bytes
+from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout

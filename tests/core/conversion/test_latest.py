@@ -30,7 +30,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import storages_of
 from reshard.core.runtime.retry import stoppable
-from reshard.core.storage.stamps import read_stamps
+from reshard.core.storage.file_versions import read_stamps
 from tests.support.checkpoints import read_tree
 from tests.support.training import (
     CASE,

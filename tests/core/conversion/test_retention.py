@@ -22,8 +22,8 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.retention import DatedStep, KeepRules, Retention, apply_retention, steps_kept
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.request.conversion import VerifyLevel
-from reshard.core.storage.files import remove_file
 from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
 from tests.conformance.mindspore_process import PYTHON

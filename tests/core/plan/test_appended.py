@@ -19,7 +19,7 @@ from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.request.info_texts import InfoValue, format_info, parse_info
-from reshard.core.storage.files import open_source
+from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy

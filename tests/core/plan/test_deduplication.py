@@ -18,8 +18,8 @@ from reshard.core.plan.appended import REDUNDANCY_MARK
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import VerifyLevel, build_request
-from reshard.core.storage.files import write_bytes
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout

@@ -14,8 +14,8 @@ from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
-from reshard.core.storage.files import write_bytes
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.layout import ParameterLayout

@@ -7,7 +7,8 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import build_request
-from reshard.core.runtime.secrets import NAME_ADVICE, carries_credentials, scrubbed
+from reshard.core.runtime.named_values import NAME_ADVICE
+from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from tests.support.checkpoints import case
 
 

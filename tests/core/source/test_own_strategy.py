@@ -20,7 +20,7 @@ from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import NOWHERE, build_request
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
-from reshard.core.storage.files import read_own_file
+from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint

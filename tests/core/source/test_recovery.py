@@ -21,7 +21,7 @@ from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanE
 from reshard.core.plan.matching import match_parameters
 from reshard.core.request.conversion import ConversionRequest, build_request
 from reshard.core.source.recovery import StepState, assess_recovery
-from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy

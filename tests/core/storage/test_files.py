@@ -14,16 +14,11 @@ import pytest
 from fsspec.spec import AbstractBufferedFile
 
 from reshard.core.errors import CheckpointError, StorageError
-from reshard.core.storage.files import (
-    copy_file,
-    open_source,
-    read_bytes,
-    read_small_file,
-    remove_file,
-    write_bytes,
-    write_file,
-)
+from reshard.core.storage.copying import copy_file
+from reshard.core.storage.reading import open_source, read_bytes, read_small_file
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes, write_file
 
 CONTENT = random.Random(1).randbytes(100_000)
 
@@ -332,14 +327,14 @@ def test_a_file_that_was_read_and_cannot_be_closed(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_that_was_written_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.files.open", unclosable, raising=False)
+    monkeypatch.setattr("reshard.core.storage.writing.open", unclosable, raising=False)
     with pytest.raises(StorageError, match="a: cannot complete it: Input/output error"):
         write_bytes(parse_url(str(tmp_path / "a")), CONTENT)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_file_that_is_given_up_and_cannot_be_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.files.open", unclosable, raising=False)
+    monkeypatch.setattr("reshard.core.storage.writing.open", unclosable, raising=False)
     with pytest.raises(KeyError):
         write_and_fail(parse_url(str(tmp_path / "a")), KeyError("what failed first"))
     assert os.listdir(tmp_path) == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
-from reshard.core.storage.files import copy_file, write_bytes, write_file
+from reshard.core.storage.copying import copy_file
 from reshard.core.storage.lease import (
     LeaseHolder,
     exclusive,
@@ -24,9 +24,10 @@ from reshard.core.storage.lease import (
     parse_holder,
     remove_place,
 )
-from reshard.core.storage.lease_observer import seen_holders
+from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
+from reshard.core.storage.writing import write_bytes, write_file
 from tests.support.places import PROJECT
 
 DEAD_AFTER_SECONDS = 0.5

@@ -13,11 +13,11 @@ from queue import SimpleQueue
 import pytest
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.storage.files import write_bytes, write_file
 from reshard.core.storage.lease import LeaseName, current_lease, held_lease, new_holder
 from reshard.core.storage.lease_monitor import watched_lease
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
+from reshard.core.storage.writing import write_bytes, write_file
 from tests.support.places import PROJECT
 
 HOLDING = """
@@ -30,7 +30,7 @@ with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
 """
 WATCHING = """
 import sys, threading
-from reshard.core.storage.files import write_file
+from reshard.core.storage.writing import write_file
 from reshard.core.storage.lease import LeaseName
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.lease_monitor import watched_lease

@@ -12,8 +12,8 @@ from xml.sax.saxutils import escape
 import pytest
 
 from reshard.core.errors import TargetError
-from reshard.core.storage.files import find_files, list_folder
 from reshard.core.storage.filesystems import open_filesystem
+from reshard.core.storage.listing import find_files, list_folder
 from reshard.core.storage.publishing import foreign_names, list_names, other_files, remove_tree
 from reshard.core.storage.urls import Location
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.storage.files import remove_file
 from reshard.core.storage.publishing import (
     check_room,
     foreign_names,
@@ -22,6 +21,7 @@ from reshard.core.storage.publishing import (
     remove_tree,
     working_location,
 )
+from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
 
 Usage = namedtuple("Usage", "total used free")

@@ -6,8 +6,8 @@ import fsspec
 import pytest
 
 from reshard.core.errors import StorageError
-from reshard.core.storage.files import takes_rewriting, write_file
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import takes_rewriting, write_file
 
 
 def test_a_local_file(tmp_path: Path) -> None:

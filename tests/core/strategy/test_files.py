@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from reshard.core.errors import StorageError, StrategyError
-from reshard.core.storage.files import SourceFile, open_source
+from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from reshard.core.strategy import files
 from reshard.core.strategy.files import read_strategy, write_strategy

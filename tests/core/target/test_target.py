@@ -13,9 +13,9 @@ from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel
-from reshard.core.storage.files import write_bytes
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace, read_records
 from tests.support.checkpoints import case

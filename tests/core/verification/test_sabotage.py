@@ -25,7 +25,7 @@ from reshard.core.plan.deduplication import SharedSlices, choose_keepers
 from reshard.core.plan.matching import ParameterMatch, match_parameters
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
-from reshard.core.storage.files import copy_file
+from reshard.core.storage.copying import copy_file
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy

@@ -14,8 +14,8 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import PlanError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.request.conversion import ConversionRequest, build_request
-from reshard.core.storage.files import write_bytes
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout

@@ -18,7 +18,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
-from reshard.core.storage.files import open_source
+from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text

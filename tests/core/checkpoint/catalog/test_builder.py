@@ -16,7 +16,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.digests import content_digests
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
-from reshard.core.storage.files import open_source
+from reshard.core.storage.reading import open_source
 from reshard.core.tensor.dtypes import dtype_from_name
 from tests.support.places import FIXTURES
 from tests.support.remote_file import sparse_file

@@ -16,7 +16,7 @@ from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput,
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key
-from reshard.core.storage.files import open_source, read_bytes
+from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.uploads import Buffer
 from reshard.core.storage.urls import parse_url
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes

@@ -7,7 +7,7 @@ from safetensors.numpy import save
 from reshard.core.checkpoint.formats import any_format
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError
-from reshard.core.storage.files import open_source
+from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
 from tests.support.ckpt_writer import MemoryFile, checkpoint_bytes, extents_bytes, filled

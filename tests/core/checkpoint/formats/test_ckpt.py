@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reshard.core.checkpoint.formats import ckpt
 from reshard.core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CheckpointError
-from reshard.core.storage.files import open_source
+from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, dtype_from_name, dtype_from_safetensors
 from tests.support.ckpt_writer import (

@@ -14,8 +14,8 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import CatalogError, InputError, PlanError
 from reshard.core.request.conversion import build_request
-from reshard.core.storage.files import open_source, read_bytes
 from reshard.core.storage.joined import parts_of
+from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import CONVERSIONS, Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes

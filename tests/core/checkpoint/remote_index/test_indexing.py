@@ -12,7 +12,7 @@ from reshard.core.checkpoint.remote_index.indexing import Answer, Indexed, Item,
 from reshard.core.checkpoint.remote_index.templates import piece_heads
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.runtime.retry import count_retry, counting_retries
-from reshard.core.storage.files import SourceFile
+from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.dtypes import TEXT, dtype_from_name
 from tests.support.ckpt_writer import blob
 from tests.support.remote_file import RemoteFile, planned_parts, sparse_file

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reshard.core.runtime.garbage import rare_collections
+from reshard.core.runtime.threads import rare_collections
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,61 @@
+"""Local files that appear at once: written beside their place under a temporary name, then renamed into it."""
+
+import errno
+import os
+import re
+import uuid
+from contextlib import suppress
+
+from reshard.core.storage.urls import Location
+
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """True for the name of a local file being written, or left behind by a killed writer."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
+
+
+def is_of_file_system(name: str) -> bool:
+    """True for a name that network file systems give to files removed while open."""
+    return name.startswith((".nfs", ".fuse_hidden"))
+
+
+def temporary_path(location: Location) -> str:
+    """Return an unused temporary path for a file, after creating its directory.
+
+    Raises:
+        OSError: the directory cannot be created, or a link leads to it.
+    """
+    # in the directory of the final name: rename must not cross file systems
+    path = os.path.join(os.path.dirname(location.path), f".{location.name}.{uuid.uuid4().hex[:8]}.tmp")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    check_unlinked_parent(path)
+    return path
+
+
+def check_unlinked_parent(path: str) -> None:
+    """Check before a write or removal that no link leads to the file's directory: parsing resolved all links.
+
+    Raises:
+        OSError: a link leads to the directory.
+    """
+    directory = os.path.dirname(path)
+    if (found := os.path.realpath(directory)) != directory:
+        raise OSError(errno.ELOOP, f"a link leads from {directory} to {found}, and nothing is changed through links")
+
+
+def rename_into_place(temporary: str, path: str) -> None:
+    """Rename a finished file to its final path, replacing an empty directory if need be."""
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:
+        with suppress(OSError):
+            os.rmdir(path)
+        os.replace(temporary, path)
+
+
+def unlink_if_exists(path: str) -> None:
+    """Remove a local file, if it exists."""
+    if os.path.exists(path):
+        os.unlink(path)

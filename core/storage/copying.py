@@ -1,0 +1,64 @@
+"""Copies and removes files."""
+
+import os
+import shutil
+
+from reshard.core.errors import StorageError
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.local_files import check_regular
+from reshard.core.runtime.progress import current_progress
+from reshard.core.storage.atomic_rename import rename_into_place, temporary_path, unlink_if_exists
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.listing import file_info
+from reshard.core.storage.transfers import requested
+from reshard.core.storage.uploads import Upload, takes_parts
+from reshard.core.storage.urls import Location
+from reshard.core.storage.write_guard import check_claim
+
+
+def copy_file(source: Location, target: Location) -> None:
+    """Copies a file within one storage, by the storage itself; the copy appears only when it is whole.
+
+    Raises:
+        StorageError: it cannot be copied.
+    """
+    action = f"copy {source} to it"
+    if not target.is_local:
+        check_claim()
+        _copy_remote(source, target, action)
+        return
+    with mapped_errors(target, action):
+        check_regular(source.path)  # a device would be copied without end
+        temporary = temporary_path(target)
+        try:
+            shutil.copyfile(source.path, temporary)
+            _flush(temporary)
+            check_claim()
+            rename_into_place(temporary, target.path)
+        except BaseException:
+            unlink_if_exists(temporary)
+            raise
+
+
+def _copy_remote(source: Location, target: Location, action: str) -> None:
+    if not takes_parts(target):
+        requested(target, action, lambda: target.fs.cp_file(source.path, target.path))
+        return
+    # s3fs would copy what is large part after part, from the first one on again if one fails, and leave them there
+    upload = Upload(target, UploadBuffers())
+    try:
+        upload.copy(source, file_info(source, action)["size"], action)
+    except BaseException:
+        try:
+            upload.discard()
+        except StorageError as error:
+            current_progress().note(f"what was copied to {target} is left there, unseen: {error}")
+        raise
+
+
+def _flush(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,225 @@
+"""Files: read at offsets by many threads, written front to back and visible only when whole."""
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from reshard.core.errors import CheckpointError, StorageError, TargetError
+from reshard.core.runtime.local_files import is_irregular, open_regular
+from reshard.core.runtime.metadata import check_metadata, metadata_limit_bytes
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.file_versions import local_version, remote_version
+from reshard.core.storage.joined import JoinedFile, parts_of
+from reshard.core.storage.listing import file_info
+from reshard.core.storage.transfers import at_once, requested
+from reshard.core.storage.uploads import takes_parts
+from reshard.core.storage.urls import Location
+
+
+class SourceFile(Protocol):
+    """A file open for reading at any offset; safe for use by many threads."""
+
+    location: Location
+    size_bytes: int
+    version: str
+    """Changes whenever the content does; see `reshard.core.storage.file_versions`."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fills `buffer` from the bytes at `offset`.
+
+        Raises:
+            CheckpointError: the file ends before the buffer is full.
+            StorageError: it cannot be read.
+        """
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each range, given by its offset and its length; of a remote file all are asked for at once.
+
+        Raises:
+            CheckpointError: the file ends before one of them does.
+            StorageError: it cannot be read.
+        """
+
+    def close(self) -> None:
+        """Gives the file back."""
+
+
+def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
+    """`length` bytes of a file from `offset` on; for small reads, since it allocates them."""
+    [data] = file.read_many([(offset, length)])
+    return data
+
+
+def open_source(location: Location) -> SourceFile:
+    """Opens a file for reading at offsets; where a location stands for several, they are read as one.
+
+    Raises:
+        StorageError: it does not exist or cannot be opened.
+    """
+    parts = parts_of(location)
+    if parts:
+        return _open_joined(location, parts)
+    with mapped_errors(location, "read it"):
+        if location.is_local:
+            return _LocalSource(location)
+        return _RemoteSource(location)
+
+
+def read_version(location: Location) -> str:
+    """The version of a file.
+
+    Raises:
+        StorageError: it does not exist or cannot be opened.
+    """
+    file = open_source(location)
+    file.close()
+    return file.version
+
+
+def _open_joined(location: Location, parts: Sequence[Location]) -> SourceFile:
+    opened: list[SourceFile] = []
+    try:
+        opened.extend(map(open_source, parts))
+    except BaseException:
+        for file in opened:
+            file.close()
+        raise
+    return JoinedFile(location, opened)
+
+
+class _LocalSource:
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._descriptor = -1
+        self._descriptor = open_regular(location.path)
+        status = os.fstat(self._descriptor)
+        self.size_bytes = status.st_size
+        self.version = local_version(status)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        position = offset
+        with mapped_errors(self.location, f"read {len(buffer)} bytes at {offset}"):
+            while buffer:
+                count = os.preadv(self._descriptor, [buffer], position)
+                if count == 0:
+                    raise _ended_early(self.location, position)
+                buffer = buffer[count:]
+                position += count
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self._read(offset, length) for offset, length in ranges]
+
+    def _read(self, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with mapped_errors(self.location, "close it"):
+                os.close(descriptor)
+
+    def __del__(self) -> None:
+        with suppress(StorageError):
+            self.close()
+
+
+class _RemoteSource:
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        info = file_info(location, "read it")
+        if info["type"] == "directory":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        self.size_bytes = int(info["size"])
+        self.version = remote_version(info)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self._read((offset, len(buffer)))
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        # one of them in this thread: it may be one of those that make requests for others
+        return [self._read(ranges[0])] if len(ranges) == 1 else list(at_once(self._read, ranges))
+
+    def _read(self, range_: tuple[int, int]) -> bytes:
+        offset, length = range_
+        if offset + length > self.size_bytes:
+            raise _ended_early(self.location, self.size_bytes)
+        if not length:  # HTTP has no empty range
+            return b""
+
+        def ask() -> bytes:
+            data = bytes(self.location.fs.cat_file(self.location.path, start=offset, end=offset + length))
+            if len(data) != length:
+                raise ConnectionError(f"{len(data)} bytes came")
+            return data
+
+        return requested(self.location, f"read {length} bytes at {offset}", ask)
+
+    def close(self) -> None:
+        pass
+
+
+def _ended_early(location: Location, offset: int) -> CheckpointError:
+    return CheckpointError(f"{location}: ends at byte {offset}, earlier than it should: truncated or changed")
+
+
+def read_small_file(location: Location, limit_bytes: int) -> bytes:
+    """The whole of a file that is known to be small.
+
+    Raises:
+        StorageError: it cannot be read.
+        CheckpointError: it is larger than `limit_bytes`.
+        LimitError: it would take too much memory.
+    """
+    if takes_parts(location):
+        return _read_small_object(location, limit_bytes)
+    file = open_source(location)
+    try:
+        if file.size_bytes > limit_bytes:
+            raise _too_large(location, limit_bytes)
+        check_metadata(file.size_bytes, location)
+        return read_bytes(file, 0, file.size_bytes)
+    finally:
+        file.close()
+
+
+def read_own_file(location: Location, limit_bytes: int) -> bytes:
+    """The content of a small file that a conversion wrote, such as a record or a manifest.
+
+    Raises:
+        TargetError: the file is larger than `limit_bytes`, or not a regular file: it was changed since.
+        StorageError: the file does not exist, or cannot be read.
+    """
+    try:
+        return read_small_file(location, limit_bytes)
+    except CheckpointError as error:
+        raise TargetError(str(error)) from error
+    except StorageError as error:
+        if not is_irregular(error.__cause__):
+            raise
+        raise TargetError(str(error)) from error
+
+
+def _read_small_object(location: Location, limit_bytes: int) -> bytes:
+    """One request; others need one for the size as well. HTTP tells if less came than was sent."""
+    most_bytes = min(limit_bytes, metadata_limit_bytes())
+    read = partial(location.fs.cat_file, location.path, start=0, end=most_bytes + 1)
+    try:
+        data = bytes(requested(location, "read it", read))
+    except StorageError as error:
+        # there is no range in an empty object
+        if getattr(error.__cause__, "errno", None) == errno.EINVAL and file_info(location)["size"] == 0:
+            return b""
+        raise
+    if len(data) > limit_bytes:
+        raise _too_large(location, limit_bytes)
+    check_metadata(len(data), location)
+    return data
+
+
+def _too_large(location: Location, limit_bytes: int) -> CheckpointError:
+    return CheckpointError(f"{location}: has more than {limit_bytes} bytes, more than such a file may have")

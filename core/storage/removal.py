@@ -1,0 +1,40 @@
+"""Removes files."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+from reshard.core.storage.atomic_rename import check_unlinked_parent
+from reshard.core.storage.transfers import at_once, requested
+from reshard.core.storage.urls import Location
+
+
+def remove_file(location: Location) -> None:
+    """Removes a file, if it exists; or a local link itself, or an empty local directory in the file's place.
+
+    Raises:
+        StorageError: removing failed, or a link leads to the file's local directory.
+    """
+
+    def remove() -> None:
+        with suppress(FileNotFoundError):
+            if location.is_local:
+                _remove_local(location.path)
+            else:
+                location.fs.rm_file(location.path)
+
+    requested(location, "remove it", remove)
+
+
+def remove_files(locations: Iterable[Location]) -> None:
+    """Removes files, those that exist; many at once."""
+    for _ in at_once(remove_file, locations):
+        pass
+
+
+def _remove_local(path: str) -> None:
+    check_unlinked_parent(path)
+    try:
+        os.unlink(path)
+    except IsADirectoryError:
+        os.rmdir(path)

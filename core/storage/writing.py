@@ -1,0 +1,150 @@
+"""Files written front to back and visible only when whole."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from fsspec.spec import AbstractBufferedFile
+
+from reshard.core.errors import StorageError
+from reshard.core.runtime.budget import UploadBuffers
+from reshard.core.runtime.progress import current_progress
+from reshard.core.storage.atomic_rename import rename_into_place, temporary_path, unlink_if_exists
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.transfers import requested
+from reshard.core.storage.uploads import Buffer, Upload, takes_parts
+from reshard.core.storage.urls import Location
+from reshard.core.storage.write_guard import check_claim
+
+
+class OutputFile(Protocol):
+    """A file being written front to back."""
+
+    def write(self, buffer: Buffer) -> None:
+        """Appends all of `buffer`.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        """Puts `buffer` in the place of bytes that were written, near the beginning; see `takes_rewriting`.
+
+        To an object store it has to be announced by `UploadBuffers.keeps_first`.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+
+
+@contextmanager
+def write_file(location: Location, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
+    """Writes a file that appears under its name only when the block ends well; else nothing is left of it.
+
+    Storages that write in place (no object store does) show the name at once, and lose it again if the block fails.
+    Directories on the way are made. Local files are flushed to the disk before they get their name, so that a name
+    stands for content even after the machine went down. `upload` says how files are sent to an object store.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    check_claim()
+    writer = _new_output(location, upload or UploadBuffers())
+    try:
+        yield writer
+        check_claim()
+        writer.finish()
+    except BaseException:
+        try:
+            writer.discard()
+        except StorageError as error:
+            # what failed first is raised; this is what else the user has to know
+            current_progress().note(f"what was written of {location} is left there, unseen: {error}")
+        raise
+
+
+def write_bytes(location: Location, data: bytes) -> None:
+    """Writes a small file whole; see `write_file`."""
+    if not location.is_local and not takes_parts(location):
+        check_claim()
+        requested(location, f"write {len(data)} bytes", lambda: location.fs.pipe_file(location.path, data))
+        return
+    with write_file(location) as file:
+        file.write(data)
+
+
+class _LocalOutput:
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        with mapped_errors(location, "create it"):
+            self._temporary = temporary_path(location)
+            self._file = open(self._temporary, "xb", buffering=0)
+
+    def write(self, buffer: Buffer) -> None:
+        view = memoryview(buffer).cast("B")
+        with mapped_errors(self._location, f"write {len(view)} bytes"):
+            while view:
+                view = view[self._file.write(view) :]
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        view = memoryview(buffer).cast("B")
+        with mapped_errors(self._location, f"write {len(view)} bytes at {offset}"):
+            while view:
+                count = os.pwrite(self._file.fileno(), view, offset)
+                view, offset = view[count:], offset + count
+
+    def finish(self) -> None:
+        with mapped_errors(self._location, "complete it"):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            check_claim()  # flushing may have taken long
+            rename_into_place(self._temporary, self._location.path)
+
+    def discard(self) -> None:
+        with mapped_errors(self._location, "give it up"):
+            try:
+                self._file.close()
+            finally:
+                unlink_if_exists(self._temporary)
+
+
+class _RemoteOutput:
+    """A file on a storage that is neither local nor of the S3 kind."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        with mapped_errors(location, "create it"):
+            self._file = location.fs.open(location.path, "wb")
+
+    def write(self, buffer: Buffer) -> None:
+        with mapped_errors(self._location, f"write {len(buffer)} bytes"):
+            self._file.write(buffer)
+
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
+        raise StorageError(f"{self._location}: cannot write {len(buffer)} bytes at {offset}: it is only appended to")
+
+    def finish(self) -> None:
+        with mapped_errors(self._location, "complete it"):
+            self._file.close()
+
+    def discard(self) -> None:
+        with mapped_errors(self._location, "give it up"):
+            if isinstance(self._file, AbstractBufferedFile):
+                # closing would complete the object: drop what is pending instead
+                self._file.closed = True
+                self._file.discard()
+            else:
+                self._file.close()
+                self._location.fs.rm_file(self._location.path)
+
+
+def _new_output(location: Location, upload: UploadBuffers) -> _LocalOutput | Upload | _RemoteOutput:
+    if location.is_local:
+        return _LocalOutput(location)
+    return Upload(location, upload) if takes_parts(location) else _RemoteOutput(location)
+
+
+def takes_rewriting(location: Location) -> bool:
+    """Whether the beginning of a file that is being written there can still be changed."""
+    return location.is_local or takes_parts(location)
