@@ -10,12 +10,12 @@ import click
 from reshard.cli.output import print_facts, print_table, wants_table
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, refused_as_input, survey
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
-from reshard.core.checkpoint.manifest import read_manifest, unsealed_manifest
+from reshard.core.checkpoint.manifest import read_manifest, unseal_manifest
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import TargetLayout
@@ -47,7 +47,7 @@ def describe(url: str) -> Document:
     location = parse_url(url)
     if RANK_FIELD in location.path:
         return _describe_checkpoint(url)
-    with refused_as_input():
+    with storage_errors_as_input():
         kind = file_info(location, "read it")["type"]
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
@@ -96,7 +96,7 @@ def _check_may_be_strategy(location: Location) -> None:
 
 def _holds_strategies(directory: Location) -> bool:
     """Whether a directory is rather one of strategy files than a checkpoint; the first file named .ckpt decides."""
-    with refused_as_input():
+    with storage_errors_as_input():
         entries = list_folder(directory)
     # a listing does not follow links
     names = {
@@ -112,7 +112,7 @@ def _holds_strategies(directory: Location) -> bool:
 
 @contextmanager
 def _opened(location: Location, key: Key | None = None) -> Iterator[SourceFile]:
-    with refused_as_input():
+    with storage_errors_as_input():
         file = open_checkpoint(location, key)
         try:
             yield file
@@ -199,7 +199,7 @@ def _describe_checkpoint(url: str) -> Document:
             }
             for prefix, steps in found.steps.items()
         ],
-        "parts": sorted({part for files in found.files.values() for file in files for part in file.name.parts}),
+        "parts": sorted({part for files in found.files.values() for file in files for part in file.name.stage_numbers}),
         "ranks_without_files": [rank for rank, files in found.files.items() if not files],
         "ignored": list(found.ignored),
         "unfinished": found.unfinished,
@@ -296,7 +296,7 @@ def _describe_converted(location: Location) -> Document:
     manifest = read_manifest(location)
     assert manifest is not None
     if source_key() is not None:
-        manifest = unsealed_manifest(manifest, source_key(), str(location))
+        manifest = unseal_manifest(manifest, source_key(), str(location))
     return {"kind": "converted checkpoint", "url": str(location), "manifest": manifest.model_dump(mode="json")}
 
 

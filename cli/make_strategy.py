@@ -123,10 +123,10 @@ def command(
       reshard make-strategy out.ckpt --like hf_llama -D 1 -M 8 --cut '*.[qkv]_proj.weight=0' --cut '*.o_proj.weight=1'
     """
     from reshard.core.conversion.make_strategy import make_strategy_file
-    from reshard.core.strategy.derivation import StrategyWish
+    from reshard.core.strategy.derivation import TargetJob
 
     check_output(out)
-    wish = StrategyWish(
+    wish = TargetJob(
         data_parallel,
         model_parallel,
         pipeline,

@@ -9,7 +9,7 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.model import Extent, TensorEntry
-from reshard.core.checkpoint.remote_index.templates import Head, piece_heads, unlike_error
+from reshard.core.checkpoint.remote_index.templates import Head, expected_heads, header_mismatch
 from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes
@@ -19,7 +19,7 @@ Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ElementRange:
     """Elements `start` to `stop` of an entry's contents, in their order."""
 
     entry: TensorEntry
@@ -27,7 +27,7 @@ class Stretch:
     stop: int
 
     @classmethod
-    def whole(cls, entry: TensorEntry) -> "Stretch":
+    def whole(cls, entry: TensorEntry) -> "ElementRange":
         """All of an entry."""
         return cls(entry, 0, math.prod(entry.shape))
 
@@ -37,28 +37,28 @@ class Stretch:
         return (self.stop - self.start) * self.entry.dtype.itemsize
 
 
-def share_of(entries: Sequence[TensorEntry], number: int, count: int) -> list[Stretch]:
+def worker_ranges(entries: Sequence[TensorEntry], number: int, count: int) -> list[ElementRange]:
     """What one of `count` workers reads of entries, for all to have about as many bytes; texts stay whole."""
     total_bytes = sum(entry.size_bytes for entry in entries)
     low, high = (total_bytes * edge // count for edge in (number, number + 1))
-    stretches = []
+    ranges = []
     begin = 0
     for entry in entries:
         end = begin + entry.size_bytes
         if entry.text is not None or not entry.size_bytes:
             if low <= begin < high or (begin == high and number + 1 == count):
-                stretches.append(Stretch.whole(entry))
+                ranges.append(ElementRange.whole(entry))
         elif begin < high and low < end:
             start, stop = ((edge - begin) // entry.dtype.itemsize for edge in (max(low, begin), min(high, end)))
-            stretches.append(Stretch(entry, start, stop))
+            ranges.append(ElementRange(entry, start, stop))
         begin = end
-    return stretches
+    return ranges
 
 
-def read_stretches(
-    file: SourceFile, record: CatalogRecord, stretches: Sequence[Stretch], buffer: np.ndarray
+def read_blocks(
+    file: SourceFile, record: CatalogRecord, ranges: Sequence[ElementRange], buffer: np.ndarray
 ) -> Iterator[Block]:
-    """The contents of stretches, in boxes of at most as many bytes as `buffer` has.
+    """The contents of ranges, in boxes of at most as many bytes as `buffer` has.
 
     They are read into it, or of a remote file ahead; a block's array is good until the next one is asked for. A text is
     the bytes of its UTF-32 code units.
@@ -68,7 +68,7 @@ def read_stretches(
         CheckpointError: the file ends before the contents do.
         StorageError: it cannot be read.
     """
-    blocks = ((stretch.entry, box) for stretch in stretches for box in _boxes(stretch, len(buffer)))
+    blocks = ((range_.entry, box) for range_ in ranges for box in _boxes(range_, len(buffer)))
     if file.location.is_local:
         yield from _local(file, blocks, buffer)
     else:
@@ -80,12 +80,12 @@ def text_bytes(text: str) -> np.ndarray:
     return np.frombuffer((text or "\0").encode("utf-32-le", "surrogatepass"), np.uint8)
 
 
-def _boxes(stretch: Stretch, most_bytes: int) -> Iterator[TensorSlice]:
-    if stretch.entry.text is not None:
-        yield TensorSlice.whole(stretch.entry.shape)
+def _boxes(range_: ElementRange, most_bytes: int) -> Iterator[TensorSlice]:
+    if range_.entry.text is not None:
+        yield TensorSlice.whole(range_.entry.shape)
     else:
-        most = most_bytes // stretch.entry.dtype.itemsize
-        yield from contiguous_boxes(stretch.entry.shape, stretch.start, stretch.stop, most)
+        most = most_bytes // range_.entry.dtype.itemsize
+        yield from contiguous_boxes(range_.entry.shape, range_.start, range_.stop, most)
 
 
 def _local(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], buffer: np.ndarray) -> Iterator[Block]:
@@ -138,12 +138,12 @@ class _Heads:
         """
         head = self._head(entry, extent)
         if head is not None and next(answers) != head[1]:
-            raise unlike_error(self._record.rank, self._record.location, entry.name, head[0])
+            raise header_mismatch(self._record.rank, self._record.location, entry.name, head[0])
 
     def _head(self, entry: TensorEntry, extent: Extent) -> Head | None:
         if not self._record.assumed:
             return None
-        return next((head for head in piece_heads(entry) if head[0] + len(head[1]) == extent.offset), None)
+        return next((head for head in expected_heads(entry) if head[0] + len(head[1]) == extent.offset), None)
 
 
 def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:

@@ -5,14 +5,14 @@ from functools import partial
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.remote_index.templates import piece_heads, unlike_error
+from reshard.core.checkpoint.remote_index.templates import expected_heads, header_mismatch
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import read_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import parse_url
 
 
-def beginnings(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
+def read_samples(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
     """The first `length` bytes of a parameter on each rank; remote files are read concurrently.
 
     Raises:
@@ -31,17 +31,17 @@ def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
     if entry is None or not entry.extents:
         return b""
     extent = entry.extents[0]
-    offset, head = piece_heads(entry)[0] if record.assumed else (extent.offset, b"")
+    offset, head = expected_heads(entry)[0] if record.assumed else (extent.offset, b"")
     file = open_checkpoint(parse_url(record.location), source_key())
     try:
         found = read_bytes(file, offset, len(head) + min(length, extent.length))
     finally:
         file.close()
     if not found.startswith(head):
-        raise unlike_error(record.rank, record.location, name, offset)
+        raise header_mismatch(record.rank, record.location, name, offset)
     return found[len(head) :]
 
 
-def is_one_value(content: bytes, itemsize: int) -> bool:
+def is_constant(content: bytes, itemsize: int) -> bool:
     """Whether all elements are the same, so that contents tell nothing."""
     return content == content[:itemsize] * (len(content) // itemsize)

@@ -8,14 +8,14 @@ import xxhash
 
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.formats.ckpt import CRC_TRAILER_BYTES
-from reshard.core.checkpoint.formats.running_crc import Stretch, crc_of_index
+from reshard.core.checkpoint.formats.running_crc import ContentRange, crc_of_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.checkpoint.remote_index.templates import Head, piece_heads
+from reshard.core.checkpoint.remote_index.templates import Head, expected_heads
 from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.reading import SourceFile
 
 
-class UnlikeError(Exception):
+class HeaderMismatchError(Exception):
     """A file that was assumed to have the headers of another has others."""
 
 
@@ -30,7 +30,7 @@ def content_digests(
     """The digests of parameters' contents in hex, read block by block: into `buffer`, or of a remote file ahead.
 
     Raises:
-        UnlikeError: the file's headers are `assumed`, and before contents stand others.
+        HeaderMismatchError: the file's headers are `assumed`, and before contents stand others.
         CheckpointError: the file ends before the contents do.
         StorageError: it cannot be read.
     """
@@ -116,7 +116,7 @@ class _Reading:
 
     def add(self, block: memoryview) -> None:
         """Takes in the next bytes."""
-        stretches: list[Stretch] = []
+        ranges: list[ContentRange] = []
         position, end = 0, self._offset + len(block)
         while self._left and self._left[0][0] < end:
             first, last, name = self._left[0]
@@ -125,7 +125,7 @@ class _Reading:
             self._digest.update(block[start:stop])
             self._take(name, block[start:stop])
             self._advance(stop - start)
-            stretches.append((name, start, stop))
+            ranges.append((name, start, stop))
             position = stop
             if last > end:
                 break
@@ -136,7 +136,7 @@ class _Reading:
         self._heads.update(block[position:])
         if self._crc:
             covered = block[: max(0, self._crc_stop - self._offset)]
-            self._crc.add(covered, stretches, self._crc.sums(covered, stretches))
+            self._crc.add(covered, ranges, self._crc.sums(covered, ranges))
         self._offset = end
 
     def digests(self) -> FileDigests:
@@ -174,7 +174,7 @@ def _remote_parts(file: SourceFile, entries: Sequence[TensorEntry], assumed: boo
     heads: list[Head] = []
     ranges: list[tuple[int, int]] = []
     for number, entry in enumerate(entries):
-        for extent, head in zip(entry.extents, piece_heads(entry) if assumed else _no_heads(entry), strict=True):
+        for extent, head in zip(entry.extents, expected_heads(entry) if assumed else _no_heads(entry), strict=True):
             owners.append(number)
             heads.append(head)
             ranges.append((head[0], extent.offset + extent.length - head[0]))
@@ -183,7 +183,7 @@ def _remote_parts(file: SourceFile, entries: Sequence[TensorEntry], assumed: boo
         expected = heads[place][1] if place != last else b""
         last = place
         if not data.startswith(expected):
-            raise UnlikeError
+            raise HeaderMismatchError
         yield owners[place], data[len(expected) :]
 
 

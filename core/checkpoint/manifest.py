@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from reshard.core.checkpoint.self_digest import with_digest, without_digest
+from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.errors import (
     InputError,
     TargetError,
@@ -48,7 +48,7 @@ DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 
 Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
-Several = Annotated[tuple[Item, ...], FailFast()]
+FailFastTuple = Annotated[tuple[Item, ...], FailFast()]
 """Of a damaged list the first error is told: each takes a thousand bytes, and there may be one for every two read."""
 
 
@@ -61,7 +61,7 @@ class ParameterRecord(_Record):
 
     name: str
     dtype: str
-    shape: Several[int]
+    shape: FailFastTuple[int]
     digest: str
 
 
@@ -99,14 +99,14 @@ class ShardRecord(_Record):
     file: str
     size_bytes: int
     copy_of: int | None
-    source_ranks: Several[int]
+    source_ranks: FailFastTuple[int]
     read_bytes: int
     seconds: float
     verified: VerifyLevel = VerifyLevel.NONE
     heads: tuple[str, ...]
-    parameters: Several[ParameterRecord]
-    overflows: Several[OverflowRecord] = ()
-    parts: Several[Annotated[str, Field(pattern=TEXT_PATTERN)]] = ()
+    parameters: FailFastTuple[ParameterRecord]
+    overflows: FailFastTuple[OverflowRecord] = ()
+    parts: FailFastTuple[Annotated[str, Field(pattern=TEXT_PATTERN)]] = ()
 
     def is_checked(self, level: VerifyLevel) -> bool:
         """Whether the file was checked as closely as that; for `content`, whether it is ready to be compared."""
@@ -171,17 +171,17 @@ class Manifest(_Record):
     target_world_size: int
     format: str
     verified: VerifyLevel
-    dropped: Several[str]
-    excused: Several[str]
-    carried: Several[str]
-    notes: Several[str]
-    ranks: Several[RankSummary]
+    dropped: FailFastTuple[str]
+    excused: FailFastTuple[str]
+    carried: FailFastTuple[str]
+    notes: FailFastTuple[str]
+    ranks: FailFastTuple[RankSummary]
     encryption: str = ""
     sealed: str = ""
     layout: TargetLayout = TargetLayout.RANKS
     index: IndexSummary | None = None
     changes: Changes = NO_CHANGES
-    excluded: Several[str] = ()
+    excluded: FailFastTuple[str] = ()
     plan_digest: str | None = None
 
     @property
@@ -193,12 +193,12 @@ class Manifest(_Record):
 class _Details(_Record):
     """What of a manifest names parameters."""
 
-    dropped: Several[str] = ()
-    excused: Several[str] = ()
-    carried: Several[str] = ()
-    notes: Several[str] = ()
+    dropped: FailFastTuple[str] = ()
+    excused: FailFastTuple[str] = ()
+    carried: FailFastTuple[str] = ()
+    notes: FailFastTuple[str] = ()
     changes: Changes = NO_CHANGES
-    excluded: Several[str] = ()
+    excluded: FailFastTuple[str] = ()
 
     @property
     def each(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ _REPEATED_FIELDS = (*ParameterRecord.model_fields, *RankSummary.model_fields)
 """Field names that a document may repeat many times."""
 
 
-def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
+def seal_manifest(manifest: Manifest, key: Key) -> Manifest:
     """The manifest of an encrypted target: what names parameters is sealed."""
     details = _Details(**{name: getattr(manifest, name) for name in _Details.model_fields})
     public = manifest.model_copy(update=_Details().each | {"encryption": str(key.mode)})
@@ -218,7 +218,7 @@ def sealed_manifest(manifest: Manifest, key: Key) -> Manifest:
     return public.model_copy(update={"sealed": sealed})
 
 
-def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifest:
+def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifest:
     """A manifest with all that it says, if `key` is the target's; `origin` is what messages call it.
 
     Raises:
@@ -246,15 +246,13 @@ def unsealed_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manif
     return manifest.model_copy(update=details.each | {"sealed": ""})
 
 
-def with_plan(manifest: Manifest, plan: bytes, key: Key | None, origin: str) -> Manifest:
+def with_plan_digest(manifest: Manifest, plan: bytes, key: Key | None, origin: str) -> Manifest:
     """The manifest with the digest of the plan's file, `plan`; `key` is the target's, if it is encrypted.
 
-    Raises: as `unsealed_manifest`.
+    Raises: as `unseal_manifest`.
     """
-    changed = unsealed_manifest(manifest, key, origin).model_copy(
-        update={"plan_digest": xxhash.xxh3_128_hexdigest(plan)}
-    )
-    return sealed_manifest(changed, key) if key else changed
+    changed = unseal_manifest(manifest, key, origin).model_copy(update={"plan_digest": xxhash.xxh3_128_hexdigest(plan)})
+    return seal_manifest(changed, key) if key else changed
 
 
 def _purpose(manifest: Manifest) -> str:
@@ -265,7 +263,7 @@ def _purpose(manifest: Manifest) -> str:
 
 def dump_record(record: ShardRecord | Manifest) -> bytes:
     """A record as the bytes of its file."""
-    return with_digest(
+    return add_digest(
         record.model_dump_json(indent=1).encode() if isinstance(record, Manifest) else record_content(record)
     )
 
@@ -290,7 +288,7 @@ def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) 
         LimitError: parsing it would exceed the memory limit.
     """
     try:
-        content, has_digest = without_digest(data)
+        content, has_digest = split_digest(data)
         if needs_digest and not has_digest:
             raise ValueError(_NO_DIGEST)
         record = _validated(ShardRecord, content, origin)
@@ -308,7 +306,7 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         LimitError: it would take too much memory.
     """
     try:
-        content, has_digest = without_digest(data)
+        content, has_digest = split_digest(data)
         manifest = _validated(Manifest, content, origin)
         if manifest.plan_digest is not None and not has_digest:
             raise ValueError(_NO_DIGEST)
@@ -352,8 +350,8 @@ def read_manifest(directory: Location) -> Manifest | None:
         StorageError: it cannot be read.
     """
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
-    content = unless_missing(lambda: read_own_file(location, LARGEST_RECORD_BYTES))
+    content = unless_missing(lambda: read_own_file(location, MAX_RECORD_BYTES))
     return None if content is None else parse_manifest(content, str(location))
 
 
-LARGEST_RECORD_BYTES = 2**28
+MAX_RECORD_BYTES = 2**28

@@ -26,19 +26,19 @@ class _Range:
     number: int
 
 
-def read_near(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+def read_coalesced(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes of each range, those that lie close together by one request; all requests are made at once."""
     items = [_Range(offset, length, number) for number, (offset, length) in enumerate(ranges)]
     groups = list(coalesced(items, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=REQUEST_BYTES))
     stretches = [stretch_of(group) for group in groups]
     found = [b""] * len(ranges)
-    for group, (start, _), data in zip(groups, stretches, read_long(file, stretches), strict=True):
+    for group, (start, _), data in zip(groups, stretches, read_split(file, stretches), strict=True):
         for item in group:
             found[item.number] = data[item.offset - start :][: item.length]
     return found
 
 
-def read_long(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+def read_split(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes of each range, of long ones by several requests; all requests are made at once."""
     pieces = [list(_pieces(range_)) for range_ in ranges]
     answers = iter(file.read_many(list(chain.from_iterable(pieces))))
@@ -96,7 +96,7 @@ def _pieces(range_: tuple[int, int]) -> Iterator[tuple[int, int]]:
         yield offset + start, min(REQUEST_BYTES, length - start)
 
 
-class WithEnds:
+class PrefetchedEnds:
     """A remote file whose first and last bytes, which say what it is, have been read by two requests at once."""
 
     def __init__(self, file: SourceFile) -> None:

@@ -15,13 +15,13 @@ _HEAD, _END = b',\n "digest": "', b'"\n}\n'
 _ENDS_IN_DIGEST = re.compile(rb'"digest"\s*:\s*"[^"]*"\s*\}\s*\Z')
 
 
-def with_digest(data: bytes) -> bytes:
+def add_digest(data: bytes) -> bytes:
     """A JSON object's bytes with their digest added as the last field."""
     body = data.rstrip().removesuffix(b"}").rstrip()
     return body + _HEAD + _digest(body) + _END
 
 
-def without_digest(data: bytes) -> tuple[bytes, bool]:
+def split_digest(data: bytes) -> tuple[bytes, bool]:
     """A JSON object's bytes without their digest, and whether they have one.
 
     Raises:

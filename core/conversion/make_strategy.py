@@ -13,7 +13,13 @@ from reshard.core.source.strategy_warnings import integrated_save_doubts
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.derivation import Derived, StrategyWish, TensorFacts, derive_strategy, told_by_strategy
+from reshard.core.strategy.derivation import (
+    DerivedStrategy,
+    TargetJob,
+    TensorFacts,
+    derive_strategy,
+    facts_from_strategy,
+)
 from reshard.core.strategy.files import read_strategy, stages_beside, write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import has_optimizer_shard, without_optimizer_shard
@@ -81,7 +87,7 @@ class MakeReport(Summary):
 def make_strategy_file(
     like: str,
     target: str,
-    wish: StrategyWish,
+    wish: TargetJob,
     *,
     checkpoint: str = "",
     integrated_save: IntegratedSave = IntegratedSave.AUTO,
@@ -108,7 +114,7 @@ def make_strategy_file(
     else:
         source = read_strategy(like)
         _check_all_stages(source, like)
-    facts = tensors or told_by_strategy(source)
+    facts = tensors or facts_from_strategy(source)
     if checkpoint:
         facts |= _told_by_checkpoint(checkpoint, source, integrated_save, workers)
     derived = derive_strategy(source, wish, facts)
@@ -169,7 +175,7 @@ def _told_by_checkpoint(
     return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.resharded}
 
 
-def _report(url: str, source: Strategy, wish: StrategyWish, derived: Derived) -> MakeReport:
+def _report(url: str, source: Strategy, wish: TargetJob, derived: DerivedStrategy) -> MakeReport:
     strategy = derived.strategy
     counts: Counter[tuple[tuple[int, int], ...]] = Counter()
     shards: Counter[tuple[tuple[int, int], ...]] = Counter()

@@ -3,7 +3,7 @@
 import dataclasses
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.formats.running_crc import stands_at_beginning
+from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.report import PlanSummary, summarize_plan
 from reshard.core.conversion.session import (
@@ -177,7 +177,7 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
 
 def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
     """Finds out before anything is written that the target's storage does not take files with a CRC."""
-    at_beginning = request.write_crc and stands_at_beginning(plan.inputs.format)
+    at_beginning = request.write_crc and is_crc_in_header(plan.inputs.format)
     if at_beginning and not takes_rewriting(parse_url(request.target)):
         raise TargetError(
             f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "

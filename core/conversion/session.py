@@ -18,8 +18,8 @@ import xxhash
 
 from reshard import __version__
 from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
-from reshard.core.checkpoint.formats.running_crc import stands_at_beginning
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, sealed_manifest
+from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
 from reshard.core.conversion.report import (
     ConversionReport,
     Outcome,
@@ -102,7 +102,7 @@ def rank_budget(
         remote_source=remote_source,
         processes=pool.processes if pool else 1,
         cipher_bytes=CIPHER_BLOCK_BYTES if plan.inputs.encryption else 0,
-        keeps_first=remote_target and plan.inputs.write_crc and stands_at_beginning(plan.inputs.format),
+        keeps_first=remote_target and plan.inputs.write_crc and is_crc_in_header(plan.inputs.format),
     )
 
 
@@ -666,7 +666,7 @@ def _manifest(session: Session, results: Mapping[int, _RankResult], plan_data: b
         excluded=tuple(plan.match.excluded),
         plan_digest=xxhash.xxh3_128_hexdigest(plan_data),
     )
-    return sealed_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
+    return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
 
 
 def _overflowed(plan: ConversionPlan, results: Mapping[int, _RankResult]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reshard.core.checkpoint.encryption import opening
 from reshard.core.checkpoint.formats.any_format import plan_file
-from reshard.core.checkpoint.formats.running_crc import RunningCrc, running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats.running_crc import RunningCrc, is_crc_in_header, running_crc
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.errors import InputError
 from reshard.core.runtime.budget import UploadBuffers
@@ -45,7 +45,7 @@ def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[Outpu
         InputError: the storage cannot take a CRC that stands at the beginning of the file.
         StorageError: it cannot be written.
     """
-    changes_beginning = kind.with_crc and stands_at_beginning(kind.format)
+    changes_beginning = kind.with_crc and is_crc_in_header(kind.format)
     if changes_beginning and not takes_rewriting(location):
         raise InputError(f"{location}: a .safetensors file with a CRC cannot be written to this storage")
     plan = plan_file(kind.format, entries, redundancy_removed=kind.redundancy_removed, with_crc=kind.with_crc)
@@ -71,6 +71,6 @@ def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[Outpu
 
 def _write(file: OutputFile, crc: RunningCrc | None, block: memoryview, name: str | None) -> None:
     if crc is not None:
-        stretches = [] if name is None else [(name, 0, len(block))]
-        crc.add(block, stretches, crc.sums(block, stretches))
+        ranges = [] if name is None else [(name, 0, len(block))]
+        crc.add(block, ranges, crc.sums(block, ranges))
     file.write(block)

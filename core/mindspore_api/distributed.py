@@ -299,7 +299,7 @@ def _checked_layout(name: object, layout: Any) -> ParameterLayout:
 
 def _merged(opened: Sequence[tuple[SourceFile, FileIndex]], strategy: Strategy, name: str) -> np.ndarray | None:
     """The whole parameter, from the ranks of the first stage that holds it; None if the strategy or they do not."""
-    stage = next(strategy.stages_holding(name), None)
+    stage = next(strategy.stages_with(name), None)
     if stage is None:
         return None
     of_stage = [opened[rank - strategy.ranks.start] for rank in strategy.stage_ranks(stage)]

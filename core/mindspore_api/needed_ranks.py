@@ -78,7 +78,7 @@ class _StageNeeds:
         self._first_rank = target.stage_ranks(stage).start if target and stage else None
         pairs: dict[tuple[int, ParameterLayout, ParameterLayout | None], str] = {}
         for name in stage.layouts if stage else sorted(source.parameters):
-            holder = next(source.stages_holding(name), None)
+            holder = next(source.stages_with(name), None)
             if holder is None:
                 continue
             first_rank = source.stage_ranks(holder).start

@@ -188,11 +188,11 @@ def _check_not_scattered(catalog: CheckpointCatalog, source: Strategy | None) ->
 
 def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
     """Makes sure that files of stages' parts are complete: no stage's part may be missing."""
-    if not catalog.parts:
+    if not catalog.stage_numbers:
         return
-    there = f"{catalog.url}: its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
+    there = f"{catalog.url}: its files have the parts of stages {', '.join(map(str, catalog.stage_numbers))} only"
     if source is None:
-        gaps = sorted({*range(catalog.parts[-1])} - {*catalog.parts})
+        gaps = sorted({*range(catalog.stage_numbers[-1])} - {*catalog.stage_numbers})
         if gaps:
             raise CatalogError(f"{there}, not of {', '.join(map(str, gaps))}: add them")
         return

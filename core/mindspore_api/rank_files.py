@@ -8,7 +8,7 @@ from dataclasses import replace
 from reshard.core.checkpoint.catalog.file_names import Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, FoundFile, survey
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS
-from reshard.core.checkpoint.formats.stage_files import grouped
+from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.mindspore_api.arguments import TAKES_NO_KEY
@@ -107,7 +107,7 @@ def check_not_encrypted(locations: Iterable[Location]) -> None:
 def _files_in(folder: Location) -> tuple[FoundFile, ...]:
     names = [entry.name for entry in os.scandir(folder.path) if entry.is_file()]
     parsed = [name for each in sorted(names) if (name := parse_name(each)) is not None]
-    return tuple(FoundFile(name, folder.child(name.name)) for name in grouped(parsed))
+    return tuple(FoundFile(name, folder.child(name.name)) for name in group_stage_files(parsed))
 
 
 def _by_kind(files: Mapping[int, Collection[FoundFile]]) -> dict[int, dict[tuple[str, Step | None], FoundFile]]:

@@ -24,7 +24,7 @@ from reshard.core.mindspore_api.paths import checked_directory
 from reshard.core.runtime.metadata import check_metadata, protobuf_bytes
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategies, read_strategy, write_strategy
-from reshard.core.strategy.groups import LARGEST_FILE_BYTES
+from reshard.core.strategy.groups import MAX_FILE_BYTES
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
 _STAGE_KEY = b"\x08"
@@ -80,9 +80,9 @@ def restore_group_info_list(group_info_file_name: str) -> list[int]:
     if not os.path.isfile(group_info_file_name):
         raise ValueError(f"there is no such group info file: {group_info_file_name}")
     with open(group_info_file_name, "rb") as file:
-        content = file.read(LARGEST_FILE_BYTES + 1)
-    if len(content) > LARGEST_FILE_BYTES:
-        raise ValueError(f"{group_info_file_name}: has more than {LARGEST_FILE_BYTES} bytes: not a group info file")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"{group_info_file_name}: has more than {MAX_FILE_BYTES} bytes: not a group info file")
     with reading():
         check_metadata(protobuf_bytes(content), group_info_file_name)
     message = ParallelGroupMap()

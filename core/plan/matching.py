@@ -428,7 +428,7 @@ def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | No
     if target is None:
         return {0: whole_layout(len(shape))}
     layouts = {}
-    for stage in target.stages_holding(name):
+    for stage in target.stages_with(name):
         layout = stage.layouts[name]
         if dtype in (TEXT, MAP_TENSOR):
             check_opaque(dtype, layout)
@@ -519,12 +519,12 @@ def _in_absent_parts(
     catalog: CheckpointCatalog, unheld: frozenset[str], allow_missing: Sequence[str], problems: list[str]
 ) -> list[str]:
     """Of the parameters that are needed and in no file, those that are not excused, if files are parts: a problem."""
-    if not catalog.parts:
+    if not catalog.stage_numbers:
         return []
     absent = sorted(name for name in unheld if not any(fnmatchcase(name, pattern) for pattern in allow_missing))
     if absent:
         problems.append(
-            f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only, and {len(absent)} "
+            f"its files have the parts of stages {', '.join(map(str, catalog.stage_numbers))} only, and {len(absent)} "
             f"parameters of its strategy are in none of them ({listed(absent, 6)}): the parts of other stages are "
             "missing. What the result can do without is allowed with --allow-missing PATTERN"
         )

@@ -235,7 +235,7 @@ def known_shape(stages: Sequence[StageShards], target: Strategy | None, called: 
 
 def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
     if target is not None and name is not None:
-        for stage in target.stages_holding(name):
+        for stage in target.stages_with(name):
             if stage.layouts[name].tensor_shape is not None:
                 return stage.layouts[name].tensor_shape
     return None

@@ -88,7 +88,7 @@ def catalog_source(request: ConversionRequest, source: Strategy | None, target: 
             catalog = check_own_files(catalog)
     if source is None:
         _check_not_scattered(catalog)
-        if target is None and catalog.parts:
+        if target is None and catalog.stage_numbers:
             catalog = _of_parts_alone(catalog)
     _check_links(request, catalog)
     if catalog.unified:
@@ -152,8 +152,8 @@ def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
     Raises:
         CatalogError: the parts of stages between them are missing.
     """
-    there = f"its files have the parts of stages {', '.join(map(str, catalog.parts))} only"
-    absent = sorted({*range(catalog.parts[-1])} - {*catalog.parts})
+    there = f"its files have the parts of stages {', '.join(map(str, catalog.stage_numbers))} only"
+    absent = sorted({*range(catalog.stage_numbers[-1])} - {*catalog.stage_numbers})
     if absent:
         raise CatalogError(
             f"{catalog.url}: {there}, not of {listed(list(map(str, absent)), 6)}. Add them, or name the checkpoint's "

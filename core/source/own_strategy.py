@@ -13,7 +13,7 @@ import numpy as np
 from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
-from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unsealed_manifest
+from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
 from reshard.core.plan.plan_file import load_target_strategy
 from reshard.core.request.conversion import TargetLayout
@@ -62,9 +62,9 @@ def read_own_strategy(source: str) -> OwnStrategy | None:
         return None
     origin = str(location.child(STATE_DIRECTORY, MANIFEST_NAME))
     if bool(manifest.encryption) != (source_key() is not None):
-        unsealed_manifest(manifest, source_key(), origin)  # its error says what to do about the key
+        unseal_manifest(manifest, source_key(), origin)  # its error says what to do about the key
     with _refused_by_name(location):
-        return _read(location, unsealed_manifest(manifest, source_key(), origin))
+        return _read(location, unseal_manifest(manifest, source_key(), origin))
 
 
 def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:

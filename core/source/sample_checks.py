@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TypeVar
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.content_samples import beginnings, is_one_value
+from reshard.core.checkpoint.content_samples import is_constant, read_samples
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, joined_shape
 from reshard.core.runtime.wording import rank_names
@@ -192,7 +192,7 @@ def _sample(catalog: CheckpointCatalog, held: StageShards, everywhere: bool) -> 
         return None
     sample: _Sample | None = None
     for length in (_FIRST_LOOK_BYTES, _SAMPLED_BYTES):
-        contents = dict(zip(ranks, beginnings(catalog, ranks, name, length), strict=True))
+        contents = dict(zip(ranks, read_samples(catalog, ranks, name, length), strict=True))
         sample = _Sample(
             name, layout, len(shape), cut, held.first_rank, contents, held.entry.dtype.itemsize or 1, proven
         )
@@ -202,7 +202,7 @@ def _sample(catalog: CheckpointCatalog, held: StageShards, everywhere: bool) -> 
 
 
 def _is_varied(content: bytes, itemsize: int) -> bool:
-    if is_one_value(content, itemsize):  # most of those that are not varied, and quickly seen
+    if is_constant(content, itemsize):  # most of those that are not varied, and quickly seen
         return False
     values: set[bytes] = set()
     for start in range(0, len(content), itemsize):

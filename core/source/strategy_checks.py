@@ -350,7 +350,7 @@ def _likest(names: frozenset[str], stages: Mapping[int, frozenset[str]], own: in
 
 
 def _is_shared(name: str, source: Strategy) -> bool:
-    return len([*source.stages_holding(name)]) > 1
+    return len([*source.stages_with(name)]) > 1
 
 
 def _state_kind(name: str) -> str:

@@ -12,9 +12,9 @@ from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.runtime.wording import counted
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import (
-    copies_of,
     has_optimizer_shard,
-    size_like,
+    replica_count,
+    scaled_shard_size,
     with_optimizer_shard,
     without_optimizer_shard,
 )
@@ -31,7 +31,7 @@ _LARGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class StrategyWish:
+class TargetJob:
     """The job that a strategy is made for.
 
     Attributes:
@@ -64,7 +64,7 @@ class TensorFacts:
 
 
 @dataclass(frozen=True)
-class Derived:
+class DerivedStrategy:
     """A derived strategy, and what is to be said of it."""
 
     strategy: Strategy
@@ -74,7 +74,7 @@ class Derived:
     notes: tuple[str, ...]
 
 
-def told_by_strategy(source: Strategy) -> dict[str, TensorFacts]:
+def facts_from_strategy(source: Strategy) -> dict[str, TensorFacts]:
     """The shapes that a JSON strategy tells."""
     return {
         name: TensorFacts(layout.tensor_shape)
@@ -84,7 +84,7 @@ def told_by_strategy(source: Strategy) -> dict[str, TensorFacts]:
     }
 
 
-def derive_strategy(source: Strategy, wish: StrategyWish, facts: Mapping[str, TensorFacts]) -> Derived:
+def derive_strategy(source: Strategy, wish: TargetJob, facts: Mapping[str, TensorFacts]) -> DerivedStrategy:
     """The strategy of a job, like that of another; `facts` are of those parameters of which they are known.
 
     Raises:
@@ -111,7 +111,7 @@ def derive_strategy(source: Strategy, wish: StrategyWish, facts: Mapping[str, Te
         *_unchecked_note(unchecked, len(names), wish.optimizer_parallel),
     )
     origin = f"a strategy like {source.origin}"
-    return Derived(Strategy(stages, origin), roles, staging, unchecked, notes)
+    return DerivedStrategy(Strategy(stages, origin), roles, staging, unchecked, notes)
 
 
 def _made_stages(
@@ -121,7 +121,7 @@ def _made_stages(
     sharder: "_Sharder",
     rules: Mapping[str, CutRule],
     facts: Mapping[str, TensorFacts],
-    wish: StrategyWish,
+    wish: TargetJob,
 ) -> tuple[StageStrategy, ...]:
     """The stages' layouts.
 
@@ -153,7 +153,7 @@ def _made_stages(
     return tuple(stages)
 
 
-def _check_sizes(wish: StrategyWish) -> None:
+def _check_sizes(wish: TargetJob) -> None:
     for option, number in (
         ("--data-parallel", wish.data_parallel),
         ("--model-parallel", wish.model_parallel),
@@ -166,14 +166,14 @@ def _check_sizes(wish: StrategyWish) -> None:
 class _Sharder:
     """Decides which parameters optimizer parallel cuts, and keeps count of those that it cannot."""
 
-    def __init__(self, source: Strategy, wish: StrategyWish, facts: Mapping[str, TensorFacts]) -> None:
+    def __init__(self, source: Strategy, wish: TargetJob, facts: Mapping[str, TensorFacts]) -> None:
         self._wish = wish
         self._facts = facts
         self._names = source.parameters
         # of several stages' the lowest one's
         self._layouts = {name: layout for stage in reversed(source.stages) for name, layout in stage.layouts.items()}
         sizes = {
-            size_like(layout)
+            scaled_shard_size(layout)
             for stage in source.stages
             for layout in stage.layouts.values()
             if has_optimizer_shard(layout)
@@ -194,7 +194,7 @@ class _Sharder:
         size = self._size_for(name, like)
         if size is None:
             return base
-        if size == ALL_REPEATED_AXES and 0 < like.optimizer_shard_size < copies_of(base):
+        if size == ALL_REPEATED_AXES and 0 < like.optimizer_shard_size < replica_count(base):
             self._all_copies.add(like.optimizer_shard_size)
         shape = self._facts[name].shape if name in self._facts else None
         cut = with_optimizer_shard(base, shape, size)
@@ -225,7 +225,7 @@ class _Sharder:
         return self._size if size_bytes >= self._wish.optimizer_threshold_bytes else None
 
     def _size_like(self, layout: ParameterLayout) -> int:
-        size = size_like(layout)
+        size = scaled_shard_size(layout)
         # a parameter that has as few copies as the limit has it all the same
         return self._size if size == ALL_REPEATED_AXES < layout.optimizer_shard_size else size
 

@@ -22,7 +22,7 @@ def guess_other_kind(start: bytes) -> str | None:
     return next((kind for magic, kind in _STARTS.items() if start.startswith(magic)), None)
 
 
-def with_guess(start: bytes) -> str:
+def guess_suffix(start: bytes) -> str:
     """The end of a sentence "… is not a strategy": what it looks like instead, if that can be told."""
     kind = guess_other_kind(start)
     return f"; it looks like {kind}" if kind else ""

@@ -11,7 +11,7 @@ from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
-from reshard.core.strategy.file_kinds import START_BYTES, with_guess
+from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
@@ -19,7 +19,7 @@ from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 
 # Large real ones, tens of thousands of operators and parameters, have some tens of MB; one that is larger is something
 # else, most likely a checkpoint.
-_LARGEST_FILE_BYTES = 128 << 20
+_MAX_FILE_BYTES = 128 << 20
 
 
 def read_strategy(url: str) -> Strategy:
@@ -128,11 +128,11 @@ def _is_directory(location: Location) -> bool:
 def _read_file(location: Location) -> bytes:
     file = open_source(location)
     try:
-        if file.size_bytes > _LARGEST_FILE_BYTES:
+        if file.size_bytes > _MAX_FILE_BYTES:
             start = read_bytes(file, 0, START_BYTES)
             raise StrategyError(
-                f"{location}: has {file.size_bytes} bytes, a strategy has less than {_LARGEST_FILE_BYTES}"
-                f"{with_guess(start)}"
+                f"{location}: has {file.size_bytes} bytes, a strategy has less than {_MAX_FILE_BYTES}"
+                f"{guess_suffix(start)}"
             )
         check_metadata(file.size_bytes, location)
         return read_bytes(file, 0, file.size_bytes)

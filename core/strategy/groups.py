@@ -10,7 +10,7 @@ from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
-LARGEST_FILE_BYTES = 64 << 20
+MAX_FILE_BYTES = 64 << 20
 # ranks are enumerated, so a number of them must be believed before it is acted on
 _MOST_RANKS = 1 << 20
 
@@ -79,7 +79,7 @@ def restore_ranks(data: bytes, origin: str) -> list[int]:
 
 def _read(location: Location) -> Groups:
     try:
-        return parse_groups(read_small_file(location, LARGEST_FILE_BYTES), str(location))
+        return parse_groups(read_small_file(location, MAX_FILE_BYTES), str(location))
     except CheckpointError as error:
         raise StrategyError(str(error)) from error
     except StorageError as error:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.runtime.metadata import load_json
-from reshard.core.strategy.file_kinds import START_BYTES, with_guess
+from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
     CURRENT_STAGE,
@@ -62,7 +62,7 @@ def parse_json(data: bytes, origin: str) -> Strategy:
     except _UnsuitableError as error:
         raise StrategyError(f"{origin}: is not a strategy: {error}") from error
     except (ValueError, RecursionError) as error:
-        what = with_guess(data[:START_BYTES]) or _reason(data, error)
+        what = guess_suffix(data[:START_BYTES]) or _reason(data, error)
         raise StrategyError(f"{origin}: is not a JSON strategy{what}") from error
     return assemble_strategy(records, origin)
 

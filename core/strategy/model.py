@@ -102,7 +102,7 @@ class Strategy:
         first = stage.stage * self.devices_per_stage
         return range(first, first + self.devices_per_stage)
 
-    def stages_holding(self, parameter: str) -> Iterator[StageStrategy]:
+    def stages_with(self, parameter: str) -> Iterator[StageStrategy]:
         """The stages that hold a parameter, lowest first."""
         return (stage for stage in self.stages if parameter in stage.layouts)
 

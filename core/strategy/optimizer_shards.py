@@ -24,20 +24,20 @@ def has_optimizer_shard(layout: ParameterLayout) -> bool:
     return layout.optimizer_shard_size != 0 and layout.optimizer_shard_step != 0
 
 
-def copies_of(layout: ParameterLayout) -> int:
+def replica_count(layout: ParameterLayout) -> int:
     """On how many devices of a stage the same piece of a parameter is, were there no optimizer shard."""
     matrix = layout.device_matrix
     named = {axis for axes in layout.tensor_map for axis in axes}
     return prod(size for axis, size in enumerate(reversed(matrix)) if axis not in named)
 
 
-def size_like(layout: ParameterLayout) -> int:
+def scaled_shard_size(layout: ParameterLayout) -> int:
     """The size of an optimizer shard with other numbers of devices, -1 for all copies.
 
     A size below the number of copies is a limit that the job sets (`optimizer_weight_shard_size`), and kept.
     """
     size = layout.optimizer_shard_size
-    return ALL_REPEATED_AXES if size == copies_of(layout) else size
+    return ALL_REPEATED_AXES if size == replica_count(layout) else size
 
 
 def with_optimizer_shard(layout: ParameterLayout, shape: Shape | None, size: int) -> ParameterLayout | None:
@@ -45,7 +45,7 @@ def with_optimizer_shard(layout: ParameterLayout, shape: Shape | None, size: int
 
     `shape` is that of the whole tensor, if it is known.
     """
-    copies = copies_of(layout)
+    copies = replica_count(layout)
     pieces = copies if size == ALL_REPEATED_AXES else size
     if copies < 2 or copies % pieces or not layout.tensor_map or shape == ():
         return None

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from reshard.core.errors import StrategyError
 from reshard.core.runtime.metadata import parsing, protobuf_bytes
-from reshard.core.strategy.file_kinds import START_BYTES, with_guess
+from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.model import OperatorStrategy, Strategy
 from reshard.core.strategy.records import (
     CURRENT_STAGE,
@@ -91,7 +91,7 @@ def _parse_into(message: Message, data: bytes) -> bool:
 
 
 def _kind(data: bytes) -> str:
-    guess = with_guess(data[:START_BYTES])
+    guess = guess_suffix(data[:START_BYTES])
     if _parse_into(ParallelGroupMap(), data):
         return "; it looks like a group info file"
     if data.lstrip()[:1] == b"{":

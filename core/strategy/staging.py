@@ -103,7 +103,7 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
     """
     names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
     known = frozenset(names)
-    sources = {name: [stage.stage for stage in source.stages_holding(name)] for name in names}
+    sources = {name: [stage.stage for stage in source.stages_with(name)] for name in names}
     layer_of = {name: _layer(owner_of(name, known)) for name in names}
     ordered = _ordered_layers(names, layer_of, sources)
     placed = _placed(names, known, rules, stage_count)

@@ -7,7 +7,7 @@ from itertools import chain
 
 import xxhash
 
-from reshard.core.checkpoint.formats.weight_maps import LARGEST_INDEX_BYTES, dump_weight_map, read_weight_map
+from reshard.core.checkpoint.formats.weight_maps import MAX_INDEX_BYTES, dump_weight_map, read_weight_map
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
 from reshard.core.plan.appended import AppendedParameter
@@ -62,7 +62,7 @@ def index_problem(directory: Location, index: IndexSummary) -> str | None:
     """
     location = directory.child(index.file)
     try:
-        data = read_small_file(location, min(max(index.size_bytes, 1), LARGEST_INDEX_BYTES))
+        data = read_small_file(location, min(max(index.size_bytes, 1), MAX_INDEX_BYTES))
     except CheckpointError:
         return f"{location}: is larger than what was written, which has {index.size_bytes} bytes"
     except StorageError as error:

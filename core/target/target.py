@@ -21,7 +21,7 @@ from reshard.core.checkpoint.manifest import (
     RECORDS_DIRECTORY,
     Manifest,
     dump_record,
-    with_plan,
+    with_plan_digest,
 )
 from reshard.core.errors import (
     InputError,
@@ -256,7 +256,7 @@ class Target:
         if manifest is None:  # another run has begun to replace it
             return
         state, plan = self.final.child(STATE_DIRECTORY), dump_plan(self.plan)
-        restored = with_plan(manifest, plan, target_key(), str(self.final))
+        restored = with_plan_digest(manifest, plan, target_key(), str(self.final))
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
         write_bytes(state.child(PLAN_NAME), plan)
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))

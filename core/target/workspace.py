@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import xxhash
 
 from reshard.core.checkpoint.manifest import (
-    LARGEST_RECORD_BYTES,
+    MAX_RECORD_BYTES,
     PLAN_NAME,
     RECORDS_DIRECTORY,
     ShardRecord,
@@ -103,7 +103,7 @@ class Workspace:
             StorageError: there is no record.
         """
         location = self.record_location(rank)
-        data = read_own_file(location, LARGEST_RECORD_BYTES)
+        data = read_own_file(location, MAX_RECORD_BYTES)
         try:
             data = unseal(data, target_key(), _RECORD, str(location))
         except InputError as error:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from reshard.core.checkpoint.model import Extent
-from reshard.core.checkpoint.remote_index.templates import unlike_error
+from reshard.core.checkpoint.remote_index.templates import header_mismatch
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
 from reshard.core.storage.coalescing import coalesced, stretch_of
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
@@ -239,7 +239,7 @@ class _HeadCheck:
             CatalogError: others stand there.
         """
         if run.tobytes() != self.head:
-            raise unlike_error(self.source_rank, self.file, self.name, self.offset)
+            raise header_mismatch(self.source_rank, self.file, self.name, self.offset)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.formats.any_format import read_index
-from reshard.core.checkpoint.formats.running_crc import RunningCrc, running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats.running_crc import RunningCrc, is_crc_in_header, running_crc
 from reshard.core.checkpoint.model import FileIndex, FilePlan
-from reshard.core.checkpoint.remote_index.templates import as_output
+from reshard.core.checkpoint.remote_index.templates import output_entry
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.storage.reading import SourceFile, open_source
@@ -36,10 +36,10 @@ def copy_without(source: Location, target: Location, plan: ConversionPlan, left_
     file = open_source(source)
     try:
         index = read_index(file)
-        entries = tuple(as_output(entry) for entry in index.entries.values() if entry.name not in left_out)
+        entries = tuple(output_entry(entry) for entry in index.entries.values() if entry.name not in left_out)
         file_plan = planned_file(plan, entries)
         crc = running_crc(index.format, file_plan, entries)
-        upload = UploadBuffers(keeps_first=crc is not None and stands_at_beginning(index.format))
+        upload = UploadBuffers(keeps_first=crc is not None and is_crc_in_header(index.format))
         with write_file(target, upload) as output:
             for name, block in _blocks(file, index, file_plan):
                 _write(output, crc, name, block)
@@ -65,6 +65,6 @@ def _blocks(file: SourceFile, index: FileIndex, file_plan: FilePlan) -> Iterator
 
 def _write(output: OutputFile, crc: RunningCrc | None, name: str | None, block: memoryview) -> None:
     if crc is not None:
-        stretches = [] if name is None else [(name, 0, len(block))]
-        crc.add(block, stretches, crc.sums(block, stretches))
+        ranges = [] if name is None else [(name, 0, len(block))]
+        crc.add(block, ranges, crc.sums(block, ranges))
     output.write(block)

@@ -8,7 +8,7 @@ from typing import Protocol
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.encryption.decrypted_source import decrypted
 from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.checkpoint.remote_index.templates import piece_heads
+from reshard.core.checkpoint.remote_index.templates import expected_heads
 from reshard.core.errors import CatalogError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.keys import source_key
@@ -98,7 +98,7 @@ class RemoteFiles:
             if (record.rank, entry.name) in self._checked:
                 return ()
             self._checked.add((record.rank, entry.name))
-        return piece_heads(entry)
+        return expected_heads(entry)
 
     def check_unchanged(self) -> None:  # noqa: D102
         self._opened()

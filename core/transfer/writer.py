@@ -15,7 +15,7 @@ import xxhash
 
 from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
 from reshard.core.checkpoint.encryption.opening import write_checkpoint
-from reshard.core.checkpoint.formats.running_crc import RunningCrc, Stretch, running_crc
+from reshard.core.checkpoint.formats.running_crc import ContentRange, RunningCrc, running_crc
 from reshard.core.checkpoint.manifest import OverflowRecord, ParameterRecord, ShardRecord
 from reshard.core.checkpoint.model import FilePlan
 from reshard.core.plan.plan import ConversionPlan
@@ -145,7 +145,7 @@ class _RankWriter:
 
     def crc_sums(self, block: RankBlock) -> list[int]:
         """What the file's CRC needs to know of a filled block; prefetch find it out side by side."""
-        return self._crc.sums(block.buffer.data, _stretches(block)) if self._crc else []
+        return self._crc.sums(block.buffer.data, _content_ranges(block)) if self._crc else []
 
     def write(self, block: RankBlock, crc_sums: list[int]) -> None:
         """Digests and writes a filled block.
@@ -155,7 +155,7 @@ class _RankWriter:
         """
         self._overflows.add(block.overflows)
         if self._crc:
-            self._crc.add(block.buffer.data, _stretches(block), crc_sums)
+            self._crc.add(block.buffer.data, _content_ranges(block), crc_sums)
         for part in block.parts:
             if part.name != self._digesting:
                 self._end_digest()
@@ -238,7 +238,7 @@ def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
     return xxhash.xxh3_128_hexdigest(heads.data)
 
 
-def _stretches(block: RankBlock) -> list[Stretch]:
+def _content_ranges(block: RankBlock) -> list[ContentRange]:
     return [(part.name, part.position, part.position + part.size_bytes) for part in block.parts]
 
 

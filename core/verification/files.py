@@ -19,7 +19,7 @@ from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index, stored_crc
-from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest, unsealed_manifest
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, read_manifest, unseal_manifest
 from reshard.core.checkpoint.model import FileIndex, OutputEntry
 from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from reshard.core.request.conversion import (
@@ -302,7 +302,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     progress = progress or SilentProgress()
     location = parse_url(url)
     manifest = _finished(location)
-    unsealed_manifest(manifest, target_key(), str(location))
+    unseal_manifest(manifest, target_key(), str(location))
     workspace = Workspace(location, manifest.identity)
     comparison = SourceComparison(workspace, manifest) if level is VerifyLevel.CONTENT else None
     to_compare = comparison.source_bytes if comparison else 0

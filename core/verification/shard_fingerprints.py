@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.content_blocks import Stretch, read_stretches
+from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError
@@ -55,11 +55,11 @@ def shard_sums(
     record: CatalogRecord,
     shares: Mapping[str, Sequence[Share]],
     advance: Callable[[int], None] = lambda _: None,
-    stretches: Sequence[Stretch] | None = None,
+    ranges: Sequence[ElementRange] | None = None,
 ) -> dict[Hashable, int]:
     """What a rank's file adds to the fingerprints of whole tensors, by the keys of the shares.
 
-    `shares` are by the names of the file's entries; only these are read, each once, or of them only `stretches`. A key
+    `shares` are by the names of the file's entries; only these are read, each once, or of them only `ranges`. A key
     of which there is nothing to read has the sum 0. `advance` is told the bytes that were read.
 
     Raises:
@@ -67,9 +67,9 @@ def shard_sums(
         CheckpointError: it ends too early, or cannot be decrypted.
         StorageError: it cannot be read.
     """
-    if stretches is None:
-        stretches = [Stretch.whole(record.index.entries[name]) for name in shares]
-    sums: dict[Hashable, int] = {share.key: 0 for stretch in stretches for share in shares[stretch.entry.name]}
+    if ranges is None:
+        ranges = [ElementRange.whole(record.index.entries[name]) for name in shares]
+    sums: dict[Hashable, int] = {share.key: 0 for range_ in ranges for share in shares[range_.entry.name]}
     file = open_checkpoint(parse_url(record.location), source_key())
     try:
         if file.version != record.version:
@@ -79,7 +79,7 @@ def shard_sums(
                 "any more"
             )
         buffer = np.empty(BLOCK_BYTES, np.uint8)
-        for entry, box, values in read_stretches(file, record, stretches, buffer):
+        for entry, box, values in read_blocks(file, record, ranges, buffer):
             for share in shares[entry.name]:
                 sums[share.key] = (sums[share.key] + _part(entry, box, values, share)) % MODULUS
             advance(values.nbytes)

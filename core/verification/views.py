@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.content_blocks import share_of
+from reshard.core.checkpoint.content_blocks import worker_ranges
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.matching import holding_file
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
@@ -274,7 +274,7 @@ class CheckpointSide:
         def read(work: tuple[CatalogRecord, int, int]) -> None:
             record, number, count = work
             shares = tallies.shares(record)
-            stretches = share_of([record.index.entries[name] for name in shares], number, count)
+            stretches = worker_ranges([record.index.entries[name] for name in shares], number, count)
             tallies.add(
                 record.rank, with_retries(lambda: shard_sums(record, shares, advance, stretches), progress.note)
             )

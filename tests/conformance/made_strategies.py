@@ -9,7 +9,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.make_strategy import make_strategy_file
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.derivation import StrategyWish
+from reshard.core.strategy.derivation import TargetJob
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
@@ -18,8 +18,8 @@ from tests.support.checkpoints import read_tree
 
 SOURCE = Job(stages=2, data_parallel=2, tensor_parallel=2)
 WISHES = (
-    ("made.json", StrategyWish(1, 4, 1)),
-    ("made.ckpt", StrategyWish(4, 2, 1, optimizer_parallel=True, optimizer_threshold_bytes=0)),
+    ("made.json", TargetJob(1, 4, 1)),
+    ("made.ckpt", TargetJob(4, 2, 1, optimizer_parallel=True, optimizer_threshold_bytes=0)),
 )
 """Their numbers of devices divide the source's, or it them: MindSpore refuses others."""
 
@@ -37,7 +37,7 @@ def check_made_strategies(judge: Judge, directory: Path) -> list[str]:
     return problems
 
 
-def _check(judge: Judge, directory: Path, made: Path, wish: StrategyWish) -> Iterator[str]:
+def _check(judge: Judge, directory: Path, made: Path, wish: TargetJob) -> Iterator[str]:
     source, like = directory / "checkpoint", directory / "like.ckpt"
     theirs, ours, back = (made.parent / name for name in ("theirs", "ours", "back"))
     for folder in (made.parent, theirs, back):

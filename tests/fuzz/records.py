@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reshard.core.checkpoint.formats.weight_maps import read_weight_map
 from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record
-from reshard.core.checkpoint.self_digest import with_digest, without_digest
+from reshard.core.checkpoint.self_digest import add_digest, split_digest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, TargetError
 from reshard.core.mindspore_api.elastic import parse_fault_ranks
@@ -45,20 +45,20 @@ def _state() -> Path:
 
 
 def _manifests() -> list[bytes]:
-    return [without_digest((_state() / "manifest.json").read_bytes())[0]]
+    return [split_digest((_state() / "manifest.json").read_bytes())[0]]
 
 
 def _records() -> list[bytes]:
-    return [without_digest(path.read_bytes())[0] for path in sorted((_state() / "records").iterdir())[:3]]
+    return [split_digest(path.read_bytes())[0] for path in sorted((_state() / "records").iterdir())[:3]]
 
 
 def _parse_manifest(data: bytes) -> None:
-    manifest = parse_manifest(with_digest(data), _ORIGIN)
+    manifest = parse_manifest(add_digest(data), _ORIGIN)
     assert parse_manifest(dump_record(manifest), _ORIGIN) == manifest
 
 
 def _parse_record(data: bytes) -> None:
-    record = parse_shard_record(with_digest(data), _ORIGIN)
+    record = parse_shard_record(add_digest(data), _ORIGIN)
     assert parse_shard_record(dump_record(record), _ORIGIN) == record
 
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reshard.core.checkpoint.self_digest import with_digest
+from reshard.core.checkpoint.self_digest import add_digest
 
 
 def as_record(fields: Mapping[str, Any]) -> bytes:
     """Bytes of a record or manifest with these fields."""
-    return with_digest(json.dumps({name: value for name, value in fields.items() if name != "digest"}).encode())
+    return add_digest(json.dumps({name: value for name, value in fields.items() if name != "digest"}).encode())
 
 
 def change_record(path: Path, **changes: object) -> None:

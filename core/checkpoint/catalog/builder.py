@@ -116,7 +116,7 @@ def build_catalog(
         records,
         notes,
         {rank: lost[rank] for rank in sorted(lost)},
-        next(iter(selection.names.values())).parts,
+        next(iter(selection.names.values())).stage_numbers,
     )
     only_damage = all(is_damage(error) for error in errors.values())
     if errors and not (damage.recovers and only_damage):

@@ -33,7 +33,7 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
         "indexes": indexes,
         "records": [_record_to_json(record, numbers[id(record.index)]) for record in catalog.records.values()],
         "lost": list(catalog.lost.items()),
-        "parts": list(catalog.parts),
+        "parts": list(catalog.stage_numbers),
         "unified": catalog.unified,
         "outside": list(catalog.outside),
         "assumed": [record.rank for record in catalog.records.values() if record.assumed],
@@ -57,7 +57,7 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
             records={record.rank: record for record in records},
             notes=tuple(data["notes"]),
             lost=dict(data["lost"]),
-            parts=tuple(data["parts"]),
+            stage_numbers=tuple(data["parts"]),
             # earlier versions knew no unified ones
             unified=data.get("unified", False),
             outside=tuple(data.get("outside", ())),

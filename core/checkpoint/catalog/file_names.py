@@ -45,7 +45,7 @@ class CheckpointName:
     prefix: str
     step: Step | None
     format: CheckpointFormat
-    parts: tuple[int, ...] = ()
+    stage_numbers: tuple[int, ...] = ()
 
 
 def parse_name(name: str) -> CheckpointName | None:

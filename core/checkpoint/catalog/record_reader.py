@@ -7,7 +7,7 @@ from threading import Lock, Semaphore
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.digests import UnlikeError, content_digests
+from reshard.core.checkpoint.digests import HeaderMismatchError, content_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import check_crc as check_file_crc
@@ -136,7 +136,7 @@ class RecordReader:
                 if checks_crc:
                     check_file_crc(file, index)
                 digests = _digests(file, wanted, indexed.assumed)
-        except UnlikeError:
+        except HeaderMismatchError:
             return self._record(rank, file, Indexed(read_index(file)))
         return CatalogRecord(
             rank, str(file.location), file.size_bytes, file.version, self._interned(index), digests, indexed.assumed

@@ -18,7 +18,7 @@ class CatalogRecord:
         index: what the file holds; ranks whose files are laid out alike share one object.
         digests: parameter -> XXH3-128 of its bytes in hex, for those that were asked for.
         assumed: the index is another rank's, whose file is as large and agrees in samples; what stands before
-            contents has to be compared with `heads.piece_heads` when they are read.
+            contents has to be compared with `heads.expected_heads` when they are read.
     """
 
     rank: int
@@ -52,7 +52,7 @@ class CheckpointCatalog:
     records: Mapping[int, CatalogRecord]
     notes: tuple[str, ...] = ()
     lost: Mapping[int, str] = field(default_factory=dict)
-    parts: tuple[int, ...] = ()
+    stage_numbers: tuple[int, ...] = ()
     unified: bool = False
     outside: tuple[str, ...] = ()
 

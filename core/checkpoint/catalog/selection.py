@@ -17,7 +17,7 @@ Names = Mapping[int, Sequence[CheckpointName]]
 
 
 @dataclass(frozen=True)
-class Selection:
+class FileSelection:
     """The file chosen for each rank.
 
     Attributes:
@@ -35,7 +35,7 @@ class Selection:
 
 def select_files(
     origin: str, found: Names, *, step: str | None = None, source_prefix: str | None = None, named: bool = False
-) -> Selection:
+) -> FileSelection:
     """Chooses every rank's file: of one prefix, the asked step or else the newest that every rank has.
 
     Args:
@@ -70,7 +70,7 @@ def select_files(
         names = {rank: steps[chosen_step] for rank, steps in by_step.items()}
         notes += prefix_notes + (_newer_notes(by_step, chosen_step) if asked is None else ())
     _check_same_parts(origin, names)
-    return Selection(file_format, chosen_step, names, (_chosen_note(spelling, chosen_step, names, asked), *notes))
+    return FileSelection(file_format, chosen_step, names, (_chosen_note(spelling, chosen_step, names, asked), *notes))
 
 
 def _asked_step(step: str | None) -> Step | None:
@@ -98,9 +98,9 @@ def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
 
 def _check_parts_apart(origin: str, candidates: Names) -> None:
     for rank, names in candidates.items():
-        whole = {name.prefix for name in names if name.step is None and not name.parts}
+        whole = {name.prefix for name in names if name.step is None and not name.stage_numbers}
         for name in names:
-            if name.parts and name.prefix in whole:
+            if name.stage_numbers and name.prefix in whole:
                 raise CatalogError(
                     f"{origin}: rank_{rank} has a file {printable(name.prefix)}.{name.format} and parts of one "
                     f"({printable(name.name)}): it cannot be known which is the checkpoint. Remove what is not"
@@ -108,13 +108,13 @@ def _check_parts_apart(origin: str, candidates: Names) -> None:
 
 
 def _check_same_parts(origin: str, names: Mapping[int, CheckpointName]) -> None:
-    by_parts: dict[tuple[int, ...], list[int]] = {}
+    by_stages: dict[tuple[int, ...], list[int]] = {}
     for rank, name in names.items():
-        by_parts.setdefault(name.parts, []).append(rank)
-    if len(by_parts) > 1:
+        by_stages.setdefault(name.stage_numbers, []).append(rank)
+    if len(by_stages) > 1:
         told = [
             f"{', '.join(map(str, parts)) if parts else 'no parts, but a whole file'} ({rank_names(ranks, 3)})"
-            for parts, ranks in by_parts.items()
+            for parts, ranks in by_stages.items()
         ]
         raise CatalogError(f"{origin}: ranks have different parts: {'; '.join(told)}. A stage's part is on every rank")
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
-from reshard.core.checkpoint.formats.stage_files import grouped
+from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
@@ -117,7 +117,7 @@ def survey(url: str) -> CheckpointSurvey:
     location = parse_url(url)
     # what an earlier listing in this process saw may be hours old
     location.fs.invalidate_cache()
-    with refused_as_input():
+    with storage_errors_as_input():
         if RANK_FIELD in location.path:
             return _survey_pattern(location)
         kind = _kind(location)
@@ -132,7 +132,7 @@ def survey(url: str) -> CheckpointSurvey:
 
 
 @contextmanager
-def refused_as_input() -> Iterator[None]:
+def storage_errors_as_input() -> Iterator[None]:
     """What a source does not let one read is a wrong input, unless trying again may help."""
     try:
         yield
@@ -334,7 +334,7 @@ def _with_parts_joined(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
     if not files:
         return ()
     folder = files[0].location.parent
-    return tuple(FoundFile(name, folder.child(name.name)) for name in grouped(file.name for file in files))
+    return tuple(FoundFile(name, folder.child(name.name)) for name in group_stage_files(file.name for file in files))
 
 
 def _relative(root: Location, item: _Item) -> str:

@@ -195,7 +195,7 @@ class _KnownBlocks:
         return found
 
 
-known_blocks = _KnownBlocks().of
+cipher_blocks_of = _KnownBlocks().of
 
 
 def _is_still(known: CipherBlocks, file: SourceFile) -> bool:

@@ -20,7 +20,7 @@ from reshard.core.checkpoint.encryption.cipher_blocks import (
     PIECE_BYTES,
     TAG_BYTES,
     block_cipher,
-    known_blocks,
+    cipher_blocks_of,
     undecryptable,
 )
 from reshard.core.checkpoint.remote_reads import read_ahead
@@ -43,7 +43,7 @@ class DecryptedSource:
         """
         self._file = file
         self._key = key
-        self._blocks = known_blocks(file, key)
+        self._blocks = cipher_blocks_of(file, key)
         self.location = file.location
         self.version = file.version
         self.size_bytes = self._blocks.plain_bytes

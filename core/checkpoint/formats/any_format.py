@@ -13,10 +13,10 @@ from typing import Protocol
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.formats import ckpt, safetensors
-from reshard.core.checkpoint.formats.stage_files import joined_index
+from reshard.core.checkpoint.formats.stage_files import merge_indexes
 from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
 from reshard.core.checkpoint.remote_index.templates import Template, template_of
-from reshard.core.checkpoint.remote_reads import WithEnds
+from reshard.core.checkpoint.remote_reads import PrefetchedEnds
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile, read_bytes
@@ -66,10 +66,10 @@ def read_index(file: SourceFile) -> FileIndex:
         StorageError: it cannot be read.
     """
     if isinstance(file, JoinedFile):
-        return joined_index(file, [read_index(part) for part in file.parts])
+        return merge_indexes(file, [read_index(part) for part in file.parts])
     format = format_of(file.location)
     with _decrypted_to_nonsense(file):
-        file = file if file.location.is_local else WithEnds(file)
+        file = file if file.location.is_local else PrefetchedEnds(file)
         _check_kind(file, format)
         return _MODULES[format].read_index(file)
 
@@ -84,7 +84,7 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
     if format_of(file.location) is not CheckpointFormat.CKPT or isinstance(file, JoinedFile):
         return read_index(file), None
     with _decrypted_to_nonsense(file):
-        file = WithEnds(file)
+        file = PrefetchedEnds(file)
         _check_kind(file, CheckpointFormat.CKPT)
         index, heads = ckpt.read_index_and_heads(file)
         return index, template_of(index, heads)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from reshard.core.checkpoint.formats.crc32 import crc32_of_parts
+from reshard.core.checkpoint.formats.crc32 import crc32_of_ranges
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, build_varint, bytes_key, varint_key
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
@@ -113,7 +113,7 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         return
     stop = file.size_bytes - CRC_TRAILER_BYTES
     stored = stored_crc(file)
-    (actual,) = crc32_of_parts(file, 0, [stop])
+    (actual,) = crc32_of_ranges(file, 0, [stop])
     if actual != stored:
         raise CheckpointError(
             f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"
@@ -153,7 +153,7 @@ def plan_file(
     for entry in entries:
         if entry.dtype.is_foreign:
             raise CheckpointError(f"parameter {entry.name!r} is a {entry.dtype}, which .ckpt cannot hold")
-        for head, content in planned_pieces(entry):
+        for head, content in plan_pieces(entry):
             literal += head
             if content.stop > content.start:
                 segments += [bytes(literal), content]
@@ -171,7 +171,7 @@ def crc_trailer(crc: int) -> bytes:
     return CRC_MARK + crc.to_bytes(CRC_TRAILER_BYTES - len(CRC_MARK))
 
 
-def planned_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
+def plan_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
     """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
     name = entry.name
     tag = name.encode()

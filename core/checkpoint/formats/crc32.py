@@ -19,7 +19,7 @@ _X8 = 1 << 23
 _ALL_ONES = 0xFFFFFFFF
 
 
-def crc32_of_parts(file: SourceFile, offset: int, lengths: Sequence[int]) -> Iterator[int]:
+def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> Iterator[int]:
     """The CRC-32 of each of the parts that lie one after another from `offset` on, `lengths` in bytes.
 
     The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; of a remote
@@ -52,7 +52,7 @@ def _blocks(file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
         yield block
 
 
-def crc32_joined(left: int, right: int, right_bytes: int) -> int:
+def combine_crc32(left: int, right: int, right_bytes: int) -> int:
     """The CRC-32 of two parts in a row: `left`, then `right`, the CRC-32 of `right_bytes` bytes."""
     return _product(left, _power_of_x8(right_bytes)) ^ right
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from reshard.core.checkpoint.formats import ckpt, safetensors
-from reshard.core.checkpoint.formats.crc32 import crc32_joined
+from reshard.core.checkpoint.formats.crc32 import combine_crc32
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
 
-Stretch = tuple[str, int, int]
+ContentRange = tuple[str, int, int]
 """A parameter's name, and the bytes `start` to `stop` of a block that are the next of its contents."""
 
 
@@ -29,10 +29,10 @@ class WrittenFile(Protocol):
 class RunningCrc(Protocol):
     """The CRC of a file whose blocks come in their order."""
 
-    def sums(self, block: memoryview, stretches: Sequence[Stretch]) -> list[int]:
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
         """What is to be known of a block, the costly part; may be asked for in any order, in any thread."""
 
-    def add(self, block: memoryview, stretches: Sequence[Stretch], sums: Iterable[int]) -> None:
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
         """Takes in the file's next block, of which `sums` are known."""
 
     def value(self) -> int:
@@ -56,7 +56,7 @@ def crc_of_index(index: FileIndex) -> RunningCrc:
     return _OfBytes() if index.format is CheckpointFormat.CKPT else _OfTensors(0, list(index.entries.values()))
 
 
-def stands_at_beginning(format: CheckpointFormat) -> bool:
+def is_crc_in_header(format: CheckpointFormat) -> bool:
     """Whether the beginning of a file has to be rewritten when its CRC is known."""
     return format is CheckpointFormat.SAFETENSORS
 
@@ -65,12 +65,12 @@ class _OfBytes:
     def __init__(self) -> None:
         self._crc = 0
 
-    def sums(self, block: memoryview, stretches: Sequence[Stretch]) -> list[int]:
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
         return [zlib.crc32(block)]
 
-    def add(self, block: memoryview, stretches: Sequence[Stretch], sums: Iterable[int]) -> None:
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
         for crc in sums:
-            self._crc = crc32_joined(self._crc, crc, len(block))
+            self._crc = combine_crc32(self._crc, crc, len(block))
 
     def value(self) -> int:
         return self._crc
@@ -86,13 +86,13 @@ class _OfTensors:
         self._scalars = {entry.name: b"" for entry in self._tensors if safetensors.is_integer_scalar(entry)}
         self._crcs: dict[str, int] = {}
 
-    def sums(self, block: memoryview, stretches: Sequence[Stretch]) -> list[int]:
-        return [zlib.crc32(block[start:stop]) for _, start, stop in stretches]
+    def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
+        return [zlib.crc32(block[start:stop]) for _, start, stop in ranges]
 
-    def add(self, block: memoryview, stretches: Sequence[Stretch], sums: Iterable[int]) -> None:
-        for (name, start, stop), crc in zip(stretches, sums, strict=True):
+    def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
+        for (name, start, stop), crc in zip(ranges, sums, strict=True):
             before = self._crcs.get(name)
-            self._crcs[name] = crc if before is None else crc32_joined(before, crc, stop - start)
+            self._crcs[name] = crc if before is None else combine_crc32(before, crc, stop - start)
             if name in self._scalars:
                 self._scalars[name] += bytes(block[start:stop])
 

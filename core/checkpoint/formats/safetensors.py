@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from reshard.core.checkpoint.formats.crc32 import crc32_joined, crc32_of_parts, crc32_of_zeros
+from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32_of_ranges, crc32_of_zeros
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
     MINDSPORE,
@@ -81,7 +81,7 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         header = _read_header(file, parse)
     tensors = [entry for entry in index.entries.values() if entry.extents]
     lengths = [entry.size_bytes for entry in tensors]
-    crcs = dict(zip((entry.name for entry in tensors), crc32_of_parts(file, header.data_offset, lengths), strict=True))
+    crcs = dict(zip((entry.name for entry in tensors), crc32_of_ranges(file, header.data_offset, lengths), strict=True))
     scalars = {entry.name: _scalar_bytes(file, entry) for entry in tensors if is_integer_scalar(entry)}
     actual = crc_of_tensors(tensors, crcs, scalars)
     stored = _stored_crc(header)
@@ -122,7 +122,7 @@ def crc_of_tensors(
             value = int.from_bytes(scalars[entry.name], "little", signed=not entry.dtype.name.startswith("U"))
             if value >= 0:
                 crc, length = crc32_of_zeros(value), value
-        joined = crc32_joined(zlib.crc32(entry.name.encode(), joined), crc, length)
+        joined = combine_crc32(zlib.crc32(entry.name.encode(), joined), crc, length)
     return joined
 
 

@@ -8,7 +8,7 @@ from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.request.info_texts import InfoValue
 from reshard.core.storage.reading import SourceFile
 
-MOST_VALUES = 64
+MAX_SCALARS = 64
 """Of files that are all scalars, the others are left out."""
 
 _CODES = {
@@ -29,13 +29,13 @@ _BFLOAT16 = "BFloat16"
 
 
 def read_scalars(file: SourceFile, index: FileIndex) -> dict[str, InfoValue]:
-    """The values of a file's texts and 0-d tensors by name, in the file's order; no more than `MOST_VALUES`.
+    """The values of a file's texts and 0-d tensors by name, in the file's order; no more than `MAX_SCALARS`.
 
     Raises:
         CheckpointError: the file ends before one of them.
         StorageError: it cannot be read.
     """
-    found = {entry.name: entry for entry in islice(filter(_is_scalar, index.entries.values()), MOST_VALUES)}
+    found = {entry.name: entry for entry in islice(filter(_is_scalar, index.entries.values()), MAX_SCALARS)}
     numbers = [entry for entry in found.values() if entry.text is None]
     contents = file.read_many([(entry.extents[0].offset, entry.extents[0].length) for entry in numbers])
     values = {entry.name: _number(entry, content) for entry, content in zip(numbers, contents, strict=True)}

@@ -20,18 +20,18 @@ _LARGEST_COMPARED_BYTES = 1 << 20
 """Larger ones are parameters of a model, which two stages share: nobody says whose copy is meant."""
 
 
-def part_of(name: CheckpointName) -> tuple[str, int] | None:
+def parse_stage_file(name: CheckpointName) -> tuple[str, int] | None:
     """The prefix of all parts and this one's number; None if a file is no part."""
     match = _PART.fullmatch(name.prefix) if name.step is None else None
     return (match["prefix"], int(match["number"])) if match else None
 
 
-def grouped(names: Iterable[CheckpointName]) -> list[CheckpointName]:
+def group_stage_files(names: Iterable[CheckpointName]) -> list[CheckpointName]:
     """Names of a rank's files, parts of one file under a name that stands for all of them."""
     result = []
     parts: dict[tuple[str, str], dict[int, CheckpointName]] = {}
     for name in names:
-        found = part_of(name)
+        found = parse_stage_file(name)
         if found is None:
             result.append(name)
         else:
@@ -45,7 +45,7 @@ def grouped(names: Iterable[CheckpointName]) -> list[CheckpointName]:
     return sorted(result, key=lambda name: name.name)
 
 
-def joined_index(file: JoinedFile, indexes: Sequence[FileIndex]) -> FileIndex:
+def merge_indexes(file: JoinedFile, indexes: Sequence[FileIndex]) -> FileIndex:
     """What parts hold together, at the offsets of the file that they are read as.
 
     Raises:

@@ -15,7 +15,7 @@ from reshard.core.runtime.metadata import load_json
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 
-LARGEST_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 64 << 20
 
 
 def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
@@ -34,7 +34,7 @@ def read_weight_map(location: Location) -> dict[str, str]:
         StorageError: it cannot be read.
     """
     try:
-        found = load_json(read_small_file(location, LARGEST_INDEX_BYTES), location, object_pairs_hook=_unique)
+        found = load_json(read_small_file(location, MAX_INDEX_BYTES), location, object_pairs_hook=_unique)
         found = found.get("weight_map", found)
     except (AttributeError, RecursionError, ValueError) as error:
         raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error

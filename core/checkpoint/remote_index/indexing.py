@@ -12,12 +12,12 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from reshard.core.checkpoint.catalog.survey import refused_as_input
+from reshard.core.checkpoint.catalog.survey import storage_errors_as_input
 from reshard.core.checkpoint.formats.any_format import read_template
 from reshard.core.checkpoint.formats.ckpt import first_name
 from reshard.core.checkpoint.model import FileIndex
 from reshard.core.checkpoint.remote_index.templates import Template
-from reshard.core.checkpoint.remote_reads import read_near
+from reshard.core.checkpoint.remote_reads import read_coalesced
 from reshard.core.errors import InputError
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
@@ -54,7 +54,7 @@ class Workers:
 
         def outcome(item: Item) -> Answer | InputError:
             try:
-                with refused_as_input():
+                with storage_errors_as_input():
                     return work(item)
             except InputError as error:
                 return error
@@ -160,7 +160,7 @@ class _Waves:
         file = self._files[rank]
         templates = [self._templates[other] for other in group.ranks[: group.walks] if other in self._templates]
         start = (0, min(_START_BYTES, file.size_bytes))
-        first, *samples = read_near(file, [start, *(place for template in templates for place in template.sampled)])
+        first, *samples = read_coalesced(file, [start, *(place for t in templates for place in t.sampled)])
         for template in templates:
             count = len(template.sampled)
             if template.fits(samples[:count]):

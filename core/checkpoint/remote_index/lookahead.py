@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from reshard.core.checkpoint.model import Extent
 from reshard.core.checkpoint.remote_index.repetition import Repetition
-from reshard.core.checkpoint.remote_reads import START_BYTES, read_long
+from reshard.core.checkpoint.remote_reads import START_BYTES, read_split
 from reshard.core.storage.coalescing import coalesced, stretch_of
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES
@@ -84,7 +84,7 @@ class Lookahead:
 
     def _fetched(self, offset: int, length: int) -> tuple[int, bytes]:
         ranges = self._ranges(self._wanted(offset, length))
-        fetched = [(start, window) for (start, _), window in zip(ranges, read_long(self._file, ranges), strict=True)]
+        fetched = [(start, window) for (start, _), window in zip(ranges, read_split(self._file, ranges), strict=True)]
         kept = [(start, window) for start, window in self._windows if start + len(window) >= self._next]
         self._windows = sorted(kept + fetched, key=lambda window: window[0])
         return fetched[0]  # which nothing that is wanted comes before

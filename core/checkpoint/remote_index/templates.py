@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from reshard.core.checkpoint.formats.ckpt import CRC_MARK, CRC_TRAILER_BYTES, planned_pieces
+from reshard.core.checkpoint.formats.ckpt import CRC_MARK, CRC_TRAILER_BYTES, plan_pieces
 from reshard.core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CatalogError
 from reshard.core.tensor.dtypes import MAP_TENSOR
@@ -26,15 +26,15 @@ _SAMPLES = 3
 _NUMBER = re.compile(r"\d+")
 
 
-def piece_heads(entry: TensorEntry) -> tuple[Head, ...]:
+def expected_heads(entry: TensorEntry) -> tuple[Head, ...]:
     """For each extent of a parameter what stands before it: name, dtype, shape and the piece's length."""
     if not entry.extents:
         return ()
-    heads = [head for head, _ in planned_pieces(as_output(entry))]
+    heads = [head for head, _ in plan_pieces(output_entry(entry))]
     return tuple((extent.offset - len(head), head) for extent, head in zip(entry.extents, heads, strict=True))
 
 
-def unlike_error(rank: int, location: str, name: str, offset: int) -> CatalogError:
+def header_mismatch(rank: int, location: str, name: str, offset: int) -> CatalogError:
     """The error that a parameter's head is not where it has to be in a file whose headers were assumed."""
     return CatalogError(
         f"rank_{rank}: {location}: parameter {name!r} does not begin at byte {offset}, as it does in a file of the "
@@ -45,7 +45,7 @@ def unlike_error(rank: int, location: str, name: str, offset: int) -> CatalogErr
 
 @dataclass(frozen=True)
 class Template:
-    """A file whose headers are known, all of them those of `piece_heads`.
+    """A file whose headers are known, all of them those of `expected_heads`.
 
     Attributes:
         index: what it holds.
@@ -72,7 +72,7 @@ class Template:
 
 
 def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:
-    """The template that a file is whose headers were read; None if they are not in every byte those of `piece_heads`.
+    """The template for files like one whose headers were read; None if these are not exactly its `expected_heads`.
 
     Files with texts are none, for what a text says stands among the headers, and may differ.
     """
@@ -83,7 +83,7 @@ def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:
     if last is None or last.offset + last.length != stop or index.size_bytes < CRC_TRAILER_BYTES:
         return None
     try:
-        expected = [piece_heads(entry) for entry in entries]
+        expected = [expected_heads(entry) for entry in entries]
     except ValueError:  # not cut into pieces as MindSpore does
         return None
     if list(chain.from_iterable(expected)) != list(heads):
@@ -112,7 +112,7 @@ def _spread(items: Sequence[Item]) -> list[Item]:
     return [items[(2 * part + 1) * len(items) // (2 * _SAMPLES)] for part in range(_SAMPLES)]
 
 
-def as_output(entry: TensorEntry) -> OutputEntry:
+def output_entry(entry: TensorEntry) -> OutputEntry:
     """An entry of a file, to be written to another one."""
     messages = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
     return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, messages)

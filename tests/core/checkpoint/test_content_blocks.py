@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog.builder import catalog_files
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.content_blocks import Stretch, read_stretches, share_of, text_bytes
+from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes, worker_ranges
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats import ckpt
 from reshard.core.checkpoint.formats.any_format import plan_file
@@ -59,14 +59,14 @@ def test_every_element_comes_once(tmp_path_factory: pytest.TempPathFactory, data
     record = record_of(url, assumed=remote and piece_bytes > 100 and data.draw(st.booleans()))
     entries = list(record.index.entries.values())
     workers = data.draw(st.integers(1, 5))
-    stretches = [stretch for number in range(workers) for stretch in share_of(entries, number, workers)]
+    stretches = [stretch for number in range(workers) for stretch in worker_ranges(entries, number, workers)]
     assert {stretch.entry.name for stretch in stretches} == {entry.name for entry in entries}
     found = {name: np.zeros_like(whole) for name, (_, whole) in tensors.items()}
     counts = {name: np.zeros(whole.shape, int) for name, (_, whole) in tensors.items()}
     file = open_checkpoint(parse_url(url), None)
     texts = 0
     buffer = np.empty(data.draw(st.sampled_from([8, 24, 100, 2**20])), np.uint8)
-    for entry, box, values in read_stretches(file, record, stretches, buffer):
+    for entry, box, values in read_blocks(file, record, stretches, buffer):
         if entry.text is not None:
             texts += 1
             assert values.tobytes().decode("utf-32-le") == "hé"
@@ -89,8 +89,8 @@ def test_headers_that_were_assumed_are_compared(tmp_path: Path) -> None:
     others = {"one": tensors["one"], "owt": tensors["two"]}
     put(Path(written(tmp_path / "other.ckpt", others)), url)
     file = open_checkpoint(parse_url(url), None)
-    stretches = [Stretch.whole(record.index.entries[name]) for name in tensors]
-    blocks = read_stretches(file, record, stretches, np.empty(64, np.uint8))
+    stretches = [ElementRange.whole(record.index.entries[name]) for name in tensors]
+    blocks = read_blocks(file, record, stretches, np.empty(64, np.uint8))
     assert next(blocks)[0].name == "one"
     with pytest.raises(CatalogError, match="parameter 'two' does not begin at byte"):
         list(blocks)

@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.content_samples import beginnings
+from reshard.core.checkpoint.content_samples import read_samples
 from reshard.core.errors import CatalogError
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
@@ -28,9 +28,9 @@ class Source:
         self._fs.makedirs(f"{self._base}/rank_{rank}", exist_ok=True)
         self._fs.pipe_file(f"{self._base}/rank_{rank}/A.ckpt", checkpoint_bytes(*entries))
 
-    def beginnings(self, name: str, length: int) -> list[bytes]:
+    def read_samples(self, name: str, length: int) -> list[bytes]:
         catalog = build_catalog(self.url, range(RANKS), digest=lambda *_: False)
-        return list(beginnings(catalog, range(RANKS), name, length))
+        return list(read_samples(catalog, range(RANKS), name, length))
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def source(request: pytest.FixtureRequest) -> Source:
 def test_the_first_bytes_of_each_rank(source: Source) -> None:
     for rank in range(RANKS):
         source.write(rank, NAMES)
-    assert source.beginnings("w07", 3) == [bytes([rank]) + b"w0" for rank in range(RANKS)]
-    assert source.beginnings("w07", 100) == [bytes([rank]) + b"w07\1\2\3\4" for rank in range(RANKS)]
+    assert source.read_samples("w07", 3) == [bytes([rank]) + b"w0" for rank in range(RANKS)]
+    assert source.read_samples("w07", 100) == [bytes([rank]) + b"w07\1\2\3\4" for rank in range(RANKS)]
 
 
 def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,13 +67,13 @@ def test_ranks_on_a_remote_storage_are_read_at_once(remote: Source, monkeypatch:
         return open_source(location)
 
     monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", open_with_the_others)
-    assert len(set(remote.beginnings("w00", 1))) == RANKS
+    assert len(set(remote.read_samples("w00", 1))) == RANKS
 
 
 def test_a_file_that_is_not_laid_out_as_it_was_assumed_to_be(local: Source, remote: Source) -> None:
     for source in (local, remote):
         for rank in range(RANKS):
             source.write(rank, [NAMES[0], NAMES[2], NAMES[1], *NAMES[3:]] if rank == 3 else NAMES)
-    assert local.beginnings("w01", 4)[3] == b"\3w01"
+    assert local.read_samples("w01", 4)[3] == b"\3w01"
     with pytest.raises(CatalogError, match=r"rank_3: .*rank_3/A\.ckpt: parameter 'w01' does not begin at byte \d+"):
-        remote.beginnings("w01", 4)
+        remote.read_samples("w01", 4)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 import xxhash
 
-from reshard.core.checkpoint.digests import UnlikeError, content_digests
+from reshard.core.checkpoint.digests import HeaderMismatchError, content_digests
 from reshard.core.checkpoint.formats import ckpt
 from reshard.core.checkpoint.model import OutputEntry, TensorEntry, text_entry
 from reshard.core.errors import CheckpointError
@@ -68,7 +68,7 @@ def test_another_head_before_contents_whose_headers_are_assumed(place: int) -> N
     offset = entries[place].extents[-1].offset - 2
     file = RemoteFile([*parts, (offset, b"\xee")], size_bytes)
     assert digests(file, entries) == digests(sparse_file(ENTRIES), entries)
-    with pytest.raises(UnlikeError):
+    with pytest.raises(HeaderMismatchError):
         digests(file, entries, assumed=True)
     others = [entry for number, entry in enumerate(entries) if number != place]
     assert digests(file, others, assumed=True) == digests(sparse_file(ENTRIES), others)

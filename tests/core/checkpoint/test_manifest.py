@@ -15,8 +15,8 @@ from reshard.core.checkpoint.manifest import (
     dump_record,
     parse_manifest,
     parse_shard_record,
-    sealed_manifest,
-    unsealed_manifest,
+    seal_manifest,
+    unseal_manifest,
 )
 from reshard.core.errors import TargetError
 from reshard.core.request.changes import Changes, SplitRule
@@ -124,10 +124,10 @@ def test_what_was_changed_is_in_it_and_no_older_one_lacks_anything() -> None:
     older = {name: value for name, value in json.loads(data).items() if name not in newer}
     assert parse_manifest(json.dumps(older).encode(), "x") == MANIFEST
     key = Key(b"0123456789abcdef", EncryptionMode.AES_GCM)
-    sealed = sealed_manifest(manifest, key)
+    sealed = seal_manifest(manifest, key)
     assert (sealed.changes, sealed.excluded) == (Changes(), ())
     assert b"adam_m" not in dump_record(sealed)
-    opened = unsealed_manifest(parse_manifest(dump_record(sealed), "x"), key, "x")
+    opened = unseal_manifest(parse_manifest(dump_record(sealed), "x"), key, "x")
     assert (opened.changes, opened.excluded) == (changes, ("adam_m.w",))
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint import remote_reads
-from reshard.core.checkpoint.remote_reads import WithEnds, read_ahead, read_long, read_near
+from reshard.core.checkpoint.remote_reads import PrefetchedEnds, read_ahead, read_coalesced, read_split
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.transfers import submitted
 from tests.support.remote_file import RemoteFile
@@ -21,7 +21,7 @@ def remote(size_bytes: int) -> RemoteFile:
 def test_ranges_that_are_near_share_a_request() -> None:
     file = remote(100 * MIB)
     ranges = [(50 * MIB, 10), (0, 100), (100 * KIB, 5), (50 * MIB + 5, 20), (7, 0)]
-    found = read_near(file, ranges)
+    found = read_coalesced(file, ranges)
     assert file.rounds == [[(0, 100 * KIB + 5), (50 * MIB, 25)]]
     assert found == remote(100 * MIB).read_many(ranges)
 
@@ -29,7 +29,7 @@ def test_ranges_that_are_near_share_a_request() -> None:
 def test_long_ranges_take_several_requests() -> None:
     file = remote(100 * MIB)
     ranges = [(3, 9 * MIB), (50 * MIB, 0), (60 * MIB, 4 * MIB)]
-    found = read_long(file, ranges)
+    found = read_split(file, ranges)
     assert file.rounds == [
         [(3, 4 * MIB), (4 * MIB + 3, 4 * MIB), (8 * MIB + 3, MIB), (60 * MIB, 4 * MIB)],
     ]
@@ -82,7 +82,7 @@ def test_an_error_comes_where_its_range_does() -> None:
 class TestEnds:
     def test_both_are_read_in_one_round_and_then_known(self) -> None:
         file = remote(10 * MIB)
-        ends = WithEnds(file)
+        ends = PrefetchedEnds(file)
         assert len(file.rounds) == 1
         buffer = memoryview(bytearray(17))
         ends.read_into(file.size_bytes - 17, buffer)
@@ -93,16 +93,16 @@ class TestEnds:
     def test_what_is_not_known_is_asked_for_at_once(self) -> None:
         file = remote(10 * MIB)
         ranges = [(MIB, 10), (0, 10), (60 * KIB, 10 * KIB), (10 * MIB - 1, 1), (5, 0)]
-        assert WithEnds(file).read_many(ranges) == remote(10 * MIB).read_many(ranges)
+        assert PrefetchedEnds(file).read_many(ranges) == remote(10 * MIB).read_many(ranges)
         assert file.rounds[1:] == [[(MIB, 10), (60 * KIB, 10 * KIB)]]
 
     @pytest.mark.parametrize("size_bytes", [0, 1, 63, 64, 64 * KIB, 64 * KIB + 1])
     def test_short_files(self, size_bytes: int) -> None:
         file = remote(size_bytes)
         ranges = [(0, size_bytes), (size_bytes // 2, 0)]
-        assert WithEnds(file).read_many(ranges) == remote(size_bytes).read_many(ranges)
+        assert PrefetchedEnds(file).read_many(ranges) == remote(size_bytes).read_many(ranges)
 
     def test_it_is_the_same_file(self) -> None:
         file = remote(5)
-        ends = WithEnds(file)
+        ends = PrefetchedEnds(file)
         assert (ends.location, ends.size_bytes, ends.version) == (file.location, 5, file.version)

@@ -20,7 +20,7 @@ from reshard.core.request.comparison import build_comparison
 from reshard.core.request.conversion import IntegratedSave, build_request
 from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.source.recovery import assess_recovery
-from reshard.core.strategy.derivation import StrategyWish
+from reshard.core.strategy.derivation import TargetJob
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
@@ -237,7 +237,7 @@ def test_recovery_of_equal_slices_needs_a_decision(job: Path) -> None:
 
 
 def test_shapes_for_a_made_strategy_need_a_decision(job: Path) -> None:
-    wish = StrategyWish(data_parallel=1, model_parallel=8, pipeline=1)
+    wish = TargetJob(data_parallel=1, model_parallel=8, pipeline=1)
 
     def make(asked: IntegratedSave) -> object:
         out = str(job / f"{asked}.ckpt")

@@ -14,7 +14,7 @@ from reshard.core.conversion.make_strategy import make_strategy_file
 from reshard.core.errors import InputError, StrategyError
 from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.derivation import StrategyWish, told_by_strategy
+from reshard.core.strategy.derivation import TargetJob, facts_from_strategy
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case, read_ckpt
@@ -33,12 +33,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "wish"),
     [
-        ("made.ckpt", StrategyWish(1, 4, 1)),
-        ("made.json", StrategyWish(2, 2, 3, optimizer_parallel=True, optimizer_threshold_bytes=0)),
+        ("made.ckpt", TargetJob(1, 4, 1)),
+        ("made.json", TargetJob(2, 2, 3, optimizer_parallel=True, optimizer_threshold_bytes=0)),
     ],
     ids=lambda each: each if isinstance(each, str) else f"{each.data_parallel}x{each.model_parallel}x{each.pipeline}",
 )
-def test_conversions_to_made_strategies_and_back(demo: Path, tmp_path: Path, name: str, wish: StrategyWish) -> None:
+def test_conversions_to_made_strategies_and_back(demo: Path, tmp_path: Path, name: str, wish: TargetJob) -> None:
     like, made = demo / "strategy", tmp_path / name
     report = make_strategy_file(str(like), str(made), wish, checkpoint=str(demo / "checkpoint"))
     assert (report.source_data_parallel, report.source_model_parallel, report.source_pipeline) == (2, 2, 2)
@@ -55,33 +55,33 @@ def test_conversions_to_made_strategies_and_back(demo: Path, tmp_path: Path, nam
 
 def test_a_json_strategy_tells_shapes() -> None:
     source = read_strategy(str(case(7010).directory / "src_strategy.json"))
-    assert told_by_strategy(source).keys() == source.parameters
+    assert facts_from_strategy(source).keys() == source.parameters
 
 
 def test_one_stage_of_several_is_refused(demo: Path, tmp_path: Path) -> None:
     for rank in (0, 7):
         path = demo / f"strategy/ckpt_strategy_rank_{rank}_rank_{rank}.ckpt"
         with pytest.raises(StrategyError, match=rf"is the strategy of stage {rank // 4} alone"):
-            make_strategy_file(str(path), str(tmp_path / "made.ckpt"), StrategyWish(1, 1, 1))
+            make_strategy_file(str(path), str(tmp_path / "made.ckpt"), TargetJob(1, 1, 1))
 
 
 def test_nothing_is_overwritten_unasked(demo: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.ckpt"
     made.write_text("precious")
     with pytest.raises(InputError, match="is there already"):
-        make_strategy_file(str(demo / "strategy"), str(made), StrategyWish(1, 1, 1))
+        make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 1, 1))
     assert made.read_text() == "precious"
-    make_strategy_file(str(demo / "strategy"), str(made), StrategyWish(1, 1, 1), overwrite=True)
+    make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 1, 1), overwrite=True)
     assert read_strategy(str(made)).ranks == range(1)
     with pytest.raises(InputError, match="is a directory"):
-        make_strategy_file(str(demo / "strategy"), str(tmp_path), StrategyWish(1, 1, 1))
+        make_strategy_file(str(demo / "strategy"), str(tmp_path), TargetJob(1, 1, 1))
     with pytest.raises(InputError, match="lies inside"):
-        make_strategy_file(str(demo / "strategy"), str(demo / "strategy/made.ckpt"), StrategyWish(1, 1, 1))
+        make_strategy_file(str(demo / "strategy"), str(demo / "strategy/made.ckpt"), TargetJob(1, 1, 1))
 
 
 def test_several_device_axes_on_one_tensor_axis_want_protobuf(tmp_path: Path) -> None:
     write_strategy(make_strategy({"l.0.wq": WHOLE_MATRIX}), str(tmp_path / "like.ckpt"))
-    wish = StrategyWish(2, 2, 1, cuts=["*=0:data,0:model"])
+    wish = TargetJob(2, 2, 1, cuts=["*=0:data,0:model"])
     with pytest.raises(StrategyError, match=re.escape("write it under a name that does not end in .json")):
         make_strategy_file(str(tmp_path / "like.ckpt"), str(tmp_path / "made.json"), wish)
     make_strategy_file(str(tmp_path / "like.ckpt"), str(tmp_path / "made.ckpt"), wish)
@@ -90,7 +90,7 @@ def test_several_device_axes_on_one_tensor_axis_want_protobuf(tmp_path: Path) ->
 
 def test_json_strategies_tell_made_shapes(demo: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.json"
-    make_strategy_file(str(demo / "strategy"), str(made), StrategyWish(1, 1, 1), checkpoint=str(demo / "checkpoint"))
+    make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 1, 1), checkpoint=str(demo / "checkpoint"))
     layouts = json.loads(made.read_text())["parallel_layout_item"]
     assert layouts["0-model.tok_embeddings.embedding_weight"]["tensor_shape"] == [4096, 128]
 
@@ -99,10 +99,10 @@ def test_a_unified_checkpoint_tells_shapes(demo: Path, tmp_path: Path) -> None:
     like, unified = str(demo / "strategy"), str(tmp_path / "unified")
     options = {"layout": "unified", "select": "weights-only"}
     convert(build_request(source=str(demo / "checkpoint"), target=unified, source_strategy=like, **options))
-    report = make_strategy_file(like, str(tmp_path / "made.ckpt"), StrategyWish(1, 4, 1), checkpoint=unified)
+    report = make_strategy_file(like, str(tmp_path / "made.ckpt"), TargetJob(1, 4, 1), checkpoint=unified)
     assert report.unchecked == report.parameters * 2 // 3  # the moments are not in it
     with pytest.raises(StrategyError, match="axis 0 has 4096 elements, which 3 devices cannot share evenly"):
-        make_strategy_file(like, str(tmp_path / "other.ckpt"), StrategyWish(1, 3, 1), checkpoint=unified)
+        make_strategy_file(like, str(tmp_path / "other.ckpt"), TargetJob(1, 3, 1), checkpoint=unified)
 
 
 @pytest.mark.parametrize("name", ["made.ckpt", "made.json"])
@@ -113,7 +113,7 @@ def test_a_directory_of_whole_tensors_needs_no_strategy(tmp_path: Path, name: st
     save_file(values, tmp_path / "hf/model.safetensors")
     (tmp_path / "hf/config.json").write_text("{}")
     like, made = str(tmp_path / "hf"), tmp_path / name
-    wish = StrategyWish(2, 4, 2, cuts=("*q_proj=0", "embed=1"), places=("embed=first", "step=all"))
+    wish = TargetJob(2, 4, 2, cuts=("*q_proj=0", "embed=1"), places=("embed=first", "step=all"))
     report = make_strategy_file(like, str(made), wish)
     assert (report.source_model_parallel, report.ranks, report.unchecked) == (1, 16, 0)
     convert(build_request(source=like, target=str(tmp_path / "out"), target_strategy=str(made), verify="content"))
@@ -123,9 +123,9 @@ def test_a_directory_of_whole_tensors_needs_no_strategy(tmp_path: Path, name: st
         assert shard[f"layers.{layer}.q_proj"].tobytes() == cut.tobytes()
         assert ("embed" in shard, "layers.0.norm" in shard, "step" in shard) == (layer == 0, layer == 0, True)
     with pytest.raises(StrategyError, match=r"/hf: cannot be made over .*\n  - axis 0 has 7 elements, which 4 devices"):
-        make_strategy_file(like, str(tmp_path / "other"), StrategyWish(1, 4, 1, cuts=("embed=0",)))
+        make_strategy_file(like, str(tmp_path / "other"), TargetJob(1, 4, 1, cuts=("embed=0",)))
     with pytest.raises(StrategyError, match=r"/hf: stage 1 would hold no parameter: --place moves all whose names fit"):
-        make_strategy_file(like, str(tmp_path / "other"), StrategyWish(1, 1, 2, places=("*=first",)))
+        make_strategy_file(like, str(tmp_path / "other"), TargetJob(1, 1, 2, places=("*=first",)))
 
 
 def test_a_unified_checkpoint_of_other_names_is_refused(demo: Path, tmp_path: Path) -> None:
@@ -133,5 +133,5 @@ def test_a_unified_checkpoint_of_other_names_is_refused(demo: Path, tmp_path: Pa
     made = tmp_path / "made/strategy.ckpt"
     told = r"none of the parameters of .*, so .* it has 'h\.0\.weight', say, the strategy 'adam_m\.model\..*'\. Name"
     with pytest.raises(InputError, match=told):
-        make_strategy_file(str(demo / "strategy"), str(made), StrategyWish(1, 4, 1), checkpoint=str(tmp_path))
+        make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 4, 1), checkpoint=str(tmp_path))
     assert not made.parent.exists()

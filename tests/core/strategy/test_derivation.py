@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.errors import StrategyError
-from reshard.core.strategy.derivation import StrategyWish, TensorFacts, derive_strategy
+from reshard.core.strategy.derivation import TargetJob, TensorFacts, derive_strategy
 from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.roles import device_roles
@@ -32,12 +32,12 @@ def strategy(*stages: dict[str, ParameterLayout]) -> Strategy:
 
 
 def derived(source: Strategy, *sizes: int, facts: dict[str, TensorFacts] | None = None, **options: object) -> Strategy:
-    wish = StrategyWish(*sizes, **options)  # type: ignore[arg-type]
+    wish = TargetJob(*sizes, **options)  # type: ignore[arg-type]
     return derive_strategy(source, wish, SHAPES if facts is None else facts).strategy
 
 
 def cells(strategy: Strategy, name: str, axis_count: int = 2) -> list[list[int]]:
-    [stage, *_] = strategy.stages_holding(name)
+    [stage, *_] = strategy.stages_with(name)
     found: list[list[int]] = stage.layouts[name].shard_grid(axis_count).cells.tolist()
     return found
 
@@ -124,10 +124,10 @@ def test_what_does_not_divide_is_named() -> None:
 
 
 def test_what_could_not_be_checked_is_said() -> None:
-    done = derive_strategy(strategy(NETWORK), StrategyWish(1, 5, 1), {"l.0.norm": TensorFacts((8,))})
+    done = derive_strategy(strategy(NETWORK), TargetJob(1, 5, 1), {"l.0.norm": TensorFacts((8,))})
     assert done.unchecked == 3
     assert "the shapes of 3 of 4 parameters are not known" in done.notes[0]
-    assert "no parameter's shape is known" in derive_strategy(strategy(NETWORK), StrategyWish(1, 5, 1), {}).notes[0]
+    assert "no parameter's shape is known" in derive_strategy(strategy(NETWORK), TargetJob(1, 5, 1), {}).notes[0]
 
 
 def test_nothing_cut_tells_nothing() -> None:
@@ -236,7 +236,7 @@ def test_the_network_says_what_is_sharded() -> None:
 def test_a_limit_stays() -> None:
     source = strategy({"l.0.wq": sharded(ParameterLayout((4, 2), ((0,), ())), 2, 2)})
     assert shards(derived(source, 6, 2, 1, optimizer_parallel=True)) == {"l.0.wq": (2, 2)}
-    done = derive_strategy(source, StrategyWish(3, 2, 1, optimizer_parallel=True), SHAPES)
+    done = derive_strategy(source, TargetJob(3, 2, 1, optimizer_parallel=True), SHAPES)
     assert shards(done.strategy) == {}
     assert "optimizer parallel leaves 1 parameter as they are, as MindSpore does" in done.notes[0]
 
@@ -250,7 +250,7 @@ def test_what_does_not_divide_stays() -> None:
 
 def test_without_a_word_of_the_network_the_size_decides() -> None:
     options = {"optimizer_parallel": True, "optimizer_threshold_bytes": 24 * 8 * 4}
-    done = derive_strategy(strategy(NETWORK), StrategyWish(2, 4, 1, **options), SHAPES)  # type: ignore[arg-type]
+    done = derive_strategy(strategy(NETWORK), TargetJob(2, 4, 1, **options), SHAPES)  # type: ignore[arg-type]
     assert shards(done.strategy) == {"l.0.wq": (-1, 4), "l.0.wo": (-1, 4), "adam_m.l.0.wq": (-1, 4)}
     assert "of 4 bytes a value since the strategy tells no dtypes" in done.notes[-1]
     with pytest.raises(StrategyError, match="depends on its shape, which this strategy does not tell.*'l.0.wo'"):
@@ -296,26 +296,26 @@ def test_a_limit_that_is_all_copies_of_one_parameter() -> None:
 
 def test_without_shapes_what_was_left_out_stays_out() -> None:
     source = strategy({"l.0.wq": sharded(ROWS), "l.0.wo": COLUMNS})
-    done = derive_strategy(source, StrategyWish(3, 4, 1, optimizer_parallel=True), {})
+    done = derive_strategy(source, TargetJob(3, 4, 1, optimizer_parallel=True), {})
     assert shards(done.strategy) == {"l.0.wq": (-1, 4)}
     assert "whether they divide, which decides what optimizer parallel cuts, too; name a checkpoint" in done.notes[-1]
 
 
 def test_all_copies_may_have_been_a_limit() -> None:
     source = strategy({"l.0.wq": sharded(ROWS, 2)})
-    more = derive_strategy(source, StrategyWish(6, 4, 1, optimizer_parallel=True), SHAPES)
+    more = derive_strategy(source, TargetJob(6, 4, 1, optimizer_parallel=True), SHAPES)
     assert shards(more.strategy) == {"l.0.wq": (-1, 4)}
     assert "cut parameters into 2 pieces, as many as there were copies" in more.notes[0]
-    assert derive_strategy(source, StrategyWish(2, 2, 1, optimizer_parallel=True), SHAPES).notes == ()
+    assert derive_strategy(source, TargetJob(2, 2, 1, optimizer_parallel=True), SHAPES).notes == ()
 
 
 def test_several_arrangements_may_be_several_kinds() -> None:
     source = strategy({"l.0.wq": ROWS4, "l.0.experts": ParameterLayout((2, 4, 4), ((1,), ()))})
     facts = {"l.0.wq": TensorFacts((24, 8)), "l.0.experts": TensorFacts((24, 8))}
-    [note] = derive_strategy(source, StrategyWish(1, 4, 1), facts).notes
+    [note] = derive_strategy(source, TargetJob(1, 4, 1), facts).notes
     assert note.startswith("different devices cut different parameters: 4 devices cut 'l.0.experts' along axis 0; 4")
     assert "this is taken for one model parallel" in note
-    assert derive_strategy(source, StrategyWish(8, 4, 1), facts).notes == ()
+    assert derive_strategy(source, TargetJob(8, 4, 1), facts).notes == ()
 
 
 ROWS4 = ParameterLayout((8, 4), ((0,), ()))

@@ -29,7 +29,7 @@ def test_stages_are_merged_in_their_order_whatever_that_of_the_files() -> None:
 def test_shared_parameter_keeps_each_stage_s_layout() -> None:
     other = replace(LAYOUT, tensor_map=((), (0,)))
     merged = merge_strategies([own(0, "a", tied=LAYOUT), own(1, "b", tied=other)])
-    assert [stage.layouts["tied"] for stage in merged.stages_holding("tied")] == [LAYOUT, other]
+    assert [stage.layouts["tied"] for stage in merged.stages_with("tied")] == [LAYOUT, other]
 
 
 def test_split_strategy_is_one_own_strategy_for_each_stage() -> None:

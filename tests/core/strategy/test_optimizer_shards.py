@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.core.strategy.optimizer_shards import copies_of, with_optimizer_shard, without_optimizer_shard
+from reshard.core.strategy.optimizer_shards import replica_count, with_optimizer_shard, without_optimizer_shard
 from reshard.core.tensor.layout import ParameterLayout
 
 ROWS = ParameterLayout((2, 4), ((0,), ()))
@@ -19,7 +19,7 @@ ROWS = ParameterLayout((2, 4), ((0,), ()))
     ],
 )
 def test_all_copies(layout: ParameterLayout, copies: int, step: int) -> None:
-    assert copies_of(layout) == copies
+    assert replica_count(layout) == copies
     sharded = with_optimizer_shard(layout, None, -1)
     assert sharded is not None
     assert (sharded.optimizer_shard_size, sharded.optimizer_shard_step) == (-1, step)

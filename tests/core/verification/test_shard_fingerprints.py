@@ -29,7 +29,7 @@ def record(tmp_path: Path) -> CatalogRecord:
     return catalog_files("test", {0: parse_url(str(path))}, digest=lambda *_: False).records[0]
 
 
-def part_of(record: CatalogRecord, share: Share) -> int:
+def parse_stage_file(record: CatalogRecord, share: Share) -> int:
     [part] = shard_sums(record, {"w": [share]}).values()
     return part
 
@@ -45,17 +45,17 @@ def test_a_shard_adds_what_it_has_of_the_whole(
 ) -> None:
     monkeypatch.setattr(shard_fingerprints, "BLOCK_BYTES", block_bytes)
     rest = fingerprint(WHOLE[:3])
-    assert (part_of(record, Share("w", (3, 0))) + rest) % 2**64 == fingerprint(WHOLE)
+    assert (parse_stage_file(record, Share("w", (3, 0))) + rest) % 2**64 == fingerprint(WHOLE)
     # columns 1 and 2, turned, begin at [5, 0] of another tensor
     piece = Piece(0, TensorSlice((0, 1), (6, 3)), (1, 0), (5, 0))
-    assert part_of(record, Share("w", (3, 0), piece)) == fingerprint(WHOLE[3:, 1:3].T, 5, 3)
+    assert parse_stage_file(record, Share("w", (3, 0), piece)) == fingerprint(WHOLE[3:, 1:3].T, 5, 3)
     # of rows 0 to 3 the file has one
     piece = Piece(0, TensorSlice((0, 0), (4, 4)), (0, 1), (0, 0))
-    assert part_of(record, Share("w", (3, 0), piece)) == fingerprint(WHOLE[3:4], 3, 0)
+    assert parse_stage_file(record, Share("w", (3, 0), piece)) == fingerprint(WHOLE[3:4], 3, 0)
     nothing = Piece(0, TensorSlice((0, 0), (3, 4)), (0, 1), (0, 0))
-    assert part_of(record, Share("w", (3, 0), nothing)) == 0
+    assert parse_stage_file(record, Share("w", (3, 0), nothing)) == 0
     cast = Share("w", (3, 0), dtype=dtype_from_name("BFloat16"))
-    assert part_of(record, cast) == fingerprint(WHOLE[3:].astype(ml_dtypes.bfloat16), 3, 0)
+    assert parse_stage_file(record, cast) == fingerprint(WHOLE[3:].astype(ml_dtypes.bfloat16), 3, 0)
 
 
 def test_a_file_is_read_once_for_all_that_it_counts_for(record: CatalogRecord) -> None:

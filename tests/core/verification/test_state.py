@@ -11,7 +11,7 @@ import pytest
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.manifest import read_manifest
-from reshard.core.checkpoint.self_digest import without_digest
+from reshard.core.checkpoint.self_digest import split_digest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.errors import InputError, TargetError
@@ -155,7 +155,7 @@ def test_a_digest_cannot_be_taken_out(target: Path) -> None:
     record, manifest = (target / STEM / name for name in ("records/rank_0.json", "manifest.json"))
     for path in (record, manifest):
         data = path.read_bytes()
-        path.write_bytes(without_digest(data)[0])
+        path.write_bytes(split_digest(data)[0])
         with pytest.raises(TargetError, match="it was changed: the digest that it should end in is missing"):
             raise TargetError(*verify_target(str(target), VerifyLevel.STRUCTURE).problems)
         path.write_bytes(data)

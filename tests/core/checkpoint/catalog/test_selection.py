@@ -3,12 +3,14 @@ import re
 import pytest
 
 from reshard.core.checkpoint.catalog.file_names import Step, parse_name
-from reshard.core.checkpoint.catalog.selection import Selection, select_files
+from reshard.core.checkpoint.catalog.selection import FileSelection, select_files
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 
 
-def select(*folders: str, step: str | None = None, source_prefix: str | None = None, named: bool = False) -> Selection:
+def select(
+    *folders: str, step: str | None = None, source_prefix: str | None = None, named: bool = False
+) -> FileSelection:
     """Selects among folders given as "name name …", rank 0's first."""
     found = {}
     for rank, folder in enumerate(folders):
@@ -17,7 +19,7 @@ def select(*folders: str, step: str | None = None, source_prefix: str | None = N
     return select_files("/ck", found, step=step, source_prefix=source_prefix, named=named)
 
 
-def chosen(selection: Selection) -> list[str]:
+def chosen(selection: FileSelection) -> list[str]:
     return [selection.names[rank].name for rank in sorted(selection.names)]
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from reshard.core.checkpoint.digests import FileDigests, content_digests, file_digests
 from reshard.core.checkpoint.formats import any_format
-from reshard.core.checkpoint.formats.running_crc import running_crc, stands_at_beginning
+from reshard.core.checkpoint.formats.running_crc import is_crc_in_header, running_crc
 from reshard.core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import INT4, TEXT, dtype_from_name
@@ -61,8 +61,8 @@ def written(format: CheckpointFormat, entries: Sequence[OutputEntry], contents: 
     crc = running_crc(format, plan, entries)
     assert crc
     file = GrowingFile()
-    for data, stretches in blocks_of(plan, contents, block):
-        crc.add(data, stretches, crc.sums(data, stretches))
+    for data, ranges in blocks_of(plan, contents, block):
+        crc.add(data, ranges, crc.sums(data, ranges))
         file.write(bytes(data))
     crc.put_into(file)
     assert len(file.data) == plan.size_bytes
@@ -70,7 +70,7 @@ def written(format: CheckpointFormat, entries: Sequence[OutputEntry], contents: 
 
 
 def blocks_of(plan: FilePlan, contents: dict[str, bytes], size: int):
-    block, stretches = bytearray(), []
+    block, ranges = bytearray(), []
     for segment in plan.segments:
         if isinstance(segment, Content):
             data, name = contents[segment.name][segment.start : segment.stop], segment.name
@@ -79,12 +79,12 @@ def blocks_of(plan: FilePlan, contents: dict[str, bytes], size: int):
         while data:
             piece, data = data[: size - len(block)], data[size - len(block) :]
             if name:
-                stretches.append((name, len(block), len(block) + len(piece)))
+                ranges.append((name, len(block), len(block) + len(piece)))
             block += piece
             if len(block) == size:
-                yield memoryview(bytes(block)), stretches
-                block, stretches = bytearray(), []
-    yield memoryview(bytes(block)), stretches
+                yield memoryview(bytes(block)), ranges
+                block, ranges = bytearray(), []
+    yield memoryview(bytes(block)), ranges
 
 
 def contents_of(entries: Sequence[OutputEntry], seed: int) -> dict[str, bytes]:
@@ -200,7 +200,7 @@ def test_a_file_without_a_crc_has_none() -> None:
 
 
 def test_only_the_beginning_of_safetensors_is_rewritten() -> None:
-    assert [stands_at_beginning(format) for format in CheckpointFormat] == [False, True]
+    assert [is_crc_in_header(format) for format in CheckpointFormat] == [False, True]
 
 
 @pytest.mark.parametrize("format", [*CheckpointFormat])

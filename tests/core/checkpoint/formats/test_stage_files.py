@@ -69,7 +69,7 @@ class TestJoinedFile:
 
 def test_mindspores_parts_are_one_checkpoint(tmp_path: Path) -> None:
     found = build_catalog(str(PARTS), range(2), digest=lambda *_: False)
-    assert found.parts == (0, 1)
+    assert found.stage_numbers == (0, 1)
     assert found.records[1].location == str(PARTS / "rank_1/checkpoint_1_part{0,1}.ckpt")
     assert catalog_from_json(catalog_to_json(found)) == found
     assert survey(str(PARTS)).ignored == ()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.model import FileIndex, OutputEntry
 from reshard.core.checkpoint.remote_index.indexing import Answer, Indexed, Item, Workers, read_indexes
-from reshard.core.checkpoint.remote_index.templates import piece_heads
+from reshard.core.checkpoint.remote_index.templates import expected_heads
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.runtime.retry import count_retry, counting_retries
 from reshard.core.storage.reading import SourceFile
@@ -240,7 +240,7 @@ def test_an_assumed_index_is_right_wherever_the_heads_of_what_is_read_agree(
             agreeing = [
                 entry
                 for entry in held
-                if all(file.read_many([(offset, len(head))]) == [head] for offset, head in piece_heads(entry))
+                if all(file.read_many([(offset, len(head))]) == [head] for offset, head in expected_heads(entry))
             ]
             assert (agreeing == held) == (outcome.index == right)
             if isinstance(right, FileIndex):

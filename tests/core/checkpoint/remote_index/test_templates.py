@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from reshard.core.checkpoint.formats import ckpt
 from reshard.core.checkpoint.formats.any_format import read_template
 from reshard.core.checkpoint.model import OutputEntry, text_entry
-from reshard.core.checkpoint.remote_index.templates import Template, piece_heads, unlike_error
+from reshard.core.checkpoint.remote_index.templates import Template, expected_heads, header_mismatch
 from reshard.core.errors import CatalogError
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, dtype_from_name
 from tests.support.ckpt_writer import blob, checkpoint_bytes, number, varint
@@ -41,7 +41,7 @@ def test_the_heads_and_the_contents_are_the_whole_file(entries: list[OutputEntry
         covered = [
             (offset, head, extent)
             for entry in index.entries.values()
-            for (offset, head), extent in zip(piece_heads(entry), entry.extents, strict=True)
+            for (offset, head), extent in zip(expected_heads(entry), entry.extents, strict=True)
         ]
     position = 0
     for offset, head, extent in covered:
@@ -53,7 +53,7 @@ def test_the_heads_and_the_contents_are_the_whole_file(entries: list[OutputEntry
 
 
 def test_a_text_has_no_heads() -> None:
-    assert piece_heads(text_entry("note", "abc")) == ()
+    assert expected_heads(text_entry("note", "abc")) == ()
 
 
 @given(st.lists(st.one_of(tensors, maps), min_size=1, max_size=8, unique_by=lambda entry: entry.name), st.booleans())
@@ -137,6 +137,6 @@ def test_samples_are_where_ranks_differ(place: str) -> None:
 
 
 def test_error_of_a_file_that_is_not_as_assumed() -> None:
-    error = unlike_error(3, "s3://b/rank_3/a.ckpt", "w", 77)
+    error = header_mismatch(3, "s3://b/rank_3/a.ckpt", "w", 77)
     assert isinstance(error, CatalogError)
     assert str(error).startswith("rank_3: s3://b/rank_3/a.ckpt: parameter 'w' does not begin at byte 77")
