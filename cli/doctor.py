@@ -12,7 +12,8 @@ from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:
-    from reshard.core.source.diagnosis import Diagnosis, Finding
+    from reshard.core.source.diagnosis import Diagnosis
+    from reshard.core.source.findings import Finding
 
 
 @click.command("doctor")

@@ -9,7 +9,7 @@ from reshard.core.errors import CatalogError, InputError, StrategyError
 from reshard.core.plan.matching import match_parameters
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
-from reshard.core.source.strategy_warnings import integrated_save_doubts
+from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
@@ -171,7 +171,7 @@ def _told_by_checkpoint(
             )
         return facts
     match = match_parameters(catalog, source, None, integrated_save=integrated_save)
-    integrated_save_doubts(catalog, source, match, integrated_save)
+    integrated_save_warnings(catalog, source, match, integrated_save)
     return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.resharded}
 
 

@@ -29,7 +29,7 @@ from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.damage import mixed_steps
 from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.strategy_warnings import asked_integrated_save, doubts, integrated_save_doubts
+from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import takes_rewriting
@@ -87,12 +87,12 @@ def plan_conversion(
     """
     _check_any_left(catalog)
     source = strategy_of(catalog) or source
-    contents = None
+    samples = None
     asked = asked_integrated_save(request)
     trusted = request.trust_strategy or not request.source_strategy
     if source is not None and not catalog.unified:
-        found, contents = doubts(catalog, source, integrated_save=asked, trusted=trusted)
-        catalog = dataclasses.replace(catalog, notes=(*found, *catalog.notes))
+        warnings, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=trusted)
+        catalog = dataclasses.replace(catalog, notes=(*warnings, *catalog.notes))
     fails_on_differing = request.shared_parameters == "fail"
     plan = build_plan(
         PlanInputs(
@@ -115,7 +115,7 @@ def plan_conversion(
     )
     if source is not None:
         plan = plan.with_notes(
-            *integrated_save_doubts(catalog, source, plan.match, asked, contents=contents, trusted=trusted)
+            *integrated_save_warnings(catalog, source, plan.match, asked, samples=samples, trusted=trusted)
         )
     check_convertible(plan.match, catalog)
     _check_one_step(plan)

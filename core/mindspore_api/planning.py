@@ -25,7 +25,7 @@ from reshard.core.plan.stage_shards import names_in_order, names_without_shards,
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.damage import damage_policy, mixed_steps
 from reshard.core.source.opening import wants_digest
-from reshard.core.source.strategy_warnings import doubts, integrated_save_doubts
+from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 from reshard.core.strategy.model import Strategy
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 
@@ -104,7 +104,7 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     catalog, source, target = inputs.catalog, inputs.source_strategy, inputs.target_strategy
     _check_not_scattered(catalog, source)
     asked = inputs.integrated_save
-    found, contents = doubts(catalog, source, integrated_save=asked, trusted=True) if source else ((), None)
+    found, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=True) if source else ((), None)
     absent = _absent(catalog, source, target).difference(unwanted)
     _check_none_on_missing_ranks(catalog, source, absent)
     _check_parts(catalog, source, absent)
@@ -112,7 +112,7 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     inputs = replace(inputs, catalog=noted, allow_missing=_allowed_missing(source, target, absent))
     plan = build_plan(inputs) if only is None else _plan_with_gaps(inputs, elsewhere)
     if source is not None:
-        found += integrated_save_doubts(catalog, source, plan.match, asked, contents=contents, trusted=True)
+        found += integrated_save_warnings(catalog, source, plan.match, asked, samples=samples, trusted=True)
     _check_something_moves(plan)
     _check_dtypes(plan)
     for mixed in mixed_steps(catalog, plan.match):

@@ -97,11 +97,10 @@ def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
     return listed(names, limit)
 
 
-def listed(items: Sequence[str], limit: int | None = MAX_LISTED) -> str:
-    """Items joined by commas; of more than `limit` the first, and how many there are beyond."""
-    if limit is None or len(items) <= limit:
-        return ", ".join(map(printable, items))
-    return f"{', '.join(map(printable, items[:limit]))} and {len(items) - limit} more"
+def listed(items: Sequence[str], limit: int | None = MAX_LISTED, separator: str = ", ") -> str:
+    """Items joined by a separator; of more than `limit` the first, and how many there are beyond."""
+    shown = separator.join(map(printable, items[:limit]))
+    return shown if limit is None or len(items) <= limit else f"{shown} and {len(items) - limit} more"
 
 
 def listed_lines(items: Sequence[str], limit: int = 20) -> list[str]:

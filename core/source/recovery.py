@@ -21,7 +21,7 @@ from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.source.damage import Substitute, mixed_steps, substitutions, unsaved, unsaved_text
 from reshard.core.source.opening import catalog_source, load_strategy
-from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_doubts
+from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings
 from reshard.core.storage.patterns import spelled_for
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
@@ -168,7 +168,7 @@ class _Assessor:
             allow_missing=self._request.allow_missing,
             integrated_save=asked,
         )
-        integrated_save_doubts(catalog, strategy, match, asked)
+        integrated_save_warnings(catalog, strategy, match, asked)
         stand_ins = tuple(
             Substitute(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
             for each in substitutions(catalog, strategy, match)

@@ -33,7 +33,7 @@ from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import printable, utf8_text
 from reshard.core.source.opening import catalog_source, load_strategy
-from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_doubts
+from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import DType, dtype_from_record
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
@@ -170,7 +170,7 @@ def _plan(request: ConversionRequest) -> ConversionPlan:
         )
     )
     if strategy is not None:
-        integrated_save_doubts(catalog, strategy, plan.match, asked)
+        integrated_save_warnings(catalog, strategy, plan.match, asked)
     return plan
 
 

@@ -33,7 +33,7 @@ def test_they_do_not(reshard: Callable[..., Any], tmp_path: Path) -> None:
     assert "\nstages    1 problem\n" in shown.out
     assert "\nPROBLEM, stages\n  found  stages are in another order: " in shown.out
     assert "\n  means  the strategy's files were merged under wrong stage numbers" in shown.out
-    assert "\n  do     merge the files of the ranks anew" in shown.out
+    assert "\n  do     merge the ranks' files again" in shown.out
 
 
 def test_json(reshard: Callable[..., Any], tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, StrategyError
 from reshard.core.request.conversion import build_request
-from reshard.core.source.diagnosis import Diagnosis, Finding, diagnose
+from reshard.core.source.diagnosis import Diagnosis, diagnose
+from reshard.core.source.findings import Finding
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.merging import split_strategy
 from reshard.core.strategy.model import Strategy
@@ -223,7 +224,7 @@ def test_layers_in_other_stages(tmp_path: Path) -> None:
     found = problems(looked_at(tmp_path, moved))
     assert found[0].found == "stage 1 (ranks 4-7) holds 'net.l.1.wq', which the strategy gives to stage 0 only"
     assert found[1].found == "stage 0 (ranks 0-3) lacks 'net.l.1.wq', which other stages' ranks hold"
-    assert "layers were assigned to stages otherwise" in found[0].means
+    assert "assigned layers to stages in another way" in found[0].means
 
 
 def test_a_shared_parameter_in_one_stage_only(tmp_path: Path) -> None:
@@ -330,9 +331,9 @@ def test_optimizer_parallel_was_off(tmp_path: Path) -> None:
 def test_optimizer_parallel_was_on(tmp_path: Path) -> None:
     write(tmp_path / "src", sharded(STAGES))
     found = problems(looked_at(tmp_path, shaped(STAGES), "strategy.json"))
-    assert found[0].found.startswith("shards that are cut by optimizer parallel, of which the strategy does not tell")
+    assert found[0].found.startswith("shards that are cut by optimizer parallel, unlike the strategy's")
     by_contents = only(looked_at(tmp_path), "contents")
-    assert by_contents.found.startswith("what should be copies differs as if optimizer parallel cut it: 'net.embed.w'")
+    assert by_contents.found.startswith("replicas differ as if optimizer parallel cut them: 'net.embed.w'")
     assert "optimizer parallel was on" in by_contents.means
 
 

@@ -16,7 +16,7 @@ from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import names_in_order, shards_by_stage
 from reshard.core.request.conversion import build_request
-from reshard.core.source.sample_checks import content_misfits
+from reshard.core.source.sample_checks import sample_findings
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
@@ -58,13 +58,13 @@ def strategy_of_rows(*names: str) -> Strategy:
     return Strategy((StageStrategy(0, layouts, (OperatorStrategy("op", 0, ((1, 1),)),)),), "test")
 
 
-def doubts_of(notes: tuple[str, ...]) -> list[str]:
+def warnings_of(notes: tuple[str, ...]) -> list[str]:
     return [note for note in notes if note.startswith("is this strategy the checkpoint's own? ")]
 
 
 @pytest.mark.parametrize("conversion", ALL_CASES, ids=lambda conversion: conversion.directory.name)
-def test_nobody_doubts_the_right_one(conversion: Case, tmp_path: Path) -> None:
-    assert doubts_of(plan_notes(make_plan(conversion.request(tmp_path / "out")))) == []
+def test_the_right_strategy_gives_no_warning(conversion: Case, tmp_path: Path) -> None:
+    assert warnings_of(plan_notes(make_plan(conversion.request(tmp_path / "out")))) == []
 
 
 def test_one_that_most_contents_contradict_is_refused(tmp_path: Path) -> None:
@@ -86,21 +86,21 @@ def test_one_that_is_trusted_is_followed_and_what_contradicts_it_is_told(tmp_pat
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
     report = convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong, trust_strategy=True))
     assert report.committed
-    assert "'layers.0.weight_0' differs on rank_0, rank_1, which should hold the same" in doubts_of(report.notes)[0]
+    assert "'layers.0.weight_0' differs on rank_0, rank_1, which should hold the same" in warnings_of(report.notes)[0]
     assert read_tree(tmp_path / "out") != ROWS_OF_FOUR.want
 
 
 def test_a_single_parameter_is_told_and_may_have_its_reasons(tmp_path: Path) -> None:
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt", "layers.0.weight_0")
-    [doubt] = doubts_of(convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong)).notes)
-    assert "'layers.0.weight_0' differs on rank_0, rank_1" in doubt
-    assert doubt.endswith("'reshard doctor' tells more")
+    [warning] = warnings_of(convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong)).notes)
+    assert "'layers.0.weight_0' differs on rank_0, rank_1" in warning
+    assert warning.endswith("'reshard doctor' tells more")
 
 
 @pytest.mark.parametrize(
-    ("values", "doubted"), [([1, 1, 1, 1], False), ([0, 1, 0, 1], False), ([1, 2, 3, 4], True)], ids=str
+    ("values", "warned"), [([1, 1, 1, 1], False), ([0, 1, 0, 1], False), ([1, 2, 3, 4], True)], ids=str
 )
-def test_slices_of_few_different_values_may_well_be_the_same(tmp_path: Path, values: list[int], doubted: bool) -> None:
+def test_slices_of_few_different_values_may_well_be_the_same(tmp_path: Path, values: list[int], warned: bool) -> None:
     own = strategy_of_rows("likely", "sure")
     write_strategy(own, str(tmp_path / "own.ckpt"))
     for rank in own.ranks:
@@ -114,7 +114,7 @@ def test_slices_of_few_different_values_may_well_be_the_same(tmp_path: Path, val
             source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "own.ckpt")
         )
     )
-    assert any("'likely' is the same on rank_0, rank_1" in note for note in doubts_of(plan_notes(plan))) == doubted
+    assert any("'likely' is the same on rank_0, rank_1" in note for note in warnings_of(plan_notes(plan))) == warned
 
 
 def test_files_that_are_not_at_hand_are_looked_at_too(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_a_refusal_of_files_that_are_not_at_hand_rests_on_more_than_the_largest(
     own = save(tmp_path, in_stages(tuple(wholes), layout=ParameterLayout((4,), ((0,), ()))), wholes)
     fsspec.filesystem("memory").put(str(tmp_path / "src"), "/copied", recursive=True)
     plan = make_plan(build_request(source="memory://copied", target=str(tmp_path / "out"), source_strategy=str(own)))
-    [doubt] = doubts_of(plan_notes(plan))
+    [warning] = warnings_of(plan_notes(plan))
     for name in ("up", "gate", "down"):
-        assert f"{name!r} is the same on rank_0, rank_1" in doubt
+        assert f"{name!r} is the same on rank_0, rank_1" in warning
 
 
 def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
         source = dataclasses.replace(own, stages=tuple(stages))
         catalog = build_catalog(str(tmp_path / "src"), source.ranks, digest=lambda rank, entry: False)
         held = shards_by_stage(catalog, source, names_in_order(catalog), [])
-        assert content_misfits(catalog, held, most=4).found
-        assert bool(content_misfits(catalog, held, most=4, most_stages=3).found) == seen
+        assert sample_findings(catalog, held, limit=4).found
+        assert bool(sample_findings(catalog, held, limit=4, stage_limit=3).found) == seen
 
 
 def test_stages_that_the_job_did_not_have_are_told(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_stages_that_the_job_did_not_have_are_told(tmp_path: Path) -> None:
             source=str(tmp_path / "src"), target=str(tmp_path / "out"), source_strategy=str(tmp_path / "wrong.ckpt")
         )
     )
-    first, second = doubts_of(plan_notes(plan))
+    first, second = warnings_of(plan_notes(plan))
     assert "stage 0 (ranks 0-1) holds 'layers.1.w', which the strategy gives to stage 1 only" in first
     assert "stage 1 (ranks 2-3) holds 'layers.0.w', which the strategy gives to stage 0 only" in second
 
