@@ -1,109 +1,127 @@
-"""What files have of the fingerprints of a checkpoint's parameters, taken in by many threads, and what came of it."""
+"""The fingerprint accumulator: sums contributions of ranks' files to the fingerprints of parameters.
+
+The comparison of a conversion with its source and the comparison of two checkpoints both read their files through it.
+"""
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.plan.matching import ReshardedParameter
-from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.source.damage import TELLING_STEPS
 from reshard.core.source.replicas import differing_copies_text
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.fingerprint import combined
-from reshard.core.verification.shard_fingerprints import Cells, Share
+from reshard.core.tensor.segments import Piece
+from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints
+
+
+@dataclass(frozen=True, eq=False)
+class Addend:
+    """A stage's shards of one tensor, as an addend of a fingerprint.
+
+    Attributes:
+        name: the tensor's name in the stage's files.
+        shards: the contributions of the stage's ranks.
+        pieces: the boxes of the tensor that count; None: all of it, as it is.
+        dtype: the floating-point type that values are cast to first; None: as they are.
+    """
+
+    name: str
+    shards: ShardFingerprints
+    pieces: Sequence[Piece] | None = None
+    dtype: DType | None = None
+
+
+class FingerprintAccumulator:
+    """Sums contributions of ranks' files to addends; thread-safe."""
+
+    def __init__(self, addends: Iterable[Addend]) -> None:
+        self._by_ranks: dict[range, list[Addend]] = {}
+        for addend in addends:
+            self._by_ranks.setdefault(addend.shards.ranks, []).append(addend)
+        self._lock = threading.Lock()
+
+    def contributions(self, record: CatalogRecord) -> dict[str, list[Contribution[Addend]]]:
+        """The contributions of the entries of a rank's file, by their names."""
+        found: dict[str, list[Contribution[Addend]]] = {}
+        for addend in (each for ranks, some in self._by_ranks.items() if record.rank in ranks for each in some):
+            entry = record.index.entries.get(addend.name)
+            if entry is None:
+                continue
+            # a parameter that no strategy knows has no axes in its addend: its shape may be each rank's own
+            start = addend.shards.box(record.rank).start or (0,) * len(entry.shape)
+            pieces = (None,) if addend.pieces is None else addend.pieces
+            contributions = [Contribution(addend, start, piece, addend.dtype) for piece in pieces]
+            if contributions:
+                found.setdefault(addend.name, []).extend(contributions)
+        return found
+
+    def add(self, rank: int, sums: Mapping[Addend, int]) -> None:
+        """Add a rank's (possibly partial) contributions."""
+        with self._lock:
+            for addend, fingerprint in sums.items():
+                addend.shards.add(rank, fingerprint)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What was read of parameters.
+    """The contents of parameters.
 
     Attributes:
         fingerprints: of each parameter; several if no strategy knows it, and ranks have different contents.
-        differing: which copies differ although they should be alike, in sentences.
+        differing: replicas that differ, in sentences.
     """
 
     fingerprints: Mapping[str, tuple[int, ...]]
     differing: tuple[str, ...]
 
 
-class Tallies:
-    """Takes in what files have of the fingerprints of parameters."""
+class CheckpointFingerprints(FingerprintAccumulator):
+    """Accumulates fingerprints of a checkpoint's parameters `names`, on all stages; `casts` are cast first."""
 
     def __init__(self, plan: ConversionPlan, names: frozenset[str], casts: Mapping[str, DType]) -> None:
-        self.casts = casts
-        self._copies: dict[str, list[Cells]] = {}
-        self._by_ranks: dict[range, dict[str, Cells]] = {}
-        for parameter in plan.match.resharded:
-            if parameter.name not in names:
-                continue
-            for copy in _copies(plan, parameter):
-                cells = Cells(copy.layout, parameter.shape, copy.first_rank)
-                self._copies.setdefault(parameter.name, []).append(cells)
-                self._by_ranks.setdefault(cells.ranks, {})[parameter.name] = cells
-        # what no strategy knows: each rank's is by itself
-        self._loose: dict[str, dict[int, int]] = {
-            carried.name: dict.fromkeys(sorted(carried.owners), 0)
-            for carried in plan.match.passed_through
-            if carried.name in names
+        self._stages = {
+            parameter.name: [
+                Addend(
+                    parameter.name,
+                    ShardFingerprints(copy.layout, parameter.shape, copy.first_rank),
+                    dtype=casts.get(parameter.name),
+                )
+                for copy in dict(plan.match.shared.get(parameter.name, ((0, parameter.copies[0]),))).values()
+            ]
+            for parameter in plan.match.resharded
+            if parameter.name in names
         }
-        self._lock = threading.Lock()
-
-    def shares(self, record: CatalogRecord) -> dict[str, list[Share]]:
-        """What the entries of a rank's file count for."""
-        cells = self._cells_of(record.rank)
-        shares = {}
-        for name, entry in record.index.entries.items():
-            if name in cells:
-                start = cells[name].box(record.rank).start
-            elif name in self._loose:
-                start = (0,) * len(entry.shape)
-            else:
-                continue
-            shares[name] = [Share(name, start, dtype=self.casts.get(name))]
-        return shares
-
-    def add(self, rank: int, parts: Mapping[Hashable, int]) -> None:
-        """Takes in what a rank has of parameters' fingerprints, or some of that."""
-        cells = self._cells_of(rank)
-        with self._lock:
-            for key, part in parts.items():
-                name = str(key)
-                if name in self._loose:
-                    self._loose[name][rank] = combined([self._loose[name][rank], part])
-                else:
-                    cells[name].add(rank, part)
+        self._wholes = {
+            each.name: Addend(each.name, ShardFingerprints.of_wholes(each.owners), dtype=casts.get(each.name))
+            for each in plan.match.passed_through
+            if each.name in names
+        }
+        super().__init__([*(each for stages in self._stages.values() for each in stages), *self._wholes.values()])
 
     def contents(self) -> Contents:
-        """What came of it, when all files were read; of a parameter that no stage has all of, nothing."""
+        """The contents, once all files were read; no fingerprint of a parameter that no stage has all of."""
         fingerprints: dict[str, tuple[int, ...]] = {}
         differing: list[str] = []
-        for name, stages in self._copies.items():
-            for cells in stages:
-                differing += (differing_copies_text(name, str(box), groups) for box, groups in cells.differing())
-            wholes: dict[int, list[int]] = {}
-            for cells in stages:
-                whole = cells.fingerprint()
+        for name, stages in self._stages.items():
+            differing += _differing_replicas(name, stages)
+            owners: dict[int, list[int]] = {}
+            for shards in (each.shards for each in stages):
+                whole = shards.fingerprint()
                 if whole is not None:
-                    wholes.setdefault(whole, []).extend(cells.holders)
-            fingerprints[name] = tuple(wholes)[:1]
-            if len(wholes) > 1:
-                differing.append(differing_copies_text(name, "which stages share", list(wholes.values())))
-        for name, parts in self._loose.items():
-            ranks: dict[int, list[int]] = {}
-            for rank, part in parts.items():
-                ranks.setdefault(part, []).append(rank)
-            fingerprints[name] = tuple(ranks)
-            if len(ranks) > 1 and name in TELLING_STEPS:
-                differing.append(differing_copies_text(name, "which no strategy knows", list(ranks.values())))
+                    owners.setdefault(whole, []).extend(shards.owners)
+            fingerprints[name] = tuple(owners)[:1]
+            if len(owners) > 1:
+                differing.append(differing_copies_text(name, "which stages share", list(owners.values())))
+        for name, addend in self._wholes.items():
+            [(_, contents)] = addend.shards.contents()
+            fingerprints[name] = tuple(contents)
+            if len(contents) > 1 and name in TELLING_STEPS:
+                differing.append(differing_copies_text(name, "which no strategy knows", list(contents.values())))
         return Contents(fingerprints, tuple(differing))
 
-    def _cells_of(self, rank: int) -> dict[str, Cells]:
-        stages = [cells for ranks, cells in self._by_ranks.items() if rank in ranks]
-        return stages[0] if len(stages) == 1 else {name: cells for each in stages for name, cells in each.items()}
 
-
-def _copies(plan: ConversionPlan, parameter: ReshardedParameter) -> list[SourceCopy]:
-    """All copies of a parameter, each a pipeline stage's; the one that counts is first."""
-    return [copy for _, copy in plan.match.shared.get(parameter.name, ())] or [parameter.copies[0]]
+def _differing_replicas(name: str, stages: Iterable[Addend]) -> Iterator[str]:
+    for addend in stages:
+        yield from (differing_copies_text(name, str(box), owners) for box, owners in addend.shards.differing())

@@ -48,9 +48,9 @@ from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.tensor.fingerprint import fingerprint_text
 from reshard.core.tensor.slices import Shape
 from reshard.core.verification.report import VerificationReport
+from reshard.core.verification.shard_fingerprints import FileFingerprints
 from reshard.core.verification.source_comparison import SourceComparison
 from reshard.core.verification.state import UNDIGESTED, state_problems
-from reshard.core.verification.values import TargetParts
 
 _READ_BYTES = 2**20
 _SUMMED_BYTES = 4 * 2**20
@@ -264,9 +264,9 @@ def _differing_bytes(
         if starts is None:
             digests = file_digests(each, held, buffer, advance)
         else:
-            summed = TargetParts(held, starts)
-            digests = file_digests(each, held, buffer, advance, summed.take)
-            parts.update({name: fingerprint_text(summed.part(name)) for name in held.entries})
+            summed = FileFingerprints(held, starts)
+            digests = file_digests(each, held, buffer, advance, summed.add)
+            parts.update({name: fingerprint_text(summed.fingerprint(name)) for name in held.entries})
         if digests.crc is not None and digests.crc != (stored := stored_crc(each, held)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")
         for name, found in digests.parameters.items():

@@ -1,75 +1,77 @@
-"""Fingerprints of the tensors of a checkpoint, from its files and their layout alone.
+"""Fingerprints of whole tensors, summed over the shards in files.
 
-Each rank's file holds boxes of whole tensors. A box's fingerprint, weighted by where it lies in the whole, is its part
-of the tensor's: what the cells of a cut add up to is the fingerprint of the whole, however it is cut. Two copies of one
-cell have the same part, or they differ.
+Each rank's file holds boxes of whole tensors. A box's fingerprint is weighted by its place in the whole tensor, so the
+boxes of a shard grid add up to the tensor's fingerprint, whatever the grid. Replicas of a box have equal fingerprints,
+or they differ.
 
-    shard_sums(record, shares)     what one file adds, read once, a block at a time
-    Cells                          the parts of a stage's ranks: the whole tensor's fingerprint, and copies that differ
+    sum_contributions     what one source file contributes; read once, a block at a time
+    FileFingerprints      what one target file contributes, while its bytes are read for their digests
+    ShardFingerprints     the contributions of a stage's ranks to one tensor: its fingerprint, and differing replicas
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks
+from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
-from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box
+from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box, whole_layout
 from reshard.core.tensor.numpy_types import cast_bits
 from reshard.core.tensor.segments import Piece
-from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
 BLOCK_BYTES = 4 * 2**20
-"""Read and summed at a time: enough for what each block costs besides not to count."""
+"""Read and summed at a time: large enough for the overhead of a block not to matter."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Share:
-    """What an entry of a file adds to the fingerprint of a whole tensor.
+class Contribution(Generic[Key]):
+    """A contribution of a file's entry to a fingerprint.
 
     Attributes:
-        key: whose sum it is added to.
-        start: where the entry's shard begins in the whole tensor that it is cut from.
-        piece: which box of that tensor counts, and its place and turn in the tensor that is summed; None: all of it,
-            where and as it is.
-        dtype: the floating-point type that values are cast to before they count; None: as they are.
+        key: the sum that it is added to.
+        start: where the entry's shard begins in its whole tensor.
+        piece: the box of that tensor that counts, with its place and transposition in the tensor that is summed; None:
+            all of it, as it is.
+        dtype: the floating-point type that values are cast to first; None: as they are.
     """
 
-    key: Hashable
+    key: Key
     start: Shape
     piece: Piece | None = None
     dtype: DType | None = None
 
 
-def shard_sums(
+def sum_contributions(
     record: CatalogRecord,
-    shares: Mapping[str, Sequence[Share]],
+    contributions: Mapping[str, Sequence[Contribution[Key]]],
     advance: Callable[[int], None] = lambda _: None,
     ranges: Sequence[ElementRange] | None = None,
-) -> dict[Hashable, int]:
-    """What a rank's file adds to the fingerprints of whole tensors, by the keys of the shares.
+) -> dict[Key, int]:
+    """Sum the contributions of a rank's file by their keys, reading each entry once.
 
-    `shares` are by the names of the file's entries; only these are read, each once, or of them only `ranges`. A key
-    of which there is nothing to read has the sum 0. `advance` is told the bytes that were read.
-
-    Raises:
-        CatalogError: the file is not the one that was catalogued.
-        CheckpointError: it ends too early, or cannot be decrypted.
-        StorageError: it cannot be read.
+    Args:
+        record: the file.
+        contributions: by the names of the file's entries; only these are read.
+        advance: called with the bytes that were read.
+        ranges: the elements of entries to read; None: all of them. A key without any has the sum 0.
     """
     if ranges is None:
-        ranges = [ElementRange.whole(record.index.entries[name]) for name in shares]
-    sums: dict[Hashable, int] = {share.key: 0 for range_ in ranges for share in shares[range_.entry.name]}
+        ranges = [ElementRange.whole(record.index.entries[name]) for name in contributions]
+    sums = {each.key: 0 for range_ in ranges for each in contributions[range_.entry.name]}
     file = open_checkpoint(parse_url(record.location), source_key())
     try:
         if file.version != record.version:
@@ -80,98 +82,162 @@ def shard_sums(
             )
         buffer = np.empty(BLOCK_BYTES, np.uint8)
         for entry, box, values in read_blocks(file, record, ranges, buffer):
-            for share in shares[entry.name]:
-                sums[share.key] = (sums[share.key] + _part(entry, box, values, share)) % MODULUS
+            for each in contributions[entry.name]:
+                sums[each.key] = (sums[each.key] + _block_fingerprint(entry, box, values, each)) % MODULUS
             advance(values.nbytes)
     finally:
         file.close()
     return sums
 
 
-class Cells:
-    """What the ranks of a stage have of a tensor's fingerprint: of every cell the contents there are, and who has them.
+class FileFingerprints:
+    """Contributions of a target file's parameters, whose bytes arrive in order; `starts` are where its shards begin."""
 
-    What is not told of a rank, it does not hold.
+    def __init__(self, index: FileIndex, starts: Mapping[str, Shape]) -> None:
+        self._streams = {name: _Stream(entry, starts.get(name)) for name, entry in index.entries.items()}
+
+    def add(self, name: str, block: memoryview) -> None:
+        """Add the next bytes of a parameter."""
+        self._streams[name].add(block)
+
+    def fingerprint(self, name: str) -> int:
+        """The contribution of a parameter all of whose bytes were added."""
+        return self._streams[name].fingerprint
+
+
+class _Stream:
+    def __init__(self, entry: TensorEntry, start: Shape | None) -> None:
+        self._entry = entry
+        self._start = start or (0,) * len(entry.shape)
+        self._done = 0
+        self._split_element = b""
+        self.fingerprint = 0
+        if entry.text is not None:
+            self._add_values(text_bytes(entry.text))
+
+    def add(self, block: memoryview) -> None:
+        itemsize = self._entry.dtype.itemsize
+        if self._split_element:
+            missing = itemsize - len(self._split_element)
+            self._split_element += bytes(block[:missing])
+            block = block[missing:]
+            if len(self._split_element) < itemsize:
+                return
+            self._add_values(np.frombuffer(self._split_element, f"<u{itemsize}"))
+        count = len(block) // itemsize
+        self._split_element = bytes(block[count * itemsize :])
+        self._add_values(np.frombuffer(block, f"<u{itemsize}", count))
+
+    def _add_values(self, values: np.ndarray) -> None:
+        begin = self._done
+        self._done += len(values)
+        for box in contiguous_boxes(self._entry.shape, begin, self._done, max(1, len(values))):
+            box_values, values = values[: box.size].reshape(box.shape), values[box.size :]
+            added = box_fingerprint(box_values, _sum_of(box.start, self._start))
+            self.fingerprint = combined([self.fingerprint, added])
+
+
+class ShardFingerprints:
+    """The contributions of a stage's ranks to one tensor's fingerprint, by the boxes of its shard grid.
+
+    A rank without a contribution does not own its box.
     """
 
     def __init__(self, layout: ParameterLayout, shape: Shape, first_rank: int) -> None:
-        self._cut = layout.shard_grid(len(shape))
+        self._grid = layout.shard_grid(len(shape))
         self._shape = shape
         self._first_rank = first_rank
-        self._parts = np.zeros(self._cut.device_count, np.uint64)
-        self._held = np.zeros(self._cut.device_count, np.bool_)
+        self._sums = np.zeros(self._grid.device_count, np.uint64)
+        self._is_owner = np.zeros(self._grid.device_count, np.bool_)
+
+    @classmethod
+    def of_wholes(cls, ranks: Iterable[int]) -> "ShardFingerprints":
+        """Make one for a parameter that no strategy knows: each of the ranks has all of it, in any shape."""
+        numbers = sorted(ranks)
+        return cls(whole_layout(0, numbers[-1] - numbers[0] + 1), (), numbers[0])
 
     @property
     def ranks(self) -> range:
         """The global ranks of the stage."""
-        return range(self._first_rank, self._first_rank + self._cut.device_count)
+        return range(self._first_rank, self._first_rank + self._grid.device_count)
 
     @property
-    def holders(self) -> list[int]:
-        """Those of them that hold a box."""
-        return [rank for rank in self.ranks if self._held[rank - self._first_rank]]
+    def owners(self) -> list[int]:
+        """The ranks that own a box."""
+        return [rank for rank in self.ranks if self._is_owner[rank - self._first_rank]]
+
+    def __getitem__(self, rank: int) -> int:
+        """The contribution of an owner."""
+        if not self._is_owner[rank - self._first_rank]:
+            raise KeyError(rank)
+        return int(self._sums[rank - self._first_rank])
 
     def box(self, rank: int) -> TensorSlice:
-        """The box of the whole tensor that a rank holds."""
-        return cell_box(_bounds(self._cut, self._shape), self._cut.cell_of(rank - self._first_rank))
+        """The box that the layout gives a rank, in the whole tensor."""
+        return cell_box(_bounds(self._grid, self._shape), self._grid.cell_of(rank - self._first_rank))
 
     def ranks_of(self, box: TensorSlice) -> tuple[int, ...]:
-        """The ranks that should hold a box."""
+        """The ranks that the layout gives a box."""
         return tuple(rank for rank in self.ranks if self.box(rank) == box)
 
-    def put(self, rank: int, part: int) -> None:
-        """Takes in what a rank has."""
-        self._parts[rank - self._first_rank] = part
-        self._held[rank - self._first_rank] = True
-
-    def add(self, rank: int, part: int) -> None:
-        """Takes in some more of what a rank has."""
-        self.put(rank, combined([int(self._parts[rank - self._first_rank]), part]))
+    def add(self, rank: int, fingerprint: int) -> None:
+        """Add a rank's contribution, or some of it."""
+        place = rank - self._first_rank
+        self._sums[place] = combined([int(self._sums[place]), fingerprint])
+        self._is_owner[place] = True
 
     def contents(self) -> Iterator[tuple[TensorSlice, dict[int, list[int]]]]:
-        """The box of every cell, and the ranks of each content that it has, the lowest rank's first."""
-        for ranks in self._cut.owners.values():
+        """Each box with its contents and their owners; the lowest owner's content is first."""
+        for ranks in self._grid.owners.values():
             contents: dict[int, list[int]] = {}
             for rank in ranks:
-                if self._held[rank]:
-                    contents.setdefault(int(self._parts[rank]), []).append(self._first_rank + rank)
+                if self._is_owner[rank]:
+                    contents.setdefault(int(self._sums[rank]), []).append(self._first_rank + rank)
             yield self.box(self._first_rank + ranks[0]), contents
 
+    def total(self) -> int:
+        """The sum over all boxes with owners; where replicas differ, the lowest owner's counts."""
+        return combined(next(iter(contents), 0) for _, contents in self.contents())
+
     def fingerprint(self) -> int | None:
-        """The whole tensor's, each cell's being that of its lowest rank; None if a cell has no holder."""
-        firsts = [next(iter(contents), None) for _, contents in self.contents()]
-        parts = [part for part in firsts if part is not None]
-        return combined(parts) if len(parts) == len(firsts) else None
+        """The whole tensor's fingerprint; None if a box has no owner."""
+        return self.total() if all(contents for _, contents in self.contents()) else None
 
     def differing(self) -> Iterator[tuple[TensorSlice, list[list[int]]]]:
-        """Boxes of which ranks have different contents, and the ranks of each content."""
+        """Boxes whose replicas differ, with the owners of each content."""
         return ((box, list(contents.values())) for box, contents in self.contents() if len(contents) > 1)
 
 
 @lru_cache(maxsize=1024)
-def _bounds(cut: ShardGrid, shape: Shape) -> tuple[Shape, ...]:
-    return cut.bounds(shape)
+def _bounds(grid: ShardGrid, shape: Shape) -> tuple[Shape, ...]:
+    return grid.bounds(shape)
 
 
-def _part(entry: TensorEntry, box: TensorSlice, values: np.ndarray, share: Share) -> int:
-    """What a block, `box` of the entry's shard, adds to the sum of a share."""
-    start = tuple(map(sum, zip(box.start, share.start, strict=True)))
-    if share.piece is not None:
-        placed = _placed(share.piece, start, values)
+def _block_fingerprint(
+    entry: TensorEntry, box: TensorSlice, values: np.ndarray, contribution: Contribution[Key]
+) -> int:
+    """The contribution of a block, which is `box` of the entry's shard."""
+    start = _sum_of(box.start, contribution.start)
+    if contribution.piece is not None:
+        placed = _placed(contribution.piece, start, values)
         if placed is None:
             return 0
         start, values = placed
-    if share.dtype is not None and share.dtype is not entry.dtype:
-        values = cast_bits(values, entry.dtype, share.dtype)
+    if contribution.dtype is not None and contribution.dtype is not entry.dtype:
+        values = cast_bits(values, entry.dtype, contribution.dtype)
     return box_fingerprint(values, start)
 
 
 def _placed(piece: Piece, start: Shape, values: np.ndarray) -> tuple[Shape, np.ndarray] | None:
-    """What of a block that begins at `start` lies in a piece, turned as that is, and where it begins; None: nothing."""
-    box = TensorSlice(start, tuple(map(sum, zip(start, values.shape, strict=True))))
+    """The values of a block beginning at `start` that lie in a piece, placed and transposed; None if none do."""
+    box = TensorSlice(start, _sum_of(start, values.shape))
     common = box.intersect(piece.box)
     if common is None:
         return None
     inside = common.relative_to(piece.box).start
     placed = tuple(base + inside[axis] for base, axis in zip(piece.start, piece.axes, strict=True))
     return placed, values[common.relative_to(box).as_index()].transpose(piece.axes)
+
+
+def _sum_of(start: Shape, offsets: Shape) -> Shape:
+    return tuple(base + offset for base, offset in zip(start, offsets, strict=True))

@@ -4,8 +4,7 @@ Training keeps them equal; where it did not, one copy is taken, and that others 
 parameter differently, so both copies are read as the whole tensor, in its order, a block of each at a time.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -19,13 +18,7 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
-from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
-from reshard.core.transfer.file_blocks import Part
-from reshard.core.transfer.reader import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
-from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
-
-_BLOCK_BYTES = 4 * 2**20
-_MOST_OPEN_FILES = 32
+from reshard.core.verification.whole_reader import WholeReader
 
 
 @dataclass(frozen=True)
@@ -61,12 +54,7 @@ def with_shared_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
 
 
 def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
-    """The shared parameters whose copies are not alike; a copy of which files lack something is not compared.
-
-    Raises:
-        CatalogError: a source file is not the one that was planned with.
-        StorageError: one cannot be read.
-    """
+    """The shared parameters whose copies are not alike; a copy of which files lack something is not compared."""
     sources = {source.name: source for source in distinct_sources(plan.match.resharded)}
     for name, copies in plan.match.shared.items():
         parameter = as_it_is(sources[name], {})
@@ -106,10 +94,8 @@ def _are_alike(plan: ConversionPlan, parameter: ReshardedParameter, first: Sourc
         return False
     if parameter.dtype is TEXT:
         return True
-    most = _BLOCK_BYTES // parameter.dtype.itemsize
     with closing(WholeReader(plan, copies[0])) as one, closing(WholeReader(plan, copies[1])) as two:
-        boxes = contiguous_boxes(parameter.shape, 0, math.prod(parameter.shape), most)
-        return all(np.array_equal(one.read(box), two.read(box)) for box in boxes)
+        return all(np.array_equal(one.read(box), two.read(box)) for box in one.boxes())
 
 
 def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
@@ -117,31 +103,3 @@ def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
     uncut = whole_layout(len(parameter.shape)).shard_grid(len(parameter.shape))
     [plan] = LayoutClass(CutPair([copy], uncut, parameter.shape), copy.first_rank, (parameter,)).plans(0)
     return plan
-
-
-class WholeReader:
-    """Reads boxes of a whole parameter, as its plan says, which is for a target without any cut."""
-
-    def __init__(self, plan: ConversionPlan, parameter: ParameterPlan) -> None:
-        self._parameters: Mapping[str, ParameterPlan] = {parameter.name: parameter}
-        self._parameter = parameter
-        self._buffer = np.empty(_BLOCK_BYTES, dtype=np.uint8)
-        self._gatherer: Gatherer
-        self._sources: LocalFiles | RemoteFiles
-        if are_remote(plan):
-            self._sources = RemoteFiles(plan, (read.source_rank for read in parameter.reads))
-            self._gatherer = RemoteGatherer(plan, [self._parameters], self._sources, 2 * _BLOCK_BYTES)
-        else:
-            self._sources = LocalFiles(plan, _MOST_OPEN_FILES)
-            self._gatherer = LocalGatherer(plan, [self._parameters], self._sources, _BLOCK_BYTES)
-
-    def read(self, box: TensorSlice) -> np.ndarray:
-        """The bytes of a box, which is contiguous in the whole tensor; they are kept until the next call."""
-        size_bytes = box.size * self._parameter.dtype.itemsize
-        block = self._buffer[:size_bytes]
-        self._gatherer.fill([RankBlock(self._parameters, block, [Part(self._parameter.name, box, 0, size_bytes)])])
-        return block
-
-    def close(self) -> None:
-        """Closes the files."""
-        self._sources.close()

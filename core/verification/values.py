@@ -1,16 +1,15 @@
-"""Whether a target has the values of its source, told by fingerprints: each side's from its own files and layout alone.
+"""The comparison of a target's values with its source's, by fingerprints from each side's own files and layout.
 
-    ContentCheck.source_parts        what a source file adds to the fingerprints of target parameters
-    TargetParts                      what a target file adds, while its bytes are read for their digests
-    ContentCheck.problems            what differs, when the parts of all ranks were taken in
+    ContentCheck.source_parts        what a source file contributes to the fingerprints of target parameters
+    ContentCheck.problems            the differences, once the contributions of all ranks were added
 
-What a source file's values become is followed: the boxes that were split off or joined, turned axes, casts. The plan's
-reads are not looked at, only which parameter is made of which; so what a wrong read, a swapped file or a lost piece did
-shows. Of every cell all copies on both sides are read, and have to agree. What both sides share is the code that says
-which box a rank holds.
+The source's side follows what becomes of its values: boxes that are split off or joined, transposed axes, casts. It
+ignores the plan's reads, and takes from the plan only which parameter is made of which; so a wrong read, a swapped file
+or a lost box shows. All replicas of every box are read on both sides, and have to agree. Both sides share the code that
+finds the box of a rank.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from reshard.core.checkpoint.content_blocks import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.checkpoint.model import FileIndex, TensorEntry
+from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.matching import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards
 from reshard.core.plan.plan import ConversionPlan, TargetStage
@@ -26,109 +25,69 @@ from reshard.core.runtime.wording import rank_names
 from reshard.core.source.replicas import differing_copies_text
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece
-from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
-from reshard.core.verification.shard_fingerprints import Cells, Share, shard_sums
+from reshard.core.tensor.slices import Shape, TensorSlice
+from reshard.core.verification.accumulator import Addend, FingerprintAccumulator
+from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
 
-_MOST_TOLD = 20
-_MOST_LOCATED = 4
-"""Parameters whose sources are read once more, to say in which cells they differ."""
+_MAX_LISTED = 20
+_MAX_LOCATED = 4
+"""Parameters whose sources are read once more, to find the boxes that differ."""
 
 
 @dataclass(frozen=True)
 class ContentProblem:
-    """What is not as it should be, and the target ranks whose files may be to blame; none if the source is."""
+    """A difference, and the target ranks whose files may be to blame; none if the source is."""
 
     message: str
     ranks: tuple[int, ...] = ()
 
 
 def target_starts(plan: ConversionPlan, rank: int) -> dict[str, Shape]:
-    """Where the shards of a target rank begin in their whole tensors, by its layout; what is not cut is left out."""
+    """Where a target rank's shards begin in their whole tensors, by its layout; parameters without one are left out."""
     stage = _stage_of(plan, rank)
     starts = {}
     for parameter in plan.match.resharded:
         layout = parameter.target_layouts.get(stage.number)
         if layout is not None:
-            cut = layout.shard_grid(len(parameter.shape))
-            starts[parameter.name] = cut.box_of(rank - stage.ranks.start, parameter.shape).start
+            grid = layout.shard_grid(len(parameter.shape))
+            starts[parameter.name] = grid.box_of(rank - stage.ranks.start, parameter.shape).start
     return starts
 
 
 def content_problems_text(target: str, problems: Sequence[ContentProblem]) -> str:
-    """What differs, as an error tells it."""
-    more = len(problems) - _MOST_TOLD
-    told = [problem.message for problem in problems[:_MOST_TOLD]] + ([f"and {more} more"] if more > 0 else [])
+    """Format differences as an error message."""
+    lines = [problem.message for problem in problems[:_MAX_LISTED]]
+    if len(problems) > _MAX_LISTED:
+        lines.append(f"and {len(problems) - _MAX_LISTED} more")
     if any(problem.ranks for problem in problems):
-        advice = "The same command does the target's ranks named here again; if that does not help, it is a bug"
+        advice = "The same command converts the target's ranks named here again; if that does not help, it is a bug"
     else:
         advice = (
-            "Copies of the source differ: find out whose are right, and leave the others out with "
+            "Replicas in the source differ: find out which ranks' are right, and leave the others out with "
             "--recover --fault-ranks RANKS"
         )
-    return f"{target}: its values are not those of the source. {advice}\n  - " + "\n  - ".join(told)
-
-
-class TargetParts:
-    """What a file's parameters add to the fingerprints of their whole tensors; its bytes come in their order."""
-
-    def __init__(self, index: FileIndex, starts: Mapping[str, Shape]) -> None:
-        self._streams = {name: _Stream(entry, starts.get(name)) for name, entry in index.entries.items()}
-
-    def take(self, name: str, block: memoryview) -> None:
-        """Takes in the next bytes of a parameter."""
-        self._streams[name].take(block)
-
-    def part(self, name: str) -> int:
-        """What a parameter adds, all of whose bytes were taken in."""
-        return self._streams[name].part
-
-
-class _Stream:
-    def __init__(self, entry: TensorEntry, start: Shape | None) -> None:
-        self._entry = entry
-        self._start = start or (0,) * len(entry.shape)
-        self._done = 0
-        self._cut_off = b""
-        self.part = 0
-        if entry.text is not None:
-            self._add(text_bytes(entry.text))
-
-    def take(self, block: memoryview) -> None:
-        itemsize = self._entry.dtype.itemsize
-        if self._cut_off:
-            missing = itemsize - len(self._cut_off)
-            self._cut_off += bytes(block[:missing])
-            block = block[missing:]
-            if len(self._cut_off) < itemsize:
-                return
-            self._add(np.frombuffer(self._cut_off, f"<u{itemsize}"))
-        count = len(block) // itemsize
-        self._cut_off = bytes(block[count * itemsize :])
-        self._add(np.frombuffer(block, f"<u{itemsize}", count))
-
-    def _add(self, values: np.ndarray) -> None:
-        begin = self._done
-        self._done += len(values)
-        for box in contiguous_boxes(self._entry.shape, begin, self._done, max(1, len(values))):
-            box_values, values = values[: box.size].reshape(box.shape), values[box.size :]
-            start = tuple(map(sum, zip(box.start, self._start, strict=True)))
-            self.part = combined([self.part, box_fingerprint(box_values, start)])
+    return f"{target}: its values differ from the source's. {advice}\n  - " + "\n  - ".join(lines)
 
 
 class ContentCheck:
-    """Takes in what the files of both sides add to fingerprints, and compares."""
+    """Adds the contributions of both sides' files to fingerprints, and compares."""
 
     def __init__(self, plan: ConversionPlan) -> None:
         self._plan = plan
-        self._shares = _SourceShares(plan)
-        self._carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.passed_through}
+        match = plan.match
+        self._addends = {each.name: list(_addends(each)) for each in match.resharded}
+        self._passed_through = {
+            each.name: Addend(each.source_name, ShardFingerprints.of_wholes(each.owners), dtype=each.dtype)
+            for each in match.passed_through
+        }
+        resharded = (addend for addends in self._addends.values() for addend in addends)
+        self._source = FingerprintAccumulator([*resharded, *self._passed_through.values()])
         self._problems: list[ContentProblem] = []
-        self._target_carried: dict[str, dict[int, int]] = {carried.name: {} for carried in plan.match.passed_through}
 
     @cached_property
-    def _targets(self) -> dict[tuple[int, str], Cells]:
+    def _targets(self) -> dict[tuple[int, str], ShardFingerprints]:
         return {
-            (stage.number, parameter.name): Cells(
+            (stage.number, parameter.name): ShardFingerprints(
                 parameter.target_layouts[stage.number], parameter.shape, stage.ranks.start
             )
             for stage in self._plan.stages
@@ -136,229 +95,184 @@ class ContentCheck:
             if stage.number in parameter.target_layouts
         }
 
+    @cached_property
+    def _target_wholes(self) -> dict[str, ShardFingerprints]:
+        return {name: ShardFingerprints.of_wholes(self._plan.target_ranks) for name in self._passed_through}
+
+    @cached_property
+    def _appended(self) -> dict[str, AppendedParameter]:
+        return {each.name: each for each in self._plan.match.appended}
+
     @property
     def source_ranks(self) -> tuple[int, ...]:
-        """Source ranks whose parts are needed: all whose files are used."""
+        """All source ranks whose files are used: their contributions are needed."""
         return tuple(self._plan.inputs.catalog.records)
 
     @property
     def parameter_count(self) -> int:
-        """How many parameters are compared."""
+        """Number of parameters compared."""
         match = self._plan.match
         return len(match.resharded) + len(match.passed_through) + len(match.appended)
 
     def source_bytes(self) -> int:
-        """How much there is to read of the source."""
-        match = self._plan.match
-        names = {source.name for parameter in match.resharded for source in parameter.sources}
-        names |= {carried.source_name for carried in match.passed_through}
-        sizes: dict[int, int] = {}  # ranks whose files are alike share an index
+        """Bytes to read from the source."""
+        names = {addend.name for addends in self._addends.values() for addend in addends}
+        names |= {addend.name for addend in self._passed_through.values()}
+        sizes: dict[int, int] = {}  # ranks with equal headers share an index
         records = self._plan.inputs.catalog.records.values()
         for index in {id(record.index): record.index for record in records}.values():
             sizes[id(index)] = sum(entry.size_bytes for entry in index.entries.values() if entry.name in names)
         return sum(sizes[id(record.index)] for record in records)
 
     def source_parts(self, rank: int, advance: Callable[[int], None] = lambda _: None) -> np.ndarray:
-        """Reads what a source rank's file adds to fingerprints, for `add_source`.
+        """Read the contributions of a source rank's file, for `add_source`.
 
         Raises:
-            CatalogError: the file is not the one that was planned with.
+            CatalogError: the file changed since the plan was made.
             CheckpointError: it ends too early, or cannot be decrypted.
             StorageError: it cannot be read.
         """
-        shares = self._shares.of(rank)
-        sums = shard_sums(self._plan.inputs.catalog.records[rank], shares, advance)
-        return np.array([sums[key] for key in _keys(shares)], np.uint64)
+        record = self._plan.inputs.catalog.records[rank]
+        sums = sum_contributions(record, self._source.contributions(record), advance)
+        return np.array(list(sums.values()), np.uint64)
 
     def add_source(self, rank: int, parts: np.ndarray) -> None:
-        """Takes in what `source_parts` gave of a rank."""
-        for key, part in zip(_keys(self._shares.of(rank)), parts.tolist(), strict=True):
-            if isinstance(key, int):
-                self._shares.shares[key].cells.put(rank, part)
-            else:
-                self._carried[str(key)][rank] = part
+        """Add what `source_parts` returned for a rank."""
+        contributions = self._source.contributions(self._plan.inputs.catalog.records[rank])
+        addends = dict.fromkeys(each.key for some in contributions.values() for each in some)
+        self._source.add(rank, dict(zip(addends, parts.tolist(), strict=True)))
 
     def add_target(self, record: ShardRecord) -> None:
-        """Takes in a target rank's parts, which its record has."""
+        """Add a target rank's contributions, which are in its record."""
         stage = _stage_of(self._plan, record.rank)
-        appended = {each.name: each for each in self._plan.match.appended}
-        for parameter, told in zip(record.parameters, record.parts, strict=True):
-            part, name = int(told, 16), parameter.name
-            cells = self._targets.get((stage.number, name))
-            if cells is not None:
-                cells.put(record.rank, part)
-            elif name in self._target_carried:
-                self._target_carried[name][record.rank] = part
-            elif name in appended:
-                each = appended[name]
-                wanted = _literal_part(each.content, each.shape, each.dtype.itemsize, each.text)
-                self._compare(name, "which is the same for all", (record.rank,), wanted, part)
+        for parameter, part in zip(record.parameters, record.parts, strict=True):
+            name, fingerprint = parameter.name, int(part, 16)
+            shards = self._targets.get((stage.number, name)) or self._target_wholes.get(name)
+            if shards is not None:
+                shards.add(record.rank, fingerprint)
+            elif name in self._appended:
+                expected = _appended_fingerprint(self._appended[name])
+                self._compare(name, "which is the same for all", (record.rank,), expected, fingerprint)
             else:
-                self._tell(f"parameter {name!r}: is on rank_{record.rank}, and nothing says why", (record.rank,))
+                self._report(f"parameter {name!r}: is on rank_{record.rank}, and nothing says why", (record.rank,))
 
     def problems(self) -> tuple[ContentProblem, ...]:
-        """What differs, when the parts of all ranks were taken in; to say where exactly, some may be read once more.
+        """The differences, once the contributions of all ranks were added; to locate them, some files are read again.
 
         Raises:
-            CatalogError, CheckpointError, StorageError: it could not be read.
+            CatalogError: a source file changed since the plan was made.
+            CheckpointError: one ends too early, or cannot be decrypted.
+            StorageError: one cannot be read.
         """
-        for number, parameter in enumerate(self._plan.match.resharded):
-            expected = self._expected(number, parameter)
+        for parameter in self._plan.match.resharded:
+            expected = self._source_fingerprint(parameter.name)
             for stage in self._plan.stages:
-                cells = self._targets.get((stage.number, parameter.name))
-                if cells is not None:
-                    self._compare_cells(parameter, number, cells, expected)
-        for carried in self._plan.match.passed_through:
-            for rank, part in self._target_carried[carried.name].items():
-                source_rank = self._plan.carried_source(carried, rank)
-                where = f"copied from rank_{source_rank} of the source"
-                self._compare(carried.name, where, (rank,), self._carried[carried.name][source_rank], part)
-            lacking = set(self._plan.target_ranks) - self._target_carried[carried.name].keys()
-            if lacking:
-                ranks = tuple(sorted(lacking))
-                self._tell(f"parameter {carried.name!r}: is not on {rank_names(ranks, 8)} of the target", ranks)
-        self._tell_forgotten()
+                shards = self._targets.get((stage.number, parameter.name))
+                if shards is not None:
+                    self._compare_shards(parameter, shards, expected)
+        self._compare_passed_through()
+        self._check_complete()
         return tuple(self._problems)
 
-    def _tell_forgotten(self) -> None:
-        """What the target's strategy has is in the target, unless it is known to be missing."""
-        match, strategy = self._plan.match, self._plan.inputs.target_strategy
-        missing = {*match.missing, *match.elsewhere}
-        for stage in strategy.stages if strategy else ():
-            for name in stage.layouts:
-                if (stage.stage, name) not in self._targets and name not in missing:
-                    self._tell(f"parameter {name!r}: the target's strategy has it, and nothing was made of it", ())
+    def _source_fingerprint(self, name: str) -> int:
+        """A target parameter's fingerprint by the source's files."""
+        addends = self._addends[name]
+        for addend in addends:
+            for box, owners in addend.shards.differing():
+                self._report(f"source: {differing_copies_text(addend.name, str(box), owners)}", ())
+        return combined(addend.shards.total() for addend in addends)
 
-    def _expected(self, number: int, parameter: ReshardedParameter) -> int:
-        """A target parameter's fingerprint by what the source's files have."""
-        parts = []
-        for share in self._shares.of_parameter(number):
-            for box, contents in share.cells.contents():
-                if len(contents) > 1:
-                    told = differing_copies_text(share.source.name, str(box), list(contents.values()))
-                    self._tell(f"source: {told}", ())
-                parts.extend(list(contents)[:1])
-        return combined(parts)
-
-    def _compare_cells(self, parameter: ReshardedParameter, number: int, cells: Cells, expected: int) -> None:
-        found: list[int] = []
-        differ = False
-        for box, contents in cells.contents():
+    def _compare_shards(self, parameter: ReshardedParameter, shards: ShardFingerprints, expected: int) -> None:
+        name = parameter.name
+        replicas_differ = False
+        for box, contents in shards.contents():
             if not contents and box.size:
-                ranks = cells.ranks_of(box)
-                self._tell(f"parameter {parameter.name!r}: no target rank holds {box}", ranks)
+                self._report(f"parameter {name!r}: no target rank holds {box}", shards.ranks_of(box))
                 return
             if len(contents) > 1:
-                differ = True
-                ranks = tuple(sorted(rank for some in contents.values() for rank in some))
-                self._tell(f"target: {differing_copies_text(parameter.name, str(box), list(contents.values()))}", ranks)
-            found.extend(list(contents)[:1])
-        if combined(found) == expected or differ:
+                replicas_differ = True
+                owners = list(contents.values())
+                text = differing_copies_text(name, str(box), owners)
+                self._report(f"target: {text}", tuple(sorted(rank for some in owners for rank in some)))
+        found = shards.total()
+        if found == expected or replicas_differ:
             return
-        located = sum(bool(problem.ranks) for problem in self._problems) < _MOST_LOCATED
-        wanted = self._located(parameter, number, cells) if located else {}
-        for box, contents in cells.contents():
-            ranks = tuple(rank for some in contents.values() for rank in some)
-            for part in contents:
-                if box in wanted and part != wanted[box]:
-                    self._compare(parameter.name, str(box), ranks, wanted[box], part)
-        if not any(part != wanted[box] for box, contents in cells.contents() if box in wanted for part in contents):
-            self._compare(parameter.name, "all of it", tuple(cells.ranks), expected, combined(found))
+        wanted = {}
+        if sum(bool(problem.ranks) for problem in self._problems) < _MAX_LOCATED:
+            wanted = self._expected_boxes(parameter, [box for box, _ in shards.contents()])
+        is_located = False
+        for box, contents in shards.contents():
+            for fingerprint, ranks in contents.items():
+                if box in wanted and fingerprint != wanted[box]:
+                    is_located = True
+                    self._compare(name, str(box), tuple(ranks), wanted[box], fingerprint)
+        if not is_located:
+            self._compare(name, "all of it", tuple(shards.ranks), expected, found)
 
-    def _located(self, parameter: ReshardedParameter, number: int, cells: Cells) -> dict[TensorSlice, int]:
-        """What each cell of the target should add, by the source's files, which are read for it."""
-        wanted = {box: 0 for box, _ in cells.contents()}
-        for share in self._shares.of_parameter(number):
-            pieces = [(box, _inside(piece, box)) for piece in share.pieces for box in wanted]
-            for _, contents in share.cells.contents():
-                rank = next(iter(contents.values()))[0] if contents else None
-                if rank is None:
+    def _expected_boxes(self, parameter: ReshardedParameter, boxes: Sequence[TensorSlice]) -> dict[TensorSlice, int]:
+        """The fingerprints of boxes of a target parameter by the source's files, which are read again."""
+        expected = dict.fromkeys(boxes, 0)
+        for addend in self._addends[parameter.name]:
+            pieces = parameter.pieces if addend.pieces is None else addend.pieces
+            inside = [(box, clipped) for piece in pieces for box in boxes if (clipped := _inside(piece, box))]
+            for _, contents in addend.shards.contents():
+                if not contents or not inside:
                     continue
-                start = share.cells.box(rank).start
-                shares = [Share(box, start, piece, parameter.dtype) for box, piece in pieces if piece is not None]
-                sums = shard_sums(self._plan.inputs.catalog.records[rank], {share.source.name: shares})
-                for box in wanted:
-                    wanted[box] = combined([wanted[box], sums.get(box, 0)])
-        return wanted
+                rank = next(iter(contents.values()))[0]
+                start = addend.shards.box(rank).start
+                contributions = [Contribution(box, start, piece, addend.dtype) for box, piece in inside]
+                sums = sum_contributions(self._plan.inputs.catalog.records[rank], {addend.name: contributions})
+                for box, fingerprint in sums.items():
+                    expected[box] = combined([expected[box], fingerprint])
+        return expected
+
+    def _compare_passed_through(self) -> None:
+        for parameter in self._plan.match.passed_through:
+            source, target = self._passed_through[parameter.name].shards, self._target_wholes[parameter.name]
+            for rank in target.owners:
+                source_rank = self._plan.carried_source(parameter, rank)
+                where = f"copied from rank_{source_rank} of the source"
+                self._compare(parameter.name, where, (rank,), source[source_rank], target[rank])
+            missing = tuple(sorted(set(self._plan.target_ranks).difference(target.owners)))
+            if missing:
+                self._report(f"parameter {parameter.name!r}: is not on {rank_names(missing, 8)} of the target", missing)
+
+    def _check_complete(self) -> None:
+        """Report parameters of the target's strategy that are not in the target, unless known to be missing."""
+        match, strategy = self._plan.match, self._plan.inputs.target_strategy
+        known_missing = {*match.missing, *match.elsewhere}
+        for stage in strategy.stages if strategy else ():
+            for name in stage.layouts:
+                if (stage.stage, name) not in self._targets and name not in known_missing:
+                    self._report(f"parameter {name!r}: is in the target's strategy, but not in the target", ())
 
     def _compare(self, name: str, where: str, ranks: tuple[int, ...], expected: int, found: int) -> None:
         if expected == found:
             return
-        told = f": fingerprint {fingerprint_text(found)}, the source's is {fingerprint_text(expected)}"
-        if self._plan.inputs.encryption:  # of which nothing is to be told
-            told = ""
-        self._tell(
+        fingerprints = f": fingerprint {fingerprint_text(found)}, the source's is {fingerprint_text(expected)}"
+        if self._plan.inputs.encryption:  # fingerprints reveal something of the contents
+            fingerprints = ""
+        self._report(
             f"parameter {name!r}, {where}: on {rank_names(ranks, 8)} of the target are other values than in the "
-            f"source's files{told}",
+            f"source's files{fingerprints}",
             ranks,
         )
 
-    def _tell(self, message: str, ranks: tuple[int, ...]) -> None:
+    def _report(self, message: str, ranks: tuple[int, ...]) -> None:
         self._problems.append(ContentProblem(message, ranks))
 
 
-@dataclass(frozen=True)
-class _SourceShare:
-    """What one stage's copy of a source parameter adds to a target parameter."""
-
-    parameter: ReshardedParameter
-    source: SourceTensor
-    pieces: tuple[Piece, ...]
-    lacking: frozenset[int]
-    cells: Cells
-
-    def of(self, rank: int, key: Hashable) -> Iterator[Share]:
-        """What a rank's file adds."""
-        start = self.cells.box(rank).start
-        if self.parameter.is_whole and len(self.parameter.copies) == 1:
-            yield Share(key, start, dtype=self.parameter.dtype)
-            return
-        for piece in self.pieces:
-            yield Share(key, start, piece, self.parameter.dtype)
-
-
-class _SourceShares:
-    """What the files of all source ranks add to which target parameters."""
-
-    def __init__(self, plan: ConversionPlan) -> None:
-        self._plan = plan
-        self._of_parameter: dict[int, list[int]] = {}
-        self._of_stage: dict[range, list[int]] = {}
-        self.shares: list[_SourceShare] = []
-        for number, parameter in enumerate(plan.match.resharded):
-            for share in _shares_of(parameter):
-                self._of_parameter.setdefault(number, []).append(len(self.shares))
-                self._of_stage.setdefault(share.cells.ranks, []).append(len(self.shares))
-                self.shares.append(share)
-
-    def of_parameter(self, number: int) -> list[_SourceShare]:
-        """What there is of a target parameter."""
-        return [self.shares[key] for key in self._of_parameter[number]]
-
-    def of(self, rank: int) -> dict[str, list[Share]]:
-        """What the entries of a rank's file count for; the keys are numbers of shares, or names of what is carried."""
-        found: dict[str, list[Share]] = {}
-        for ranks, keys in self._of_stage.items():
-            for key in keys if rank in ranks else ():
-                share = self.shares[key]
-                if rank not in share.lacking:
-                    found.setdefault(share.source.name, []).extend(share.of(rank, key))
-        for carried in self._plan.match.passed_through:
-            if rank in carried.owners:
-                start = (0,) * len(self._plan.source_entry(rank, carried.source_name).shape)
-                found.setdefault(carried.source_name, []).append(Share(carried.name, start, dtype=carried.dtype))
-        return found
-
-
-def _shares_of(parameter: ReshardedParameter) -> Iterator[_SourceShare]:
+def _addends(parameter: ReshardedParameter) -> Iterator[Addend]:
+    """The stages' shards of source parameters that a target parameter is made of."""
     for number, source in enumerate(parameter.sources):
-        pieces = tuple(piece for piece in parameter.pieces if piece.source == number)
+        pieces = [piece for piece in parameter.pieces if piece.source == number]
         lost = _lost_boxes(source)
         for place, copy in enumerate(source.copies):
-            # what the first copy has is all there; of the others only what those before it lack
-            taken = pieces if place == 0 else tuple(_cut_to(pieces, lost.get(copy.first_rank, [])))
-            cells = Cells(copy.layout, source.shape, copy.first_rank)
-            yield _SourceShare(parameter, source, taken, copy.missing_ranks, cells)
+            shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)
+            # all that the first copy has counts; of the others only what those before it lack
+            counted = pieces if place == 0 else list(_clipped(pieces, lost.get(copy.first_rank, [])))
+            as_it_is = parameter.is_whole and len(source.copies) == 1
+            yield Addend(source.name, shards, None if as_it_is else counted, parameter.dtype)
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
@@ -371,35 +285,34 @@ def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
     boxes: dict[int, list[TensorSlice]] = {}
     for part in SourceCopies(source.copies, unit_counts).parts(TensorSlice.whole(unit_counts)):
         if part.rank == NO_RANK:
-            continue  # of nothing: whatever has elements has a holder
+            continue  # an empty box: a box with elements has an owner
         first_rank = max(copy.first_rank for copy in source.copies if copy.first_rank <= part.rank)
         boxes.setdefault(first_rank, []).append(part.box.scaled(units))
     return boxes
 
 
-def _cut_to(pieces: Sequence[Piece], boxes: Sequence[TensorSlice]) -> Iterator[Piece]:
-    """What of pieces lies in boxes of their source."""
+def _clipped(pieces: Sequence[Piece], boxes: Sequence[TensorSlice]) -> Iterator[Piece]:
+    """Pieces clipped to boxes of their source."""
     for piece in pieces:
         for box in boxes:
-            shared = piece.box.intersect(box)
-            if shared is not None:
-                yield replace(piece, box=shared, start=piece.placed_box(shared).start)
+            common = piece.box.intersect(box)
+            if common is not None:
+                yield replace(piece, box=common, start=piece.placed_box(common).start)
 
 
 def _inside(piece: Piece, target_box: TensorSlice) -> Piece | None:
-    """What of a piece lies in a box of the target; None: nothing."""
-    shared = piece.target_box.intersect(target_box)
-    return None if shared is None else replace(piece, box=piece.source_box(shared), start=shared.start)
-
-
-def _keys(shares: Mapping[str, Sequence[Share]]) -> list[Hashable]:
-    return list(dict.fromkeys(share.key for some in shares.values() for share in some))
+    """A piece clipped to a box of the target; None if they do not meet."""
+    common = piece.target_box.intersect(target_box)
+    return None if common is None else replace(piece, box=piece.source_box(common), start=common.start)
 
 
 def _stage_of(plan: ConversionPlan, rank: int) -> TargetStage:
     return next(stage for stage in plan.stages if rank in stage.ranks)
 
 
-def _literal_part(content: bytes, shape: Shape, itemsize: int, text: str | None) -> int:
-    values = text_bytes(text) if text is not None else np.frombuffer(content, f"<u{itemsize}").reshape(shape)
-    return box_fingerprint(values, (0,) * len(shape))
+def _appended_fingerprint(parameter: AppendedParameter) -> int:
+    if parameter.text is not None:
+        values = text_bytes(parameter.text)
+    else:
+        values = np.frombuffer(parameter.content, f"<u{parameter.dtype.itemsize}").reshape(parameter.shape)
+    return box_fingerprint(values, (0,) * len(parameter.shape))

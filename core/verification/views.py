@@ -39,15 +39,15 @@ from reshard.core.tensor.dtypes import DType, dtype_from_record
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.numpy_types import cast_bits
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
-from reshard.core.verification.accumulator import Contents, Tallies
+from reshard.core.verification.accumulator import CheckpointFingerprints, Contents
 from reshard.core.verification.fingerprint_file import (
     ModelFingerprint,
     ParameterFingerprint,
     fingerprint_of_all,
     read_model_fingerprint,
 )
-from reshard.core.verification.shard_fingerprints import BLOCK_BYTES, shard_sums
-from reshard.core.verification.tied_parameters import WholeReader
+from reshard.core.verification.shard_fingerprints import BLOCK_BYTES, sum_contributions
+from reshard.core.verification.whole_reader import WholeReader
 
 WORKER_BYTES = 32 * 2**20
 """What the buffers of one worker take at most: of a remote file, half of it is under way."""
@@ -269,15 +269,15 @@ class CheckpointSide:
         """
         progress, stop = current_progress(), threading.Event()
         advance = advancing(progress, stop)
-        tallies = Tallies(self._plan, frozenset(names), casts or {})
+        casts = casts or {}
+        accumulator = CheckpointFingerprints(self._plan, frozenset(names), casts)
 
         def read(work: tuple[CatalogRecord, int, int]) -> None:
             record, number, count = work
-            shares = tallies.shares(record)
-            stretches = worker_ranges([record.index.entries[name] for name in shares], number, count)
-            tallies.add(
-                record.rank, with_retries(lambda: shard_sums(record, shares, advance, stretches), progress.note)
-            )
+            contributions = accumulator.contributions(record)
+            ranges = worker_ranges([record.index.entries[name] for name in contributions], number, count)
+            sums = with_retries(lambda: sum_contributions(record, contributions, advance, ranges), progress.note)
+            accumulator.add(record.rank, sums)
 
         records = self._plan.inputs.catalog.records.values()
         are_local = all(parse_url(record.location).is_local for record in records)
@@ -286,9 +286,9 @@ class CheckpointSide:
         counts = {record.rank: self._shares_of(record, workers) if are_local else 1 for record in records}
         work = ((record, number, counts[record.rank]) for record in records for number in range(counts[record.rank]))
         self._context.copy().run(in_threads, read, work, workers, stop)
-        contents = tallies.contents()
+        contents = accumulator.contents()
         put_together = {
-            name: (self._assembled(name, tallies.casts.get(name)),)
+            name: (self._assembled(name, casts.get(name)),)
             for name, found in contents.fingerprints.items()
             if not found
         }

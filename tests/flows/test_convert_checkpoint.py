@@ -157,7 +157,7 @@ def test_values_that_are_not_the_sources_fail_the_run(target: Path, monkeypatch:
     monkeypatch.setattr(reshard.core.transfer.reader.LocalGatherer, "fill", zeroing)
     state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
     assert state.is_failed()
-    assert "its values are not those of the source" in str(state.message)
+    assert "its values differ from the source's" in str(state.message)
     assert not target.exists()
 
 

@@ -15,7 +15,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import TensorSlice
 from reshard.core.verification import shard_fingerprints
-from reshard.core.verification.shard_fingerprints import Cells, Share, shard_sums
+from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
 from tests.support.ckpt_writer import checkpoint_bytes
 
 WHOLE = np.random.default_rng(3).standard_normal((6, 4)).astype(np.float32)
@@ -29,8 +29,8 @@ def record(tmp_path: Path) -> CatalogRecord:
     return catalog_files("test", {0: parse_url(str(path))}, digest=lambda *_: False).records[0]
 
 
-def parse_stage_file(record: CatalogRecord, share: Share) -> int:
-    [part] = shard_sums(record, {"w": [share]}).values()
+def part_of(record: CatalogRecord, share: Contribution[str]) -> int:
+    [part] = sum_contributions(record, {"w": [share]}).values()
     return part
 
 
@@ -45,47 +45,47 @@ def test_a_shard_adds_what_it_has_of_the_whole(
 ) -> None:
     monkeypatch.setattr(shard_fingerprints, "BLOCK_BYTES", block_bytes)
     rest = fingerprint(WHOLE[:3])
-    assert (parse_stage_file(record, Share("w", (3, 0))) + rest) % 2**64 == fingerprint(WHOLE)
+    assert (part_of(record, Contribution("w", (3, 0))) + rest) % 2**64 == fingerprint(WHOLE)
     # columns 1 and 2, turned, begin at [5, 0] of another tensor
     piece = Piece(0, TensorSlice((0, 1), (6, 3)), (1, 0), (5, 0))
-    assert parse_stage_file(record, Share("w", (3, 0), piece)) == fingerprint(WHOLE[3:, 1:3].T, 5, 3)
+    assert part_of(record, Contribution("w", (3, 0), piece)) == fingerprint(WHOLE[3:, 1:3].T, 5, 3)
     # of rows 0 to 3 the file has one
     piece = Piece(0, TensorSlice((0, 0), (4, 4)), (0, 1), (0, 0))
-    assert parse_stage_file(record, Share("w", (3, 0), piece)) == fingerprint(WHOLE[3:4], 3, 0)
+    assert part_of(record, Contribution("w", (3, 0), piece)) == fingerprint(WHOLE[3:4], 3, 0)
     nothing = Piece(0, TensorSlice((0, 0), (3, 4)), (0, 1), (0, 0))
-    assert parse_stage_file(record, Share("w", (3, 0), nothing)) == 0
-    cast = Share("w", (3, 0), dtype=dtype_from_name("BFloat16"))
-    assert parse_stage_file(record, cast) == fingerprint(WHOLE[3:].astype(ml_dtypes.bfloat16), 3, 0)
+    assert part_of(record, Contribution("w", (3, 0), nothing)) == 0
+    cast = Contribution("w", (3, 0), dtype=dtype_from_name("BFloat16"))
+    assert part_of(record, cast) == fingerprint(WHOLE[3:].astype(ml_dtypes.bfloat16), 3, 0)
 
 
 def test_a_file_is_read_once_for_all_that_it_counts_for(record: CatalogRecord) -> None:
     told: list[int] = []
-    shares = {"w": [Share("one", (0, 0)), Share("another", (3, 0)), Share("one", (3, 0))]}
-    sums = shard_sums(record, shares, told.append)
+    shares = {"w": [Contribution("one", (0, 0)), Contribution("another", (3, 0)), Contribution("one", (3, 0))]}
+    sums = sum_contributions(record, shares, told.append)
     here, there = fingerprint(WHOLE[3:], 0, 0), fingerprint(WHOLE[3:], 3, 0)
     assert sums == {"one": (here + there) % 2**64, "another": there}
     assert sum(told) == 48
 
 
-def test_cells_add_up_and_copies_are_told_apart() -> None:
-    cells = Cells(ParameterLayout((2, 2), ((1,), ()), nested=True), (4, 2), 4)
+def test_shards_add_up_and_differing_replicas_are_found() -> None:
+    shards = ShardFingerprints(ParameterLayout((2, 2), ((1,), ()), nested=True), (4, 2), 4)
     upper, lower = TensorSlice((0, 0), (2, 2)), TensorSlice((2, 0), (4, 2))
-    assert cells.ranks == range(4, 8)
-    assert cells.box(7) == lower
-    assert cells.ranks_of(lower) == (6, 7)
+    assert shards.ranks == range(4, 8)
+    assert shards.box(7) == lower
+    assert shards.ranks_of(lower) == (6, 7)
     for rank, part in ((4, 10), (5, 10), (6, 3), (7, 2**64 - 1), (7, 4)):
-        cells.add(rank, part)
-    assert cells.fingerprint() == 13
-    assert list(cells.differing()) == []
-    cells.put(7, 4)
-    assert list(cells.differing()) == [(lower, [[6], [7]])]
-    assert list(cells.contents()) == [(upper, {10: [4, 5]}), (lower, {3: [6], 4: [7]})]
+        shards.add(rank, part)
+    assert shards.fingerprint() == 13
+    assert list(shards.differing()) == []
+    shards.add(7, 1)
+    assert list(shards.differing()) == [(lower, [[6], [7]])]
+    assert list(shards.contents()) == [(upper, {10: [4, 5]}), (lower, {3: [6], 4: [7]})]
 
 
-def test_without_a_holder_of_every_cell_there_is_no_fingerprint() -> None:
-    cells = Cells(ParameterLayout((2, 2), ((1,), ()), nested=True), (4, 2), 0)
-    cells.add(1, 5)
-    assert cells.fingerprint() is None
-    assert cells.holders == [1]
-    cells.add(2, 6)
-    assert cells.fingerprint() == 11
+def test_without_an_owner_of_every_box_there_is_no_fingerprint() -> None:
+    shards = ShardFingerprints(ParameterLayout((2, 2), ((1,), ()), nested=True), (4, 2), 0)
+    shards.add(1, 5)
+    assert shards.fingerprint() is None
+    assert shards.owners == [1]
+    shards.add(2, 6)
+    assert shards.fingerprint() == 11

@@ -7,7 +7,6 @@ import fsspec
 import numpy as np
 import pytest
 
-import reshard.core.verification.tied_parameters
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import ConversionReport
@@ -19,6 +18,8 @@ from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.verification import whole_reader
+from reshard.core.verification.tied_parameters import differing_parameters
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 
@@ -74,17 +75,14 @@ def changed(row: int, column: int) -> np.ndarray:
 def test_copies_are_compared_whatever_their_cuts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: ParameterLayout, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(reshard.core.verification.tied_parameters, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(whole_reader, "BLOCK_BYTES", block_bytes)
     stages_checkpoint(tmp_path, [{"embedding": (EMBEDDING, ROWS)}, {"embedding": (EMBEDDING, second)}])
-    assert not list(reshard.core.verification.tied_parameters.differing_parameters(make_plan(request(tmp_path))))
+    assert not list(differing_parameters(make_plan(request(tmp_path))))
     path = tmp_path / "other"
     path.mkdir()
     stages_checkpoint(path, [{"embedding": (EMBEDDING, ROWS)}, {"embedding": (changed(5, 7), second)}])
     plan = make_plan(request(path))
-    assert [
-        (each.name, each.taken, each.others)
-        for each in reshard.core.verification.tied_parameters.differing_parameters(plan)
-    ] == [("embedding", 0, (1,))]
+    assert [(each.name, each.taken, each.others) for each in differing_parameters(plan)] == [("embedding", 0, (1,))]
 
 
 class TestWhoseIsTaken:
@@ -151,8 +149,6 @@ def test_remote_copies_are_compared_too(tmp_path: Path) -> None:
     memory.put(str(tmp_path / "source"), "/shared-parameters", recursive=True)
     try:
         remote = request(tmp_path).model_copy(update={"source": "memory://shared-parameters"})
-        assert [
-            each.others for each in reshard.core.verification.tied_parameters.differing_parameters(make_plan(remote))
-        ] == [(1,)]
+        assert [each.others for each in differing_parameters(make_plan(remote))] == [(1,)]
     finally:
         memory.rm("/shared-parameters", recursive=True)

@@ -25,7 +25,8 @@ from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
 from reshard.core.transfer import reader
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import verify_target
-from reshard.core.verification.values import ContentCheck, TargetParts, target_starts
+from reshard.core.verification.shard_fingerprints import FileFingerprints
+from reshard.core.verification.values import ContentCheck, target_starts
 from tests.support.buffers import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
 from tests.support.checkpoints import ALL_CASES, Case, case
@@ -212,7 +213,7 @@ def test_ranks_with_wrong_values_are_named_and_done_again(target: Path, monkeypa
         "source's files: fingerprint "
     )
     assert told in str(caught.value)
-    assert "The same command does the target's ranks named here again" in str(caught.value)
+    assert "The same command converts the target's ranks named here again" in str(caught.value)
     assert not target.exists()
     assert [rank.outcome.value for rank in convert(request).ranks] == ["written", "resumed", "resumed"]
 
@@ -224,11 +225,11 @@ def parts_of_file(plan: ConversionPlan, path: Path, record: ShardRecord) -> Shar
     """A record with what the file has now, digests apart."""
     file = open_source(parse_url(str(path)))
     index = read_index(file)
-    found = TargetParts(index, target_starts(plan, record.rank))
-    file_digests(file, index, np.empty(2999, np.uint8).data, take=found.take)  # elements are cut off at its ends
+    found = FileFingerprints(index, target_starts(plan, record.rank))
+    file_digests(file, index, np.empty(2999, np.uint8).data, take=found.add)  # elements are cut off at its ends
     file.close()
     return record.model_copy(
-        update={"parts": tuple(fingerprint_text(found.part(each.name)) for each in record.parameters)}
+        update={"parts": tuple(fingerprint_text(found.fingerprint(each.name)) for each in record.parameters)}
     )
 
 
