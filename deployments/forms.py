@@ -22,7 +22,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest, describe_validation
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.verification.files import VerificationRequest
+from reshard.core.request.verification import VerificationRequest
 from reshard.deployments.places import deployed_pattern, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion

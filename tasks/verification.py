@@ -8,10 +8,10 @@ from prefect.states import Completed
 
 from reshard.core.conversion import session as steps
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import size_text
 from reshard.core.verification import files as verify
-from reshard.core.verification.files import VerificationRequest
 from reshard.core.verification.report import VerificationReport
 from reshard.tasks.assignment import Assignment, Deeds, taken_up
 from reshard.tasks.policies import RETRIED, ending_with_its_run

@@ -14,7 +14,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.verification.files import VerificationRequest
+from reshard.core.request.verification import VerificationRequest
 from reshard.deployments import forms
 from reshard.deployments.forms import FIELD_ORDER
 

@@ -10,8 +10,8 @@ from prefect.blocks.system import Secret
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode
-from reshard.core.verification.files import VerificationRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case, read_tree

@@ -15,8 +15,8 @@ import reshard.core.conversion.session
 import reshard.tasks.progress
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import StorageError
+from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import Progress, reporting_to
-from reshard.core.verification.files import VerificationRequest
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case

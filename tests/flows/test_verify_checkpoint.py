@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, VerificationError
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import reporting_to
-from reshard.core.verification.files import VerificationRequest
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 
