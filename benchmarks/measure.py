@@ -34,7 +34,7 @@ class Measurement:
         peak_bytes: resident memory of its processes together, at the highest.
         read_bytes: what its processes had the kernel read for them, from whatever: files, programs, pipes. Mapped
             files are not in it.
-        written_bytes: likewise.
+        written_bytes: of the same processes.
         output: what it printed.
     """
 
@@ -78,8 +78,8 @@ def run(command: Sequence[str], environment: Mapping[str, str] | None = None) ->
         text = output.read().decode(errors="replace")
         if process.returncode:
             errors.seek(0)
-            told = errors.read().decode(errors="replace") + text
-            tail = "\n".join(told.strip().splitlines()[-_TAIL_LINES:])
+            printed = errors.read().decode(errors="replace") + text
+            tail = "\n".join(printed.strip().splitlines()[-_TAIL_LINES:])
             raise BenchmarkError(f"{' '.join(command)}\nended with exit code {process.returncode}:\n{tail}")
     return Measurement(seconds, sampler.peak_bytes, counters.read_chars, counters.write_chars, text)
 

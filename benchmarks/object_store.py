@@ -51,7 +51,7 @@ class ObjectStore:
         try:
             return self._connection.recv()
         except EOFError as error:
-            raise BenchmarkError("the object store has ended; above stands why") from error
+            raise BenchmarkError("the object store has ended; its output is above") from error
 
 
 @contextmanager

@@ -101,17 +101,17 @@ class Plan:
         runs = []
         wrong: dict[str, str] = {}
         if copier := self._copier():
-            # in vain: memory that nobody has used yet can be several times slower, on virtual machines above all
+            # warm up: memory in its first use can be several times slower, above all on virtual machines
             _run(copier, job, 0, services)
         for number in range(1, self.rounds + 1):
-            told = []
+            printed = []
             for contender in self.in_round(number):
                 run = _run(contender, job, number, services)
                 if model and contender.converts and number == 1:
                     wrong |= _problem(contender, model, job.target)
                 runs.append(run)
-                told.append(f"{contender.name} {run.seconds:.2f} s")
-            say(f"  round {number} of {self.rounds}: {', '.join(told)}")
+                printed.append(f"{contender.name} {run.seconds:.2f} s")
+            say(f"  round {number} of {self.rounds}: {', '.join(printed)}")
         return runs, wrong
 
     def _prepare(self, model: Model, job: Job, say: Say) -> None:
@@ -168,22 +168,22 @@ def _run(contender: Contender, job: Job, number: int, services: Services) -> Run
     measured = measure.run(contender.command(job), services.environment(contender))
     if contender.needs_server:
         time.sleep(_SERVER_SETTLES_SECONDS)
-    told = json.loads(measured.output) if measured.output.strip() else {}
+    printed = json.loads(measured.output) if measured.output.strip() else {}
     return Run(
         contender=contender.name,
         round=number,
-        seconds=told[contender.counted] if contender.counted else measured.seconds,
+        seconds=printed[contender.counted] if contender.counted else measured.seconds,
         process_seconds=measured.seconds,
         peak_bytes=measured.peak_bytes,
         read_bytes=measured.read_bytes,
         written_bytes=measured.written_bytes,
-        reported_read_bytes=told.get("read_bytes"),
+        reported_read_bytes=printed.get("read_bytes"),
         traffic=store.traffic() if store else None,
     )
 
 
 def _problem(contender: Contender, model: Model, target: Path) -> dict[str, str]:
-    """What is wrong with a target. Others may be wrong, which is told; reshard must not."""
+    """Problems of a target. Other contenders' targets may have some, which are printed; reshard's must not."""
     try:
         check_target(model, target)
     except BenchmarkError as error:

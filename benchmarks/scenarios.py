@@ -90,7 +90,7 @@ An S3 server on the same machine (`rclone serve s3`) has the source in one bucke
 by way of the same proxy, which counts bytes and requests, so they share the processor with both. `rclone copy` is given
 the four source ranks that hold everything, the others being their replicas, and then a target that was converted
 before; with its default settings. The server computes the etag of an object, at some 600 MiB/s, when somebody first
-wants it: those of the source are known beforehand; those of the target, whoever looks at what he has written has to
+wants it: those of the source are known beforehand; those of the target, a tool that checks what it has written has to
 wait for."""
 
 _OVERHEAD = """\

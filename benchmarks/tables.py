@@ -143,8 +143,8 @@ def _speed_targets(results: Mapping[str, Result]) -> list[tuple[str, ...]]:
     if main.has(MINDSPORE_CKPT.name):
         faster = ratio(main, MINDSPORE_CKPT.name, NONE.name).median  # MindSpore verifies nothing either
         limit = TIMES_FASTER_THAN_MINDSPORE
-        told = f"at least {limit} x", f"{faster:.1f} x", _kept(faster >= limit)
-        rows.append(("not verified, faster than MindSpore's `.ckpt`", *told))
+        row = f"at least {limit} x", f"{faster:.1f} x", _kept(faster >= limit)
+        rows.append(("not verified, faster than MindSpore's `.ckpt`", *row))
     return rows
 
 

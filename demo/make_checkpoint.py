@@ -80,13 +80,13 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m demo.make_checkpoint", description="Writes the demo checkpoint.")
     parser.add_argument("directory", help="where to; files that are there already are overwritten")
-    for option, default, told in (
+    for option, default, meaning in (
         ("--stages", SOURCE.stages, "pipeline stages"),
         ("--data-parallel", SOURCE.data_parallel, "replicas of the model"),
         ("--tensor-parallel", SOURCE.tensor_parallel, "devices that share each matrix"),
         ("--optimizer-shards", SOURCE.optimizer_shards, "pieces that replicas cut matrices into; 0: none"),
     ):
-        parser.add_argument(option, type=int, default=default, metavar="N", help=f"{told} (default: {default})")
+        parser.add_argument(option, type=int, default=default, metavar="N", help=f"{meaning} (default: {default})")
     asked = parser.parse_args()
     job = Job(asked.stages, asked.data_parallel, asked.tensor_parallel, asked.optimizer_shards)
     directory = parse_url(asked.directory)

@@ -86,14 +86,14 @@ def test_make_alone_lists_every_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reason"),
     [
         # prints a version when asked for one, fails when asked whether it is recent
         pytest.param('#!/bin/sh\ncase "$2" in *exit*) exit 1;; *) echo 3.9.18;; esac\n', "is 3.9.18", id="too old"),
         pytest.param("#!/bin/sh\nexit 127\n", "cannot be run", id="not a Python"),
     ],
 )
-def test_a_python_that_will_not_do_is_told_so_in_one_line(tmp_path: Path, script: str, told: str) -> None:
+def test_an_unusable_python_is_refused_in_one_line(tmp_path: Path, script: str, reason: str) -> None:
     python = tmp_path / "python3"
     python.write_text(script)
     python.chmod(0o755)
@@ -102,7 +102,7 @@ def test_a_python_that_will_not_do_is_told_so_in_one_line(tmp_path: Path, script
     )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert told in done.stderr
+    assert reason in done.stderr
     assert "3.11" in done.stderr
 
 

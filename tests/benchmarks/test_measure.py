@@ -1,4 +1,4 @@
-"""What is said of a command: its children's bytes count, and its failure is told."""
+"""Measuring a command: its children's bytes count, and its failure is reported."""
 
 import json
 import sys

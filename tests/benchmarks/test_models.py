@@ -1,4 +1,4 @@
-"""The generated values: the same whoever cuts them, and different wherever it matters."""
+"""The generated values: the same for every sharding, and different wherever it matters."""
 
 import numpy as np
 import pytest

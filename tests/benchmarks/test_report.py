@@ -55,15 +55,15 @@ def kept(*results: Result) -> dict[str, str]:
     return {row[0]: row[3] for row in targets_table(results).rows}
 
 
-@pytest.mark.parametrize(("mindspore", "told"), [(30.0, "yes"), (29.0, "NO")])
-def test_limits_of_speed(mindspore: float, told: str) -> None:
+@pytest.mark.parametrize(("mindspore", "verdict"), [(30.0, "yes"), (29.0, "NO")])
+def test_limits_of_speed(mindspore: float, verdict: str) -> None:
     main = result("main", run("cp", 1, 1), run("none", 1, 1.5), run("checksum", 1, 2.3), run("mindspore-ckpt", 1, 1))
     assert kept(main)["not verified"] == "yes"
     assert kept(main)["every byte verified"] == "NO"
     slow = result(
         "main", run("cp", 1, 1), run("none", 1, 2), run("checksum", 1, 2), run("mindspore-ckpt", 1, mindspore)
     )
-    assert kept(slow)["not verified, faster than MindSpore's `.ckpt`"] == told
+    assert kept(slow)["not verified, faster than MindSpore's `.ckpt`"] == verdict
 
 
 def test_the_flow_may_add_more_with_more_ranks() -> None:
@@ -96,10 +96,10 @@ def test_contenders_are_compared_with_both_floors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("none", "latency", "peak_mib", "told"),
+    ("none", "latency", "peak_mib", "verdict"),
     [(1.3, 1.9, 556, ["yes"] * 5), (1.4, 2.2, 557, ["NO", "NO", "yes", "yes", "NO"])],
 )
-def test_limits_of_an_object_store(none: float, latency: float, peak_mib: int, told: list[str]) -> None:
+def test_limits_of_an_object_store(none: float, latency: float, peak_mib: int, verdict: list[str]) -> None:
     measured = result(
         "object-store",
         run("s3-rclone", 1, 1),
@@ -108,7 +108,7 @@ def test_limits_of_an_object_store(none: float, latency: float, peak_mib: int, t
         run("s3-latency", 1, latency),
         run("s3-little-memory", 1, 9, peak_mib=peak_mib),
     )
-    assert list(kept(measured).values()) == told
+    assert list(kept(measured).values()) == verdict
 
 
 def test_memory_beyond_the_limit_is_told() -> None:

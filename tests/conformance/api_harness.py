@@ -285,8 +285,8 @@ def _described(value: Any) -> Any:
 
 def _told_anywhere(outcome: dict[str, Any], here: Path) -> dict[str, Any]:
     """The same, but for where the directory is."""
-    told: dict[str, Any] = ast.literal_eval(repr(outcome).replace(str(here), _HERE))
-    return told
+    localized: dict[str, Any] = ast.literal_eval(repr(outcome).replace(str(here), _HERE))
+    return localized
 
 
 def _read_files(directory: Path, given: Path, opaque: frozenset[str]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ShardGrid:
     idle_step: bool = False
     """A step although there is no optimizer shard."""
     uneven: tuple[int, ...] = ()
-    """The lengths of the pieces of axis 0, where they are not all the same."""
+    """The lengths of the shards along axis 0, if they are not all equal."""
 
     @property
     def step(self) -> int:

@@ -74,5 +74,5 @@ def _differences(ours: Contents, theirs: Contents, target: str) -> Iterator[str]
             unlike = (mine.view(bits) != wanted.view(bits)) & ~(np.isnan(mine) & np.isnan(wanted))
         if unlike.any():
             first = int(np.argmax(unlike))
-            told = f"{mine.view(bits)[first]:#x}, not {wanted.view(bits)[first]:#x}"
-            yield f"{name}: {np.count_nonzero(unlike)} values differ, the first at {first}: {told}"
+            difference = f"{mine.view(bits)[first]:#x}, not {wanted.view(bits)[first]:#x}"
+            yield f"{name}: {np.count_nonzero(unlike)} values differ, the first at {first}: {difference}"

@@ -1,7 +1,7 @@
 """One case, from the whole model to the verdict.
 
 MindSpore cuts source and target from the whole model, each pipeline stage by that stage's own strategy. What it cut is
-compared with the slow reference, which also stands in where MindSpore refuses. Then reshard converts the source; every
+compared with the slow reference, which also replaces MindSpore if it refuses. Then reshard converts the source; every
 rank's file has to equal what MindSpore cut, and MindSpore has to load it. Where it can, MindSpore also converts source
 to target directly, from the merged strategies: a second opinion, and the judge of how stages are put together.
 
@@ -159,7 +159,7 @@ class _Check:
         return sorted(set(misread.values()))
 
     def _given(self, held: dict[int, Contents]) -> Path:
-        """The source that reshard is given: MindSpore's cut, or saved anew as `.safetensors` or with text entries."""
+        """The source that reshard is given: MindSpore's cut, or saved again as `.safetensors` or with text entries."""
         case = self.case
         if case.source_format == "ckpt" and not case.text:
             return self.directory / "source"

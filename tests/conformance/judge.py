@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 from mindspore.common import np_dtype
 
-# unified_safetensors waits for as long as more than half of the machine's memory is in use, whoever uses it
+# unified_safetensors waits for as long as more than half of the machine's memory is in use, by any process
 psutil.virtual_memory = lambda: SimpleNamespace(percent=0.0)
 
 _MODULES = (mindspore, mindspore.parallel, mindspore.train.serialization, mindspore.train._utils)

@@ -1,4 +1,4 @@
-"""Calls of the API are told apart where they should be; no MindSpore is needed to see that."""
+"""The harness sees where calls of the API differ; needs no MindSpore."""
 
 import ast
 import re
@@ -80,7 +80,7 @@ def differing(ours: str, call: Call) -> ApiCase:
 
 
 @pytest.mark.parametrize(
-    ("case", "answer", "told"),
+    ("case", "answer", "lines_begin"),
     [
         (differing("", LOAD.calls[0]), ValueError("no"), []),
         (differing("ValueError", Call("load_checkpoint", ("no.ckpt",))), None, []),
@@ -88,10 +88,10 @@ def differing(ours: str, call: Call) -> ApiCase:
         (differing("", LOAD.calls[0]), {"w": array(VALUES)}, ["is as MindSpore's, although it is said to differ"]),
     ],
 )
-def test_what_differs_on_purpose_has_to(case: ApiCase, answer: Any, told: list[str], tmp_path: Path) -> None:
+def test_what_differs_on_purpose_has_to(case: ApiCase, answer: Any, lines_begin: list[str], tmp_path: Path) -> None:
     lines = check_api_case(case, judge(lambda _: answer), tmp_path / "case")
-    assert len(lines) == len(told)
-    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True))
+    assert len(lines) == len(lines_begin)
+    assert all(line.startswith(start) for line, start in zip(lines, lines_begin, strict=True))
 
 
 def test_strategies_are_compared_by_their_fields(tmp_path: Path) -> None:

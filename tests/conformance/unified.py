@@ -37,7 +37,7 @@ def _check_loading(judge: Judge, directory: Path, number: int) -> Iterator[str]:
             answer = judge.call(directory, "load_checkpoint", repr(([f"{naming}/{file}"], {"format": "safetensors"})))
             if "error" in answer:
                 yield f"MindSpore does not load {file}: {answer}"
-            loaded |= {name: told["$array"] for name, told in answer.get("value", {}).items()}
+            loaded |= {name: array["$array"] for name, array in answer.get("value", {}).items()}
         if len(files) < 2 or loaded != whole:
             yield f"MindSpore loads something else from {files}"
     keywords: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The page on changed parameters is carried out, in its order and as it stands."""
+"""The commands of the page on changed parameters run, in its order and unchanged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The operating guide is carried out, in its order and as it stands, but for hosts, ports and paths."""
+"""The commands of the operating guide run, in its order and unchanged but for hosts, ports and paths."""
 
 import os
 import re
@@ -85,13 +85,13 @@ class Operator:
         assert ran.returncode == 0, f"{command[-1]}\n{ran.stdout}{ran.stderr}"
 
     def _here(self, text: str) -> str:
-        for told, real in {
+        for documented, real in {
             "/data/llama": str(self.directory / "llama"),
             "0.0.0.0": "127.0.0.1",
             "4200": str(self._api),
             "8786": str(self._dask),
         }.items():
-            text = text.replace(told, real)
+            text = text.replace(documented, real)
         return text
 
 

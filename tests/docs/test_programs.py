@@ -75,9 +75,9 @@ def test_readme(server: PrefectServer, directory: Path) -> None:
 
 
 def test_a_request_in_this_process(server: PrefectServer, directory: Path) -> None:
-    told = python(server, directory, PROGRAMS[0])
-    assert told.startswith("True ")
-    assert "rank_3/checkpoint_3.ckpt" in told
+    printed = python(server, directory, PROGRAMS[0])
+    assert printed.startswith("True ")
+    assert "rank_3/checkpoint_3.ckpt" in printed
 
 
 def test_several_at_once(server: PrefectServer, directory: Path) -> None:

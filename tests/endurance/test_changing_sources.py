@@ -122,20 +122,20 @@ def test_changed_at_any_moment(source: Path, conversion: ConversionRequest, tmp_
             written |= recorded_ranks(target)
             change(changed)
 
-        told = f"{change.__name__} of rank_{rank} after {blocks_before} of {blocks} blocks"
+        context = f"{change.__name__} of rank_{rank} after {blocks_before} of {blocks} blocks"
         try:
             convert(conversion, ChangesAfter(blocks_before, change_it))
         except ReshardError as error:
             refused += 1
-            assert str(changed) in str(error), told
-            assert any(text in str(error) for text in TOLD.split("|")), f"{told}: {error}"
-            assert not target.exists(), told
+            assert str(changed) in str(error), context
+            assert any(text in str(error) for text in TOLD.split("|")), f"{context}: {error}"
+            assert not target.exists(), context
             # what was done of the planned source stays right
             for name, content in files_of(partial(target)).items():
-                assert content == files_of(tmp_path / "undisturbed")[name], told
+                assert content == files_of(tmp_path / "undisturbed")[name], context
         else:
-            assert len(written_before) == 3, f"{told}: published, though not all was written before"
-            assert read_tree(target) == FOUR_TO_THREE.want, told
+            assert len(written_before) == 3, f"{context}: published, though not all was written before"
+            assert read_tree(target) == FOUR_TO_THREE.want, context
     assert blocks / 2 < refused < blocks
 
 

@@ -36,7 +36,7 @@ class Ended:
 
     process: int
     code: int
-    told: str
+    context: str
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,10 @@ def run_together(command_lines: Sequence[list[str]], generator: random.Random) -
     for offset, arguments in zip(offsets, command_lines, strict=True):
         time.sleep(max(0.0, began + offset - time.monotonic()))
         processes.append(start([*RESHARD, *arguments]))
-    told = [process.communicate(timeout=120)[1] for process in processes]
-    return [Ended(process.pid, process.returncode, text.strip()) for process, text in zip(processes, told, strict=True)]
+    context = [process.communicate(timeout=120)[1] for process in processes]
+    return [
+        Ended(process.pid, process.returncode, text.strip()) for process, text in zip(processes, context, strict=True)
+    ]
 
 
 def test_the_same_conversion_many_times(conversion: Conversion, wanted: Files, tmp_path: Path) -> None:
@@ -69,16 +71,18 @@ def test_the_same_conversion_many_times(conversion: Conversion, wanted: Files, t
     refused = 0
     for seed in range(6):
         ended = run_together([conversion.arguments(target)] * 3, random.Random(seed))
-        told = f"seed {seed}: {ended}"
-        assert {run.code for run in ended} <= {DONE, WRONG_INPUT}, told
-        assert DONE in {run.code for run in ended}, told
+        context = f"seed {seed}: {ended}"
+        assert {run.code for run in ended} <= {DONE, WRONG_INPUT}, context
+        assert DONE in {run.code for run in ended}, context
         for run in ended:
             if run.code == WRONG_INPUT:
                 refused += 1
-                named = re.search(r"another run is already converting into this target: .*\(process (\d+),", run.told)
-                assert named, told
-                assert int(named[1]) in {other.process for other in ended} - {run.process}, told
-        check_finished(target, wanted, told)
+                named = re.search(
+                    r"another run is already converting into this target: .*\(process (\d+),", run.context
+                )
+                assert named, context
+                assert int(named[1]) in {other.process for other in ended} - {run.process}, context
+        check_finished(target, wanted, context)
         clear(target)
     assert refused >= 3, "the runs did not meet"
 
@@ -92,9 +96,9 @@ def test_shares_of_one_conversion(conversion: Conversion, wanted: Files, tmp_pat
         generator.shuffle(ranks)
         shares = [",".join(map(str, ranks[number::3])) for number in range(3)]
         ended = run_together([conversion.arguments(target, "--ranks", share) for share in shares], generator)
-        told = f"seed {seed}: {ended}"
-        assert {run.code for run in ended} == {DONE}, told
-        check_finished(target, wanted, told)
+        context = f"seed {seed}: {ended}"
+        assert {run.code for run in ended} == {DONE}, context
+        check_finished(target, wanted, context)
         clear(target)
 
 
@@ -107,8 +111,8 @@ def test_a_share_that_is_killed(conversion: Conversion, wanted: Files, tmp_path:
         processes = [start([*RESHARD, *first]), start([*RESHARD, *second])]
         time.sleep(0.35 + generator.uniform(0, LATEST_START_SECONDS))
         kill(processes[0])
-        _, told = processes[1].communicate(timeout=120)
-        assert processes[1].returncode == DONE, f"seed {seed}: {told}"
+        _, context = processes[1].communicate(timeout=120)
+        assert processes[1].returncode == DONE, f"seed {seed}: {context}"
         rerun(first)
         check_finished(target, wanted, f"seed {seed}")
         clear(target)
@@ -127,13 +131,13 @@ def test_different_conversions(conversion: Conversion, wanted: Files, tmp_path: 
         generator = random.Random(seed)
         generator.shuffle(command_lines)
         ended = run_together(command_lines * 2, generator)
-        told = f"seed {seed}: {ended}"
-        assert {run.code for run in ended} <= {DONE, WRONG_INPUT}, told
+        context = f"seed {seed}: {ended}"
+        assert {run.code for run in ended} <= {DONE, WRONG_INPUT}, context
         for run in ended:
             refusal = r"another run is already converting|is converting something else into it|was replaced by another"
-            assert run.code == DONE or re.search(refusal, run.told), told
-        assert DONE in {run.code for run in ended}, told
+            assert run.code == DONE or re.search(refusal, run.context), context
+        assert DONE in {run.code for run in ended}, context
         there = files_of(target)
-        assert there in acceptable, told
-        check_finished(target, there, told)
+        assert there in acceptable, context
+        check_finished(target, there, context)
         clear(target)

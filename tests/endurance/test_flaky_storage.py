@@ -95,14 +95,14 @@ def wanted_of(filled: dict[str, Any], **options: object) -> dict[str, bytes]:
     return stored(TARGET)
 
 
-def check_outcome(error: ReshardError | None, acceptable: tuple[dict[str, bytes], ...], told: str) -> None:
+def check_outcome(error: ReshardError | None, acceptable: tuple[dict[str, bytes], ...], context: str) -> None:
     """A target that counts is one of the acceptable ones; without an error it counts, and is the first of them."""
     FlakyFileSystem.faults = Faults(seed=0)
     if error is None:
-        assert stored(TARGET) == acceptable[0], f"{told}: a wrong target was committed"
+        assert stored(TARGET) == acceptable[0], f"{context}: a wrong target was committed"
     if error is None or read_manifest(parse_url(TARGET)) is not None:
-        assert stored(TARGET) in acceptable, f"{told}: a half-written target counts"
-        assert not verify_target(TARGET, VerifyLevel.CHECKSUM).problems, told
+        assert stored(TARGET) in acceptable, f"{context}: a half-written target counts"
+        assert not verify_target(TARGET, VerifyLevel.CHECKSUM).problems, context
 
 
 def attempt(conversion: ConversionRequest) -> ReshardError | None:
@@ -170,11 +170,11 @@ def test_faults_of_all_kinds_anywhere(filled: dict[str, Any]) -> None:
             convert(request(prefix="former_"))
         FlakyFileSystem.faults = faults
         error = attempt(request(overwrite=overwrite))
-        told = f"seed {seed}, after {faults.struck}: {error or 'committed'}"
+        context = f"seed {seed}, after {faults.struck}: {error or 'committed'}"
         outcomes["refused" if error else "committed in spite of faults" if faults.struck else "no faults"] += 1
-        check_outcome(error, (wanted, former) if overwrite else (wanted,), told)
-        assert attempt(request(overwrite=overwrite)) is None, told
-        check_outcome(None, (wanted,), told)
+        check_outcome(error, (wanted, former) if overwrite else (wanted,), context)
+        assert attempt(request(overwrite=overwrite)) is None, context
+        check_outcome(None, (wanted,), context)
     assert outcomes["refused"] > 20, outcomes
     assert outcomes["committed in spite of faults"] > 5, outcomes
 
@@ -201,15 +201,15 @@ def test_a_permanent_fault_is_one_clear_error(
         capsys.readouterr()
         code = run(arguments)
         shown = capsys.readouterr().err
-        told = f"seed {seed}, after {faults.struck}: exit code {code}\n{shown}"
+        context = f"seed {seed}, after {faults.struck}: exit code {code}\n{shown}"
         if code:
             refused += 1
-            assert code in (1, 2, 3), told
-            assert "permission denied" in shown, told
-            assert shown.count("reshard: error: ") == 1, told
-        check_outcome(ReshardError(shown) if code else None, (wanted, former), told)
-        assert run(arguments) == 0, told
-        check_outcome(None, (wanted,), told)
+            assert code in (1, 2, 3), context
+            assert "permission denied" in shown, context
+            assert shown.count("reshard: error: ") == 1, context
+        check_outcome(ReshardError(shown) if code else None, (wanted, former), context)
+        assert run(arguments) == 0, context
+        check_outcome(None, (wanted,), context)
     assert refused >= 3, f"too few faults of {what!r} for a test"
 
 
@@ -221,10 +221,10 @@ def test_short_reads_never_make_wrong_bytes(filled: dict[str, Any]) -> None:
         begin_anew(filled, faults)
         error = attempt(request())
         outcomes["refused" if error else "committed"] += bool(faults.struck)
-        told = f"seed {seed}, after {faults.struck}: {error or 'committed'}"
-        check_outcome(error, (wanted,), told)
-        assert attempt(request()) is None, told
-        check_outcome(None, (wanted,), told)
+        context = f"seed {seed}, after {faults.struck}: {error or 'committed'}"
+        check_outcome(error, (wanted,), context)
+        assert attempt(request()) is None, context
+        check_outcome(None, (wanted,), context)
     assert outcomes["committed"] > 5, outcomes
 
 
@@ -271,12 +271,12 @@ def test_local_calls_that_fail(
             for name in LOCAL_CALLS:
                 patch.setattr(os, name, failing(name, getattr(os, name), generator, probability, errors, struck))
             error = attempt(FOUR_TO_THREE.request(target, overwrite=True, workers=1))
-        told = f"seed {seed}, after {struck}: {error or 'committed'}"
+        context = f"seed {seed}, after {struck}: {error or 'committed'}"
         outcomes["refused" if error else "committed in spite of faults" if struck else "no faults"] += 1
         there = target if target.exists() else target.with_name("out.reshard-replaced")
-        assert files_of(there) in ((wanted, former) if error else (wanted,)), told
-        assert attempt(FOUR_TO_THREE.request(target, overwrite=True)) is None, told
-        assert files_of(target) == wanted, told
+        assert files_of(there) in ((wanted, former) if error else (wanted,)), context
+        assert attempt(FOUR_TO_THREE.request(target, overwrite=True)) is None, context
+        assert files_of(target) == wanted, context
         convert(FOUR_TO_THREE.request(target, prefix="former_", overwrite=True))
     assert outcomes["refused"] > 5, outcomes
 

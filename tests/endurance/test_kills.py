@@ -77,9 +77,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     process = start([*RESHARD, *conversion.arguments(target)])
     wait_for_work(process, target)
     before_work_seconds = time.monotonic() - started
-    _, told = process.communicate()
+    _, context = process.communicate()
     seconds = time.monotonic() - started
-    assert process.returncode == 0, told
+    assert process.returncode == 0, context
     wanted = files_of(target)
     assert len(wanted) == RANKS
     return Undisturbed(conversion, wanted, before_work_seconds, seconds)
@@ -110,20 +110,20 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed
     former = files_of(former_target)
     phases: Counter[str] = Counter()
     for moment in undisturbed.moments(14, seed):
-        told = f"seed {seed}, killed {moment:.3f} s after its start"
+        context = f"seed {seed}, killed {moment:.3f} s after its start"
         if overwrite:
             shutil.copytree(former_target, target)
         killed = undisturbed.kill_at(moment, target, *options)
         phases[phase(target, wanted) if killed else "ended"] += 1
-        check_nothing_looks_whole_that_is_not(target, wanted, former, told)
+        check_nothing_looks_whole_that_is_not(target, wanted, former, context)
         rerun(conversion.arguments(target, *options))
-        check_finished(target, wanted, told)
+        check_finished(target, wanted, context)
         clear(target)
     assert files_of(conversion.source) == source
-    told = f"seed {seed}: the kills are not spread over the run: {dict(phases)}"
-    assert phases["before the work"] + phases["no rank done"] >= 1, told
-    assert phases["converting"] >= 4, told
-    assert phases["ended"] <= 6, told
+    context = f"seed {seed}: the kills are not spread over the run: {dict(phases)}"
+    assert phases["before the work"] + phases["no rank done"] >= 1, context
+    assert phases["converting"] >= 4, context
+    assert phases["ended"] <= 6, context
 
 
 @pytest.mark.parametrize(("seed", "overwrite"), [(3, False), (4, True)])
@@ -146,10 +146,10 @@ def test_killed_again_and_again_until_it_is_done(
         if not undisturbed.kill_at(undisturbed.before_work_seconds + life, target, *options):
             break
         kills += 1
-        told = f"seed {seed}, kill {kills}"
-        check_nothing_looks_whole_that_is_not(target, wanted, former, told)
+        context = f"seed {seed}, kill {kills}"
+        check_nothing_looks_whole_that_is_not(target, wanted, former, context)
         if partial(target).exists():
-            assert recorded_ranks(target) >= done, f"{told}: what was done is not any more"
+            assert recorded_ranks(target) >= done, f"{context}: what was done is not any more"
             done = recorded_ranks(target)
         assert kills < 40, f"seed {seed}: it comes no further than {sorted(done)}"
     check_finished(target, wanted, f"seed {seed}, after {kills} kills")
@@ -179,7 +179,7 @@ for step in sys.stdin:
         os._exit(run(sys.argv[1:]))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr, flush=True)
 """
-"""Runs that kill themselves when they are about to change the file system for the n-th time, each told its n.
+"""Runs that kill themselves when they are about to change the file system for the n-th time; each is given its n.
 
 Python tells its hooks beforehand. Each is forked off: Python's imports take ten times as long as the run.
 """
@@ -211,11 +211,11 @@ def test_killed_before_each_change_of_the_file_system(tmp_path: Path, overwrite:
             shutil.copytree(former_target, target)
         if not killed(runs, step):
             break
-        told = f"killed before change {step}"
+        context = f"killed before change {step}"
         seen[publishing_step(target, wanted)] += 1
-        check_nothing_looks_whole_that_is_not(target, wanted, former, told)
+        check_nothing_looks_whole_that_is_not(target, wanted, former, context)
         rerun(arguments)
-        check_finished(target, wanted, told)
+        check_finished(target, wanted, context)
     runs.communicate()
     expected = {"writing", "about to be published", "published"}
     assert set(seen) == expected | ({"between the two"} if overwrite else set()), seen
@@ -228,10 +228,10 @@ def killed(runs: subprocess.Popen[str], step: int) -> bool:
     assert runs.stderr is not None
     runs.stdin.write(f"{step}\n")
     runs.stdin.flush()
-    told: list[str] = []
+    context: list[str] = []
     while (line := runs.stderr.readline()) not in ("0\n", "-9\n"):
-        assert line, "".join(told)
-        told.append(line)
+        assert line, "".join(context)
+        context.append(line)
     return line == "-9\n"
 
 
@@ -255,17 +255,17 @@ def test_a_flow_run_killed_twice(undisturbed: Undisturbed, tmp_path: Path) -> No
     generator = random.Random(seed := 5)
     done = 0
     for number in range(2):
-        told = f"seed {seed}, kill {number}"
+        context = f"seed {seed}, kill {number}"
         wanted_ranks = done + generator.randint(1, RANKS // 4)
         process = start(command, environment)
         while len(recorded_ranks(target)) < wanted_ranks:
-            assert process.poll() is None, f"{told}: ended before {wanted_ranks} ranks were done"
+            assert process.poll() is None, f"{context}: ended before {wanted_ranks} ranks were done"
             time.sleep(POLL_SECONDS)
-        assert kill(process), f"{told}: ended before it was killed"
+        assert kill(process), f"{context}: ended before it was killed"
         done = len(recorded_ranks(target))
-        assert wanted_ranks <= done < RANKS, told
-        check_nothing_looks_whole_that_is_not(target, undisturbed.wanted, {}, told)
+        assert wanted_ranks <= done < RANKS, context
+        check_nothing_looks_whole_that_is_not(target, undisturbed.wanted, {}, context)
     process = start(command, environment)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 0, told
+    _, context = process.communicate(timeout=120)
+    assert process.returncode == 0, context
     check_finished(target, undisturbed.wanted, f"seed {seed}")

@@ -1,4 +1,4 @@
-"""A checkpoint of 3 GiB is converted by a process that gets 256 MiB of memory, all told.
+"""A checkpoint of 3 GiB is converted by a process with 256 MiB of memory in all.
 
 The limit is the kernel's: RLIMIT_AS bounds the whole address space, set before the program is loaded, and cannot be
 raised again. All counts that the process could use, touched or not: Python and numpy, the stacks of threads, buffers,
@@ -138,7 +138,7 @@ def file_parts(cuts: dict[str, ShardGrid], rank: int, ranks: int) -> Iterator[by
 
 
 def head_of(box: Box, content_bytes: int) -> bytes:
-    """What stands before the contents of an entry."""
+    """The bytes before the contents of an entry."""
 
     def opened(field: int, inside: bytes) -> bytes:
         return varint(field * 8 + 2) + varint(len(inside) + content_bytes) + inside

@@ -94,7 +94,7 @@ def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> 
 
 def test_names_say_what_is_done(target: Path) -> None:
     run = converted(FOUR_TO_THREE.request(target, ranks="0-1"))
-    assert run.told.name == f"convert case_7009/src -> {target.parent.name}/out (ranks 0-1)"
+    assert run.stored_run.name == f"convert case_7009/src -> {target.parent.name}/out (ranks 0-1)"
     names = {"merge-strategy-source", "merge-strategy-target", "catalog", "plan", "commit"}
     names |= {f"{step}-rank-{rank}" for step in ("transform", "verify") for rank in range(2)}
     assert states(run, names) == dict.fromkeys(names, "Completed")
@@ -124,7 +124,7 @@ def test_names_of_files_are_text_in_all_that_a_run_leaves(tmp_path: Path) -> Non
     assert run.state.is_completed()
     assert read_tree(target) == FOUR_TO_THREE.want
     shown = "a\\x1b[2J\\n![x](evil)|<b>"
-    assert run.told.name == f"convert {tmp_path.name}/{shown} -> {tmp_path.name}/{shown}-out"
+    assert run.stored_run.name == f"convert {tmp_path.name}/{shown} -> {tmp_path.name}/{shown}-out"
     pages = [run.artifacts[key] for key in ("conversion-plan", "conversion-summary")]
     for page in pages:
         assert all(line.isprintable() for line in page.split("\n"))
@@ -133,8 +133,8 @@ def test_names_of_files_are_text_in_all_that_a_run_leaves(tmp_path: Path) -> Non
 
     (source / "rank_1" / f"{name}\udcff1.ckpt").write_bytes(b"\x0a\xff\xff\xff")
     failed = converted(FOUR_TO_THREE.request(tmp_path / "other", source=str(source)))
-    assert failed.told.state
-    assert f"/rank_1/{shown}\\udcff1.ckpt" in str(failed.told.state.message)
+    assert failed.stored_run.state
+    assert f"/rank_1/{shown}\\udcff1.ckpt" in str(failed.stored_run.state.message)
     assert f"/rank_1/{shown}\\udcff1.ckpt" in failed.artifacts["conversion-summary"]
 
 
@@ -251,7 +251,7 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
         tried = failing(patch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
         run = converted(FOUR_TO_THREE.request(target))
     assert sorted(tried) == [0, 1, 2]
-    told = run.told.state
+    told = run.stored_run.state
     assert told
     assert told.type.value == "FAILED"
     assert str(told.message).startswith("1 of 3 target ranks failed")
@@ -302,7 +302,7 @@ def test_a_lost_task_is_never_a_completed_run(
     with monkeypatch.context() as patch:
         failing(patch, lambda rank: end if rank == 2 else None)
         run = converted(FOUR_TO_THREE.request(target))
-    assert run.told.state_name == "Failed"
+    assert run.stored_run.state_name == "Failed"
     with pytest.raises(ConversionError, match=f"rank_2: its task was lost: {type(end).__name__}: gone"):
         run.state.result()
     assert not target.exists()
@@ -317,7 +317,7 @@ def test_a_task_that_never_ran_is_never_a_completed_run(target: Path, monkeypatc
 
     monkeypatch.setattr("prefect.task_engine.run_task_sync", lose_ranks)
     run = converted(FOUR_TO_THREE.request(target))
-    assert run.told.state_name == "Failed"
+    assert run.stored_run.state_name == "Failed"
     with pytest.raises(ConversionError, match="rank_0: its task was lost: it ended as NotReady"):
         run.state.result()
 
@@ -325,7 +325,7 @@ def test_a_task_that_never_ran_is_never_a_completed_run(target: Path, monkeypatc
 def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, lambda rank: KeyError("a bug") if rank == 1 else None)
     run = converted(FOUR_TO_THREE.request(target))
-    assert run.told.state_name == "Failed"
+    assert run.stored_run.state_name == "Failed"
     with pytest.raises(KeyError, match="a bug"):
         run.state.result()
 
@@ -360,8 +360,8 @@ def test_wrong_input_is_the_runs_message(
     with pytest.raises(kind) as raised:
         run.state.result()
     assert message in str(raised.value)
-    assert run.told.state
-    assert run.told.state.message == str(raised.value)
+    assert run.stored_run.state
+    assert run.stored_run.state.message == str(raised.value)
     assert message in run.artifacts["conversion-summary"]
     assert list(target.parent.iterdir()) == []
 

@@ -49,7 +49,7 @@ class LatestRun(Run[LatestConversionRequest, LatestReport]):
     @property
     def end(self) -> tuple[str, str]:
         """The type and message of its state on the server."""
-        state = self.told.state
+        state = self.stored_run.state
         assert state
         return state.type.value, str(state.message)
 
@@ -75,7 +75,7 @@ def test_a_conversion_is_a_run_of_its_own(source: Path, target: Path) -> None:
     assert (report.outcome.value, report.step) == ("converted", "1_0")
     assert run.end == ("COMPLETED", f"step 1_0 was converted to {target}/1_0")
     assert read_tree(target / "1_0") == CASE.want
-    assert run.told.name == f"convert latest of {source.parent.name}/training -> {target.parent.name}/converted"
+    assert run.stored_run.name == f"convert latest of {source.parent.name}/training -> {target.parent.name}/converted"
     [below] = run.conversions
     assert below.name == f"convert {source.parent.name}/training -> converted/1_0"
     assert below.state_name == "Completed"
@@ -95,10 +95,10 @@ def test_every_note_is_logged_once_and_reaches_the_caller_once(
 ) -> None:
     class Listener(SilentProgress):
         def __init__(self) -> None:
-            self.told: list[str] = []
+            self.stored_run: list[str] = []
 
         def note(self, message: str) -> None:
-            self.told.append(message)
+            self.stored_run.append(message)
 
     save_step(source, "1_0")
     request = latest_request(source, target)
@@ -109,7 +109,7 @@ def test_every_note_is_logged_once_and_reaches_the_caller_once(
     logged = [record.getMessage() for record in caplog.records]
     told = f"step 1_0 was converted to {target}/1_0"
     notes = (f"converting step 1_0 to {target}/1_0", "resuming: 2 of 3 ranks are done already", told)
-    assert [listener.told.count(note) for note in notes] == [1, 1, 1]
+    assert [listener.stored_run.count(note) for note in notes] == [1, 1, 1]
     assert [logged.count(note) for note in notes] == [1, 1, 1]
 
 
@@ -136,7 +136,7 @@ def test_a_dry_run_does_nothing(source: Path, target: Path) -> None:
     save_step(source, "1_0")
     run = LatestRun(latest_request(source, target, dry_run=True))
     assert run.end == ("COMPLETED", f"step 1_0 would be converted to {target}/1_0")
-    assert str(run.told.name).endswith("(dry run)")
+    assert str(run.stored_run.name).endswith("(dry run)")
     assert not target.exists()
     assert "# Dry run: would convert: step 1_0" in run.page
 

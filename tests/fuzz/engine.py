@@ -20,7 +20,7 @@ from tests.fuzz.parsers import Parser
 MOST_SECONDS = 2.0
 """For one input, of at most `mutations.LARGEST_BYTES`."""
 MEMORY_CONSTANT_BYTES = 4 << 20
-"""What any input may make a parser allocate, besides its size times the parser's own factor."""
+"""What any input may make a parser allocate, beyond its size times the parser's own factor."""
 _MEASURE_EVERY = 16  # measuring makes Python several times slower
 _MINIMIZE_SECONDS = 5.0
 
@@ -47,7 +47,7 @@ class Tally:
     seconds: float = 0.0
     slowest_seconds: float = 0.0
     failures: dict[str, Failure] = field(default_factory=dict)
-    """By what went wrong, so that one fault is told once."""
+    """By what went wrong, so that one fault is reported once."""
 
 
 def run(
@@ -101,7 +101,7 @@ def outcome(parser: Parser, data: bytes, *, measured: bool = False) -> tuple[str
             try:
                 parser.parse(data)
             except parser.refusals as error:
-                if parser.told not in str(error):
+                if parser.origin not in str(error):
                     return f"a message that does not name the file: {type(error).__name__} {_where(error)}", False
                 accepted = False
     except HangError as error:

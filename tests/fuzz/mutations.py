@@ -125,7 +125,7 @@ def _deep_marks() -> dict[str, str]:
 
 
 _NESTED = _deep_marks()
-"""What json.dumps would not write, by the text that stands for it."""
+"""Values that json.dumps would not write, by their placeholders."""
 
 _VALUES: list[Any] = [None, True, False, "", "a", "0", "\ud800", "é" * 50, "x" * 70_000, [], {}, [[]], [{}], {"": ""}]
 _VALUES += [*_NUMBERS, *(-number for number in _NUMBERS), 0.5, 1e308, *_NESTED, [0] * 5000, [[0, 1]] * 500, [1] * 65]

@@ -14,9 +14,9 @@ class Parser:
     Attributes:
         name: what `--only` calls it.
         seeds: sound inputs, and others that are worth beginning from.
-        parse: parses one input; besides refusing it there is nothing that it may raise.
+        parse: parses one input; it may raise nothing but a refusal.
         structural: mutators that know what its inputs look like.
-        told: what the message of a refusal has to contain: the file's name.
+        origin: what the message of a refusal has to contain: the file's name.
         refusals: what it may raise.
         memory_factor: how many times an input's size it may allocate. Python's objects are large: of JSON's
             `[[],[],…]` each three characters become 64 bytes.
@@ -26,6 +26,6 @@ class Parser:
     seeds: Callable[[], Sequence[bytes]]
     parse: Callable[[bytes], object]
     structural: tuple[Mutator, ...] = ()
-    told: str = ""
+    origin: str = ""
     refusals: tuple[type[Exception], ...] = (InputError,)
     memory_factor: int = 64

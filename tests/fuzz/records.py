@@ -1,4 +1,4 @@
-"""What stands beside checkpoints: manifest, records, plan, leases, also sealed; lists of faulty ranks, weight maps."""
+"""Records beside checkpoints: manifest, records, plan, leases, also sealed; lists of faulty ranks, weight maps."""
 
 import atexit
 import shutil

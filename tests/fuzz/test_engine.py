@@ -1,4 +1,4 @@
-"""The engine itself: what parsers do wrong is noticed, told once, and its input made small."""
+"""The engine itself: a parser's fault is noticed, reported once, and its input made small."""
 
 from pathlib import Path
 from random import Random
@@ -25,7 +25,7 @@ def _parse(data: bytes) -> None:
         raise InputError("the file: damaged")
 
 
-CLUMSY = Parser("clumsy", lambda: [b"a sound file"], _parse, told="the file")
+CLUMSY = Parser("clumsy", lambda: [b"a sound file"], _parse, origin="the file")
 
 
 @pytest.mark.parametrize(

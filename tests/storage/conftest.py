@@ -37,7 +37,7 @@ def store(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Store]:
-    """An empty place, in an environment that leads there; the proxy begins anew, without latency and faults."""
+    """An empty place, in an environment that leads there; the proxy is reset, without latency and faults."""
     variables = shared_proxy.environment
     if protocol == "obs":
         variables = {

@@ -61,7 +61,7 @@ def test_every_example_is_known() -> None:
     ("example", "result"), list(zip(EXAMPLES, RESULTS, strict=False)), ids=[path for path, _ in RESULTS]
 )
 def test_an_example_does_what_it_says(server: S3Server, directory: Path, example: str, result: tuple[str, int]) -> None:
-    for told, real in {
+    for documented, real in {
         "https://minio.example.com:9000": server.url,
         "obs.cn-north-4.myhuaweicloud.com": server.url,
         "not-this-one": server.secret_key,
@@ -69,7 +69,7 @@ def test_an_example_does_what_it_says(server: S3Server, directory: Path, example
         '"key": "reshard"': f'"key": "{server.access_key}"',
         "reshard convert": "reshard convert --engine direct",
     }.items():
-        example = example.replace(told, real)
+        example = example.replace(documented, real)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OBS_"))} | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AWS_CONFIG_FILE": str(directory / "aws-config"),

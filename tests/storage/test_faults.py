@@ -183,7 +183,7 @@ DENIED_HEAD = "access denied: the credentials are wrong, or lack the permission"
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.usefixtures("source")
 @pytest.mark.parametrize(
-    ("operations", "where", "code", "told"),
+    ("operations", "where", "code", "message"),
     [
         pytest.param(
             ("HeadObject",),
@@ -235,13 +235,13 @@ def test_what_is_denied_is_told_at_once(
     operations: tuple[str, ...],
     where: str,
     code: int,
-    told: str,
+    message: str,
 ) -> None:
     store.proxy.set_faults(Fault(Kind.ACCESS_DENIED, operations, lambda exchange: where in exchange.call.key))
     ended = failed()
     assert ended.code == code
     prefix = {"s3": "s3:", "obs": "obs:object:"}[store.protocol]
-    wanted = told.replace("{GetObject}", f"{prefix}GetObject").replace("{PutObject}", f"{prefix}PutObject")
+    wanted = message.replace("{GetObject}", f"{prefix}GetObject").replace("{PutObject}", f"{prefix}PutObject")
     wanted = wanted.replace("{ListBucket}", f"{prefix.replace('object', 'bucket')}ListBucket")
     assert re.search(wanted.replace("{url}", store.url("").rstrip("/")), ended.last_line), ended.err
     assert len(struck(store)) == 1, struck(store)
@@ -334,8 +334,8 @@ def test_a_source_that_is_not_there(store: Store, failed: Callable[..., Ended]) 
     there = arguments(store)
     wrong = store.url("scr")
     ended = failed(given=[there[0], wrong, *there[2:]])
-    told = f"reshard: error: {wrong}: cannot read it: no such file or directory"
-    assert (ended.code, ended.last_line) == (WRONG_INPUT, told)
+    message = f"reshard: error: {wrong}: cannot read it: no such file or directory"
+    assert (ended.code, ended.last_line) == (WRONG_INPUT, message)
 
 
 KEYS = {"s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "obs": ("OBS_ACCESS_KEY_ID", "OBS_SECRET_ACCESS_KEY")}
@@ -363,8 +363,8 @@ def test_wrong_keys_that_the_server_tells_more_about(
     strategies = [f"--{side}-strategy={FOUR_TO_THREE.directory / f'{short}_strategy.ckpt'}" for side, short in SIDES]
     pattern = store.url("src/rank_{rank}/checkpoint_{rank}.ckpt")
     ended = failed(given=[there[0], pattern, str(tmp_path / "out"), *strategies, "--engine=direct"])
-    told = f"{store.url('src')}: cannot list it: the credentials are wrong (SignatureDoesNotMatch"
-    assert (ended.code, told in ended.last_line) == (WRONG_INPUT, True), ended.err
+    message = f"{store.url('src')}: cannot list it: the credentials are wrong (SignatureDoesNotMatch"
+    assert (ended.code, message in ended.last_line) == (WRONG_INPUT, True), ended.err
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

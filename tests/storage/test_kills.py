@@ -1,4 +1,4 @@
-"""Runs between stores that are killed, or told to stop: the same command goes on, and nothing of them is left."""
+"""Runs between stores that are killed or interrupted: the same command resumes them, and leaves nothing of theirs."""
 
 import itertools
 import os
@@ -119,9 +119,9 @@ def is_part_of(rank: int) -> Callable[[Exchange], bool]:
 
 
 def to_the_end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code, and what it told."""
-    _, told = process.communicate(timeout=PATIENCE_SECONDS)
-    return process.returncode, told
+    """Its exit code and its stderr."""
+    _, printed = process.communicate(timeout=PATIENCE_SECONDS)
+    return process.returncode, printed
 
 
 def check_finished(store: Store) -> None:
@@ -158,10 +158,10 @@ def test_killed_while_it_sends_a_file(
     assert not source.files("out/.reshard/manifest.json").exists()
     source.proxy.forget()
 
-    code, told = to_the_end(begin("--workers=1"))
-    assert code == DONE, told
-    assert "resuming: 1 of 2 ranks are done already" in told
-    assert "1 unfinished uploads of an earlier run were given up" in told
+    code, printed = to_the_end(begin("--workers=1"))
+    assert code == DONE, printed
+    assert "resuming: 1 of 2 ranks are done already" in printed
+    assert "1 unfinished uploads of an earlier run were given up" in printed
     assert ranks_written(source) == {"rank_1"}
     check_finished(source)
 
@@ -174,18 +174,18 @@ def test_interrupted_while_it_sends_a_file(
     assert held.reached.wait(PATIENCE_SECONDS)
     os.killpg(process.pid, signal.SIGINT)
     held.open()
-    code, told = to_the_end(process)
-    assert (code, told.splitlines()[-1]) == (
+    code, printed = to_the_end(process)
+    assert (code, printed.splitlines()[-1]) == (
         INTERRUPTED,
         "reshard: interrupted; a rerun of the same command resumes where it stopped",
     )
-    assert "Traceback" not in told
+    assert "Traceback" not in printed
     assert unfinished_uploads(source) == []
     assert list(source.files("out/.reshard/leases").glob("*")) == []
     source.proxy.forget()
 
-    code, told = to_the_end(begin("--workers=1"))
-    assert code == DONE, told
+    code, printed = to_the_end(begin("--workers=1"))
+    assert code == DONE, printed
     assert ranks_written(source) <= {"rank_1"}
     check_finished(source)
 
@@ -196,12 +196,12 @@ def test_a_second_run_names_the_first(
     held = gate(is_part_of(1))
     first = begin()
     assert held.reached.wait(PATIENCE_SECONDS)
-    code, told = to_the_end(begin())
-    assert code == WRONG_INPUT, told
-    assert re.search(rf"another run is already converting into this target: .*\(process {first.pid},", told), told
+    code, printed = to_the_end(begin())
+    assert code == WRONG_INPUT, printed
+    assert re.search(rf"another run is already converting into this target: .*\(process {first.pid},", printed), printed
     held.open()
-    code, told = to_the_end(first)
-    assert code == DONE, told
+    code, printed = to_the_end(first)
+    assert code == DONE, printed
     check_finished(source)
 
 
@@ -212,12 +212,12 @@ def test_two_halves_at_once(
     held = gate(is_part_of(0))
     first = begin("--ranks=0")
     assert held.reached.wait(PATIENCE_SECONDS)
-    code, told = to_the_end(begin("--ranks=1"))
-    assert code == DONE, told
+    code, printed = to_the_end(begin("--ranks=1"))
+    assert code == DONE, printed
     os.killpg(first.pid, signal.SIGKILL)
     to_the_end(first)
     held.open()
     assert unfinished_uploads(source) == [f"{source.prefix}/out/rank_0/checkpoint_0.ckpt"]
-    code, told = to_the_end(begin("--ranks=0"))
-    assert code == DONE, told
+    code, printed = to_the_end(begin("--ranks=0"))
+    assert code == DONE, printed
     check_finished(source)

@@ -113,7 +113,7 @@ def test_what_was_changed_is_left_alone(store: Store, tmp_path: Path) -> None:
         run(store)
     fs = parse_url(store.url("converted")).fs
     url = store.url("converted/1_0/rank_0/checkpoint_0.ckpt")
-    time.sleep(1.1)  # modification times are told in seconds
+    time.sleep(1.1)  # modification times have seconds
     fs.pipe_file(url, fs.cat_file(url))
     report = run(store, keep_checkpoint_max=1)
     assert report.removed == ()

@@ -68,6 +68,6 @@ def test_an_endpoint_without_a_scheme_is_a_wrong_input(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     assert run(["inspect", f"s3://{BUCKET}/src"]) == 2
-    told = capsys.readouterr().err
-    assert "AWS_ENDPOINT_URL: must look like https://host:port, without user and password" in " ".join(told.split())
-    assert "hunter2" not in told
+    printed = capsys.readouterr().err
+    assert "AWS_ENDPOINT_URL: must look like https://host:port, without user and password" in " ".join(printed.split())
+    assert "hunter2" not in printed

@@ -153,7 +153,7 @@ def chain_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def check_error(leaks: Leaks, error: BaseException) -> None:
-    """An exception, and those that it came from, in all ways that they are told."""
+    """An exception, and those that it came from, in every form in which they are printed."""
     leaks.check("the traceback", "".join(traceback.format_exception(error)))
     for each in chain_of(error):
         leaks.check("an exception", f"{each}\n{each!r}\n{each.args!r}")
@@ -165,10 +165,10 @@ def quiet(names: Iterable[str]) -> bool:
 
 
 @pytest.fixture
-def told(
+def run_command(
     store: Store, leaks: Leaks, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> Callable[..., tuple[int, str]]:
-    """`told(*options)`: runs the command and looks for secrets in all that it leaves; its exit code, and its stderr."""
+    """`run_command(*options)`: runs the command, searches all its output for secrets; its exit code and its stderr."""
 
     def call(*options: str) -> tuple[int, str]:
         for name in OURS:
@@ -192,12 +192,12 @@ def told(
 def test_a_good_run(
     store: Store,
     leaks: Leaks,
-    told: Callable[..., tuple[int, str]],
+    run_command: Callable[..., tuple[int, str]],
     way: Way,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = way(store, monkeypatch)
-    code, err = told(*options, "--json")
+    code, err = run_command(*options, "--json")
     assert code == 0, err
     assert read_tree(store.files("out")) == FOUR_TO_THREE.want
     assert len(leaks.secrets) > 20, "no signatures were seen"
@@ -231,7 +231,7 @@ TROUBLES = [
 def test_a_run_that_fails(
     store: Store,
     leaks: Leaks,
-    told: Callable[..., tuple[int, str]],
+    run_command: Callable[..., tuple[int, str]],
     way: Way,
     trouble: Trouble,
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +244,7 @@ def test_a_run_that_fails(
             monkeypatch.setenv(name, url)
         monkeypatch.setenv("STORAGE", os.environ.get("STORAGE", "").replace(store.proxy.url, url))
     store.proxy.set_faults(*filter(None, [trouble.fault]))
-    code, err = told(*options)
+    code, err = run_command(*options)
     assert code in (2, 3), err
     assert "reshard: error: " in err
 
@@ -267,12 +267,12 @@ def test_a_run_that_fails(
 def test_options_that_are_none(
     store: Store,
     leaks: Leaks,
-    told: Callable[..., tuple[int, str]],
+    run_command: Callable[..., tuple[int, str]],
     more: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = with_options(store, monkeypatch, **more)
-    code, err = told(*options)
+    code, err = run_command(*options)
     assert code == 2, err
     assert "Traceback" not in err
     with pytest.raises(ReshardError) as caught, named_storages([(store.url("src"), "env:STORAGE")]):
@@ -336,7 +336,7 @@ def test_a_good_flow_run(
     assert ended.code == 0, ended.err
     assert read_tree(store.files("out")) == FOUR_TO_THREE.want
     assert len(leaks.secrets) > 20, "no signatures were seen"
-    # it is told by the tables that are looked at
+    # the tables that are searched show it
     assert store.url("out") in ended.tables["flow_run"]
     assert store.url("out") in ended.tables["artifact"]
     assert "Completed" in ended.tables["flow_run_state"]

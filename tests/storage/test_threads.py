@@ -100,7 +100,7 @@ def test_a_child_process_has_connections_of_its_own(store: Store, method: str) -
     answers, of_child = context.Pipe(duplex=False)
     child = context.Process(target=tell, args=(url, of_child))
     with warnings.catch_warnings():
-        # newer Pythons warn of forks beside threads: that it works all the same is what is tried here
+        # newer Pythons warn of forks beside threads: here it has to work nevertheless
         warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
     try:

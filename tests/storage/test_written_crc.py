@@ -29,7 +29,7 @@ def _quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def send(store: Store, content: bytes, *, keeps_first: bool = True, ahead: int = 2) -> None:
-    """Writes it as `file.bin`, and 12 bytes near the beginning anew when all of it is written."""
+    """Write it as `file.bin`, then rewrite 12 bytes near the beginning."""
     with write_file(parse_url(store.url("file.bin")), UploadBuffers(PART, ahead, keeps_first)) as file:
         for start in range(0, len(content), 100_000):
             file.write(content[start : start + 100_000])

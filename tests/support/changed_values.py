@@ -1,4 +1,4 @@
-"""Jobs that change parameters as they cut them anew: casts, turned reads, parameters made of several."""
+"""Jobs that change parameters as they reshard them: casts, transposes, parameters made of several."""
 
 from dataclasses import dataclass
 from pathlib import Path

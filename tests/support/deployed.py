@@ -42,7 +42,7 @@ class Demo:
 
 
 def reshard(server: PrefectServer, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """The command, told of the server."""
+    """Run the command against the server."""
     command = [sys.executable, "-m", "reshard.cli.main", *arguments]
     return subprocess.run(
         command,

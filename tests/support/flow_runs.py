@@ -27,7 +27,7 @@ class Run(Generic[Request, Report]):
         self.id: UUID = self.state.state_details.flow_run_id
 
     @property
-    def told(self) -> FlowRun:
+    def stored_run(self) -> FlowRun:
         """The run on the server."""
         with get_client(sync_client=True) as client:
             return client.read_flow_run(self.id)

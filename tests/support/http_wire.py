@@ -32,7 +32,7 @@ class Head:
 
     @property
     def length(self) -> int:
-        """Of the body, where it is told."""
+        """Of the body, if a header gives it."""
         return int(self.headers.get("content-length", "0"))
 
     @property
@@ -88,7 +88,7 @@ class Wire:
     def pass_on(self, body: Head, target: "Wire | None") -> Iterator[int]:
         """Passes the body that follows a head to another connection, or to nowhere; gives the bytes of each piece.
 
-        What a broken target does not take is read all the same: an answer may come before the request is complete.
+        The rest of what a broken target does not take is read, too: an answer may come before the request is complete.
 
         Raises:
             ClosedError: the body ends early.
@@ -138,7 +138,7 @@ class Wire:
         self.close()
 
     def shut_down(self) -> None:
-        """Ends it for whoever is waiting for it, in other threads."""
+        """End it for all threads that are waiting for it."""
         with suppress(OSError):  # it may have ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -71,8 +71,8 @@ def kill(process: subprocess.Popen[str]) -> bool:
     """`kill -9` to a process and all that it started; False if it had ended by itself, and well."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    _, told = process.communicate()
-    assert process.returncode in (0, -signal.SIGKILL), told
+    _, context = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), context
     return process.returncode != 0
 
 
@@ -105,26 +105,30 @@ def recorded_ranks(target: Path) -> set[str]:
     return {path.name for path in partial(target).glob(".reshard/records/rank_*.json")}
 
 
-def check_nothing_looks_whole_that_is_not(target: Path, wanted: Files, former: Files, told: str) -> None:
+def check_nothing_looks_whole_that_is_not(target: Path, wanted: Files, former: Files, context: str) -> None:
     """What a run that was killed may leave: the former target (if any) or the new one, and files that are whole."""
     if target.exists():
-        assert files_of(target) in (wanted, former), f"{told}: the target is half-written"
+        assert files_of(target) in (wanted, former), f"{context}: the target is half-written"
     elif former:
-        assert files_of(replaced(target)) == former, f"{told}: the former target is gone"
+        assert files_of(replaced(target)) == former, f"{context}: the former target is gone"
     for name, content in files_of(partial(target)).items():
-        assert is_temporary(Path(name)) or content == wanted[name], f"{told}: {name} has its name, but not its content"
+        assert is_temporary(Path(name)) or content == wanted[name], (
+            f"{context}: {name} has its name, but not its content"
+        )
     for directory in (target, partial(target)):
         if (directory / ".reshard" / "manifest.json").exists():
-            assert run(["verify", str(directory)]) == 0, f"{told}: {directory.name} has a manifest, but does not verify"
+            assert run(["verify", str(directory)]) == 0, (
+                f"{context}: {directory.name} has a manifest, but does not verify"
+            )
 
 
-def check_finished(target: Path, wanted: Files, told: str) -> None:
+def check_finished(target: Path, wanted: Files, context: str) -> None:
     """The target is the wanted one, byte for byte, it verifies, and nothing else is left of the way there."""
-    assert files_of(target) == wanted, f"{told}: the target is not that of an undisturbed run"
-    assert run(["verify", str(target)]) == 0, told
+    assert files_of(target) == wanted, f"{context}: the target is not that of an undisturbed run"
+    assert run(["verify", str(target)]) == 0, context
     left = [path.name for path in (partial(target), replaced(target)) if path.exists()]
     left += [path.name for path in target.rglob("*") if is_temporary(path)]
-    assert not left, f"{told}: {left} is left"
+    assert not left, f"{context}: {left} is left"
 
 
 def is_temporary(path: Path) -> bool:

@@ -213,7 +213,7 @@ class _Connection:
         return self._client.pass_on(head, target)
 
     def _send_half(self, head: Head, exchange: Exchange) -> None:
-        """Sends half of an answer's body; nothing at all of an answer whose length is not told."""
+        """Sends half of an answer's body; nothing at all of an answer of unknown length."""
         server, answer = self._ask_server(head, exchange)
         if _has_body(head, answer) and answer.length:
             exchange.status = int(answer.status)

@@ -68,7 +68,7 @@ class S3Server:
     def look_again(self) -> None:
         """Makes it see files that were put into its directory, or taken away, behind its back."""
         # never remembering directories would do as well, but 20 to 40 ms slower for each upload, and with each
-        # object's etag computed anew for each request; forgetting them all misses those where something was deleted
+        # object's etag computed again for each request; forgetting them all misses those where something was deleted
         request = urllib.request.Request(f"{self.control_url}/vfs/refresh?recursive=true", method="POST")
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
             answer.read()

@@ -101,12 +101,12 @@ def test_requests_are_counted_with_what_they_ask_for(proxy: S3Proxy, client: Any
     listed = client.list_objects_v2(Bucket="bucket", Prefix="dir/")
     assert [each["Key"] for each in listed["Contents"]] == ["dir/a b"]
     client.delete_objects(Bucket="bucket", Delete={"Objects": [{"Key": "copy"}]})
-    told = [
+    calls = [
         (each.call.operation, each.call.key, each.call.range, each.status, each.received_bytes)
         for each in proxy.exchanges()
         if each.call.operation != "DeleteObjects"
     ]
-    assert told == [
+    assert calls == [
         ("PutObject", "dir/a b", "", 200, len(BODY)),
         ("GetObject", "dir/a b", "bytes=100-299", 206, 0),
         ("HeadObject", "dir/a b", "", 200, 0),
@@ -355,7 +355,7 @@ def test_an_upload_that_asks_first(proxy: S3Proxy, client: Any, server: S3Server
 def test_an_upload_in_chunks(proxy: S3Proxy, client: Any, server: S3Server) -> None:
     url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": "bucket", "Key": "chunks"}))
     with closing(http.client.HTTPConnection(url.hostname or "", url.port)) as connection:
-        # S3 wants to be told the length: what counts is that the connection can be used afterwards
+        # S3 requires the length; the point is that the connection can be used afterwards
         for body in (iter([BODY, BODY]), BODY):
             connection.request("PUT", f"{url.path}?{url.query}", body=body)
             answer = connection.getresponse()
@@ -415,8 +415,8 @@ def test_hosts_of_buckets_as_a_forward_proxy(tmp_path: Any) -> None:
         client.copy_object(Bucket="second", Key="copy", CopySource="first/a b/c")
         assert client.get_object(Bucket="second", Key="copy")["Body"].read() == BODY
         assert code_of(lambda: client.list_objects_v2(Bucket="third")) == "NoSuchBucket"
-        told = [(each.call.host, each.call.operation, each.call.bucket, each.call.key) for each in proxy.exchanges()]
-    assert told == [
+        calls = [(each.call.host, each.call.operation, each.call.bucket, each.call.key) for each in proxy.exchanges()]
+    assert calls == [
         ("first.obs.region-1.example.com", "PutObject", "first", "a b/c"),
         ("second.obs.region-1.example.com", "CopyObject", "second", "copy"),
         ("second.obs.region-1.example.com", "GetObject", "second", "copy"),
