@@ -123,11 +123,7 @@ def _made_stages(
     facts: Mapping[str, TensorFacts],
     wish: TargetJob,
 ) -> tuple[StageStrategy, ...]:
-    """The stages' layouts.
-
-    Raises:
-        StrategyError: parameters do not divide, or nothing tells how they are to be cut; names all of them.
-    """
+    """The stages' layouts."""
     problems: dict[str, dict[str, None]] = {}
     stages = []
     for number, held in enumerate(staging.held):

@@ -43,12 +43,7 @@ def read_groups(urls: Iterable[str]) -> Groups:
 
 
 def parse_groups(data: bytes, origin: str) -> Groups:
-    """The groups in a file's bytes: JSON, a list of lists of ranks, or the protobuf file of a rank's group.
-
-    Raises:
-        StrategyError: it is neither.
-        LimitError: it would take too much memory.
-    """
+    """The groups in a file's bytes: JSON, a list of lists of ranks, or the protobuf file of a rank's group."""
     groups = _from_json(data, origin) if data.lstrip()[:1] == b"[" else [restore_ranks(data, origin)]
     for group in groups:
         if not group or len(set(group)) != len(group):
@@ -61,11 +56,7 @@ def parse_groups(data: bytes, origin: str) -> Groups:
 
 
 def restore_ranks(data: bytes, origin: str) -> list[int]:
-    """The ranks of a MindSpore group file, any of whose checkpoint files its rank can be restored from.
-
-    Raises:
-        StrategyError: it is none.
-    """
+    """The ranks of a MindSpore group file, any of whose checkpoint files its rank can be restored from."""
     message = ParallelGroupMap()
     try:
         check_metadata(protobuf_bytes(data), origin)

@@ -43,10 +43,6 @@ def parse_json(data: bytes, origin: str) -> Strategy:
 
     Keys that are not in the module's picture are passed over: MindSpore's newer versions write more of them, about
     operators only.
-
-    Raises:
-        StrategyError: it is empty, no JSON, of another shape, or contradicts itself.
-        LimitError: it would take too much memory.
     """
     if not data.strip():
         raise StrategyError(f"{origin}: is empty, not a strategy")
@@ -68,12 +64,7 @@ def parse_json(data: bytes, origin: str) -> Strategy:
 
 
 def build_json(strategy: Strategy) -> bytes:
-    """The bytes of a strategy's JSON file.
-
-    Raises:
-        StrategyError: a tensor axis is cut by several device axes, a layout is impossible, or it is a stage's own
-            strategy that would be read as something else.
-    """
+    """The bytes of a strategy's JSON file."""
     records = list_records(strategy)
     operators: dict[str, object] = {}
     for operator in records.operators:

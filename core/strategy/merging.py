@@ -14,10 +14,6 @@ def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
     """The merged strategy of stages' own ones, in any order; several of one stage must say the same.
 
     Only layouts are compared: of several files of a stage the first one's operators are kept.
-
-    Raises:
-        StrategyError: two of one stage differ, a stage is missing, one is merged already, or the stages have different
-            numbers of devices; names the strategies' origins.
     """
     if not strategies:
         raise StrategyError("there are no strategies to merge")

@@ -45,10 +45,6 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
     """The strategy in a protobuf file's bytes; `origin` names the file in messages.
 
     A file cut off exactly between two parameters is a valid shorter one: no format can tell.
-
-    Raises:
-        StrategyError: it is empty, damaged, something else, or contradicts itself.
-        LimitError: it would take too much memory.
     """
     if not data:
         raise StrategyError(f"{origin}: is empty, not a strategy")
@@ -65,11 +61,7 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
 
 
 def build_protobuf(strategy: Strategy) -> bytes:
-    """The bytes of a strategy's protobuf file.
-
-    Raises:
-        StrategyError: a layout is impossible, or it is a stage's own strategy that would be read as something else.
-    """
+    """The bytes of a strategy's protobuf file."""
     records = list_records(strategy)
     message = ParallelStrategyMap(current_stage=CURRENT_STAGE)
     for operator in records.operators:

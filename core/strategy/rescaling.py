@@ -26,11 +26,7 @@ class CutRule:
 
 
 def parse_cut(text: str) -> CutRule:
-    """A rule from `PATTERN=0`, `PATTERN=0:model,1:data` or `PATTERN=whole`.
-
-    Raises:
-        StrategyError: it is none, or cuts by the same devices twice.
-    """
+    """A rule from `PATTERN=0`, `PATTERN=0:model,1:data` or `PATTERN=whole`."""
     pattern, equals, cut = text.rpartition("=")
     if not pattern or not equals:
         raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
@@ -100,11 +96,7 @@ class Rescaler:
     def rescaled(
         self, name: str, layout: ParameterLayout, shape: Shape | None, rule: CutRule | None
     ) -> ParameterLayout:
-        """The layout of a parameter, which has no optimizer shard.
-
-        Raises:
-            LayoutError: it does not fit the tensor's shape, or cannot be cut otherwise than it is.
-        """
+        """The layout of a parameter, which has no optimizer shard."""
         if rule is None and self._keeps_all:
             return layout
         axis_count = len(layout.tensor_map) if shape is None else len(shape)

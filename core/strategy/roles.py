@@ -110,11 +110,7 @@ class Roles:
 
 
 def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
-    """The roles of the devices of each of a strategy's stages; optimizer shards do not matter.
-
-    Raises:
-        LayoutError: a tensor map names device axes that do not exist.
-    """
+    """The roles of the devices of each of a strategy's stages; optimizer shards do not matter."""
     spans = [(name, _spans(layout)) for name, layout in layouts]
     borders = sorted({1, device_count} | {border for _, cut in spans for _, low, high in cut for border in (low, high)})
     unlike = [(low, high) for low, high in pairwise(borders) if high % low]
@@ -133,11 +129,7 @@ def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
 
 
 def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> list[list[int]]:
-    """Per tensor axis the numbers of the roles' model axes that cut it, slowest first as in its tensor map.
-
-    Raises:
-        LayoutError: the layout does not fit a tensor of that many axes.
-    """
+    """Per tensor axis the numbers of the roles' model axes that cut it, slowest first as in its tensor map."""
     found: list[list[int]] = []
     for device_axes in layout.map_for(axis_count):
         numbers: list[int] = []

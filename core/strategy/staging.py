@@ -81,11 +81,7 @@ def owner_of(name: str, names: frozenset[str]) -> str:
 
 
 def parse_place(text: str) -> PlaceRule:
-    """A rule from `PATTERN=first,last`.
-
-    Raises:
-        StrategyError: it is none.
-    """
+    """A rule from `PATTERN=first,last`."""
     pattern, equals, places = text.rpartition("=")
     if not pattern or not equals or not places:
         raise StrategyError(f"--place {text!r}: it has to be PATTERN=first, =last, =all or numbers of stages: 0,3")
@@ -97,9 +93,6 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
 
     `layers` gives each stage its layers, `0-11,12-23`; several ranges of one stage are joined by a plus sign. If it is
     empty, stages stay what they are if there are as many as before, and else get the layers evenly.
-
-    Raises:
-        StrategyError: it cannot be told, or rules and ranges do not fit the strategy.
     """
     names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
     known = frozenset(names)

@@ -69,12 +69,7 @@ class RecordReader:
         self.notes: tuple[str, ...] = ()
 
     def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
-        """The record of a rank's file.
-
-        Raises:
-            InputError: it cannot be used.
-            StorageError: it cannot be read.
-        """
+        """The record of a rank's file."""
         rank, location = item
         file = _opened(location)
         try:
@@ -83,11 +78,7 @@ class RecordReader:
             file.close()
 
     def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
-        """The records of all ranks' files, or why they cannot be used.
-
-        Raises:
-            StorageError: a transient failure of the storage.
-        """
+        """The records of all ranks' files, or why they cannot be used."""
         opened = dict(zip(locations, threads.outcomes(_opened, locations.values()), strict=True))
         files = {rank: file for rank, file in opened.items() if not isinstance(file, InputError)}
         try:

@@ -189,11 +189,7 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
 
 
 def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
-    """The index of a directory; None if it has none.
-
-    Raises:
-        CatalogError: it has several.
-    """
+    """The index of a directory; None if it has none."""
     indexes = [item.location for item in items if is_index_name(item.location.name) and item.kind == "file"]
     if len(indexes) > 1:
         names = ", ".join(index.name for index in indexes)

@@ -41,11 +41,7 @@ def names_outside(records: Mapping[int, CatalogRecord]) -> tuple[str, ...]:
 
 
 def check_index(url: str, index: WeightIndex | None, records: Mapping[int, CatalogRecord]) -> tuple[str, ...]:
-    """Compares an index with what its files hold, and returns what a user should know, in sentences.
-
-    Raises:
-        CatalogError: files are missing, or parameters are in other files than it says, or in several.
-    """
+    """Compares an index with what its files hold, and returns what a user should know, in sentences."""
     holders: dict[str, list[str]] = {}
     tensors = set()
     for record in records.values():

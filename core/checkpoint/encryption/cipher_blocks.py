@@ -272,12 +272,7 @@ def _is_plain(head: bytes) -> bool:
 
 
 def _layout_in(file: SourceFile, key: Key, head: bytes) -> BlockLayout:
-    """How a file's blocks are built, told from the first one.
-
-    Raises:
-        KeyMistakeError: it is not encrypted, or in another mode.
-        CheckpointError: it is damaged.
-    """
+    """How a file's blocks are built, told from the first one."""
     written = next((mode for mode, magic in MAGICS.items() if head.startswith(magic)), None)
     if written is None:
         if _is_plain(head):

@@ -35,12 +35,7 @@ class DecryptedSource:
     """An encrypted file as the plain one that it is made of: a SourceFile, whose version is the encrypted file's."""
 
     def __init__(self, file: SourceFile, key: Key) -> None:
-        """Finds the blocks of `file`, with many requests at once if it is remote.
-
-        Raises:
-            CheckpointError: it is not encrypted, or not in that mode; or it is damaged, or the key is not right.
-            StorageError: it cannot be read.
-        """
+        """Finds the blocks of `file`, with many requests at once if it is remote."""
         self._file = file
         self._key = key
         self._blocks = cipher_blocks_of(file, key)

@@ -75,12 +75,7 @@ def read_index(file: SourceFile) -> FileIndex:
 
 
 def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
-    """What a remote checkpoint file holds, and a template that other files may follow, if it can be one.
-
-    Raises:
-        CheckpointError: it is of another kind, or damaged; names the file and where in it.
-        StorageError: it cannot be read.
-    """
+    """What a remote checkpoint file holds, and a template that other files may follow, if it can be one."""
     if format_of(file.location) is not CheckpointFormat.CKPT or isinstance(file, JoinedFile):
         return read_index(file), None
     with _decrypted_to_nonsense(file):
@@ -91,11 +86,7 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
 
 
 def format_of(location: Location) -> CheckpointFormat:
-    """The format that a file's name says it has.
-
-    Raises:
-        CheckpointError: it says none.
-    """
+    """The format that a file's name says it has."""
     extension = PurePosixPath(location.name).suffix.removeprefix(".")
     if extension not in [*CheckpointFormat]:
         raise CheckpointError(f"{location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")

@@ -93,10 +93,6 @@ def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, b
 
     They are cut short where they are many, and the entry's own length is as brief as can be: where it is not, or
     something else stands before it, these bytes would not reach from there to the contents.
-
-    Raises:
-        CheckpointError: it is not such a file, or damaged; names the byte offset.
-        StorageError: it cannot be read.
     """
     heads: list[tuple[int, bytes]] = []
     return _read(file, heads), heads

@@ -24,10 +24,6 @@ def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> It
 
     The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; of a remote
     one several are under way. A part's checksum comes when it has been read.
-
-    Raises:
-        CheckpointError: the file ends before the parts do.
-        StorageError: it cannot be read.
     """
     blocks = _blocks(file, offset, sum(lengths))
     block = memoryview(b"")

@@ -46,12 +46,7 @@ def group_stage_files(names: Iterable[CheckpointName]) -> list[CheckpointName]:
 
 
 def merge_indexes(file: JoinedFile, indexes: Sequence[FileIndex]) -> FileIndex:
-    """What parts hold together, at the offsets of the file that they are read as.
-
-    Raises:
-        CheckpointError: two hold the same parameter.
-        StorageError: they cannot be read.
-    """
+    """What parts hold together, at the offsets of the file that they are read as."""
     entries: dict[str, TensorEntry] = {}
     holders: dict[str, int] = {}
     for number, (offset, index) in enumerate(zip(file.offsets, indexes, strict=True)):

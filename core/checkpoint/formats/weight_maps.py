@@ -44,11 +44,7 @@ def read_weight_map(location: Location) -> dict[str, str]:
 
 
 def check_file_names(weights: Mapping[str, str], location: Location) -> None:
-    """Makes sure that an index names `.safetensors` files that are beside it.
-
-    Raises:
-        CatalogError: it does not.
-    """
+    """Makes sure that an index names `.safetensors` files that are beside it."""
     for name, file in weights.items():
         if "/" in file or "\\" in file or "\0" in file or not file.endswith(f".{CheckpointFormat.SAFETENSORS}"):
             raise CatalogError(

@@ -99,11 +99,7 @@ class WireReader:
             self.offset = end
 
     def varint(self) -> int:
-        """The integer at `offset`, as an unsigned one of 64 bits.
-
-        Raises:
-            CheckpointError: the bytes end inside it, or it has more than 10.
-        """
+        """The integer at `offset`, as an unsigned one of 64 bits."""
         position = self.offset - self._window_offset
         if position < len(self._window) and (byte := self._window[position]) < 0x80:
             self.offset += 1

@@ -59,11 +59,7 @@ class Repetition:
         self._learned = len(self) - 1
 
     def _last_like_newest(self) -> int:
-        """The last place before which, itself included, the most lengths are those before the newest entry.
-
-        Raises:
-            LookupError: no other entry is as long as the newest.
-        """
+        """The last place before which, itself included, the most lengths are those before the newest entry."""
         return next(self._last[context] for context in self._contexts(len(self) - 1) if context in self._last)
 
     def _contexts(self, place: int) -> Iterator[tuple[int, ...]]:
