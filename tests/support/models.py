@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats import ckpt
+from reshard.core.checkpoint.formats import ckpt_writing
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.strategy.files import write_strategy
@@ -73,7 +73,7 @@ class Model:
         for rank, shards in self.shards.items():
             entries = [OutputEntry(n, dtype_from_name(self.values[n][0]), s.shape) for n, s in shards.items()]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(ckpt, "MAX_PIECE_BYTES", piece_bytes)
+                patch.setattr(ckpt_writing, "MAX_PIECE_BYTES", piece_bytes)
                 file_plan = plan_file(format, entries)
             path = directory / "ckpt" / f"rank_{rank}" / f"m.{format}"
             path.parent.mkdir(parents=True)

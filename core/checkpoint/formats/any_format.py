@@ -12,7 +12,7 @@ from typing import Protocol
 
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
-from reshard.core.checkpoint.formats import ckpt, safetensors
+from reshard.core.checkpoint.formats import ckpt, ckpt_writing, safetensors
 from reshard.core.checkpoint.formats.stage_files import merge_indexes
 from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex, FilePlan, OutputEntry
 from reshard.core.checkpoint.remote_index.templates import Template, template_of
@@ -38,18 +38,9 @@ _KINDS = {
 class _FormatModule(Protocol):
     def read_index(self, file: SourceFile) -> FileIndex: ...
 
-    def check_crc(self, file: SourceFile, index: FileIndex) -> None: ...
-
     def stored_crc(self, file: SourceFile) -> int | None: ...
 
-    def plan_file(
-        self,
-        entries: Sequence[OutputEntry],
-        *,
-        redundancy_removed: bool | None = False,
-        with_crc: bool = False,
-        framework: str = MINDSPORE,
-    ) -> FilePlan: ...
+    def actual_crc(self, file: SourceFile, index: FileIndex) -> int: ...
 
 
 _MODULES: dict[CheckpointFormat, _FormatModule] = {
@@ -104,7 +95,14 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         for part in file.parts:
             check_crc(part, read_index(part))
         return
-    _MODULES[index.format].check_crc(file, index)
+    if not index.has_crc:
+        return
+    module = _MODULES[index.format]
+    stored, actual = module.stored_crc(file), module.actual_crc(file, index)
+    if actual != stored:
+        raise CheckpointError(
+            f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"
+        )
 
 
 def stored_crc(file: SourceFile, index: FileIndex) -> int | None:
@@ -138,9 +136,9 @@ def plan_file(
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
         raise CheckpointError(f"parameter {twice[0]!r} is given twice for one file")
-    return _MODULES[format].plan_file(
-        entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework
-    )
+    if format is CheckpointFormat.CKPT:
+        return ckpt_writing.plan_file(entries, with_crc=with_crc)
+    return safetensors.plan_file(entries, redundancy_removed=redundancy_removed, with_crc=with_crc, framework=framework)
 
 
 @contextmanager

@@ -14,16 +14,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from reshard.core.checkpoint.formats.crc32 import crc32_of_ranges
-from reshard.core.checkpoint.formats.wire import WireReader, build_head, build_varint, bytes_key, varint_key
+from reshard.core.checkpoint.formats.wire import WireReader, build_head, bytes_key, varint_key
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
-    MINDSPORE,
     CheckpointFormat,
-    Content,
     Extent,
     FileIndex,
-    FilePlan,
-    OutputEntry,
     TensorEntry,
     text_entry,
 )
@@ -34,13 +30,10 @@ from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
 from reshard.core.tensor.slices import TOO_LARGE, Shape, is_countable
 
-# What MindSpore puts into one entry at most; a single protobuf field could not hold 2 GiB.
-MAX_PIECE_BYTES = 512 << 20
-
-_VALUE = bytes_key(1)
-_VALUE_TAG, _VALUE_TENSOR, _VALUE_MAP_TENSOR = bytes_key(1), bytes_key(2), bytes_key(3)
-_TENSOR_DIM, _TENSOR_PACKED_DIMS = varint_key(1), bytes_key(1)
-_TENSOR_TYPE, _TENSOR_CONTENT = bytes_key(2), bytes_key(3)
+VALUE = bytes_key(1)
+VALUE_TAG, VALUE_TENSOR, VALUE_MAP_TENSOR = bytes_key(1), bytes_key(2), bytes_key(3)
+TENSOR_DIM, _TENSOR_PACKED_DIMS = varint_key(1), bytes_key(1)
+TENSOR_TYPE, TENSOR_CONTENT = bytes_key(2), bytes_key(3)
 
 CRC_MARK = b"crc_num"
 CRC_TRAILER_BYTES = len(CRC_MARK) + 10
@@ -52,10 +45,10 @@ _MAX_HEAD_BYTES = 11
 _HEAD_BYTES = 256
 """Of an entry, its name and all that stands before its contents take less, as a rule."""
 
-_MAX_NAME_BYTES = 64 << 10
+MAX_NAME_BYTES = 64 << 10
 _PIECES_TAKEN_AT_ONCE = 1024
 _MAX_AXES = 64
-_TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
+TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
 
 
 @dataclass(slots=True)
@@ -98,102 +91,22 @@ def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, b
     return _read(file, heads), heads
 
 
-def check_crc(file: SourceFile, index: FileIndex) -> None:
-    """Reads the file once and compares its CRC-32, if it carries one.
-
-    Raises:
-        CheckpointError: the CRC is wrong.
-        StorageError: it cannot be read.
-    """
-    if not index.has_crc:
-        return
-    stop = file.size_bytes - CRC_TRAILER_BYTES
-    stored = stored_crc(file)
-    (actual,) = crc32_of_ranges(file, 0, [stop])
-    if actual != stored:
-        raise CheckpointError(
-            f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"
-        )
-
-
 def stored_crc(file: SourceFile) -> int:
-    """What a file says that its CRC-32 is.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Read the CRC-32 that a file ends in."""
     return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
 
 
-def plan_file(
-    entries: Sequence[OutputEntry],
-    *,
-    redundancy_removed: bool | None = False,
-    with_crc: bool = False,
-    framework: str = MINDSPORE,
-) -> FilePlan:
-    """The file that holds `entries`, in their order, as MindSpore would write it; a CRC comes after all segments.
-
-    It carries no mark of removed redundancy, nor of whom it is for.
-
-    Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
-
-    Raises:
-        CheckpointError: there is nothing to write, which no reader accepts as a file, a name is too long, or
-            a dtype is foreign.
-    """
-    if not entries:
-        raise CheckpointError("a .ckpt file has to hold at least one parameter")
-    segments: list[bytes | Content] = []
-    literal = bytearray()
-    for entry in entries:
-        if entry.dtype.is_foreign:
-            raise CheckpointError(f"parameter {entry.name!r} is a {entry.dtype}, which .ckpt cannot hold")
-        for head, content in plan_pieces(entry):
-            literal += head
-            if content.stop > content.start:
-                segments += [bytes(literal), content]
-                literal.clear()
-    if literal:
-        segments.append(bytes(literal))
-    size_bytes = sum(len(part) if isinstance(part, bytes) else part.stop - part.start for part in segments)
-    if with_crc:
-        return FilePlan(tuple(segments), size_bytes + CRC_TRAILER_BYTES, crc_offset=size_bytes)
-    return FilePlan(tuple(segments), size_bytes)
-
-
-def crc_trailer(crc: int) -> bytes:
-    """What ends a file that carries a CRC-32 of all before it."""
-    return CRC_MARK + crc.to_bytes(CRC_TRAILER_BYTES - len(CRC_MARK))
-
-
-def plan_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
-    """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
-    name = entry.name
-    tag = name.encode()
-    if len(tag) > _MAX_NAME_BYTES:
-        raise CheckpointError(f"parameter '{name[:40]}…': a name of {len(tag)} bytes, more than {_MAX_NAME_BYTES}")
-    tag = build_head(_VALUE_TAG, len(tag)) + tag
-    if entry.text is not None:
-        encoded = (entry.text or "\0").encode(_TEXT_CODE, "surrogatepass")
-        head = _tensor_head(tag, _tensor_fields(TEXT, (0,)), len(encoded))
-        yield head + encoded, Content(name, 0, 0)
-        return
-    fields = _tensor_fields(entry.dtype, entry.shape)
-    for start, stop in _piece_ranges(entry):
-        if entry.dtype is MAP_TENSOR:
-            inner = tag + build_head(_VALUE_MAP_TENSOR, stop - start)
-            head = build_head(_VALUE, len(inner) + stop - start) + inner
-        else:
-            head = _tensor_head(tag, fields, stop - start)
-        yield head, Content(name, start, stop)
+def actual_crc(file: SourceFile, index: FileIndex) -> int:
+    """Compute the CRC-32 of all bytes before the trailer."""
+    (crc,) = crc32_of_ranges(file, 0, [index.size_bytes - CRC_TRAILER_BYTES])
+    return crc
 
 
 def first_name(start: bytes) -> bytes:
     """The first parameter's name, as it stands in a file's first bytes; nothing if they are none of such a file."""
     after_head = next((place + 1 for place in range(1, len(start)) if start[place] < 0x80), 0)
     value = start[after_head:]
-    return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([_VALUE]) else b""
+    return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([VALUE]) else b""
 
 
 def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
@@ -238,14 +151,14 @@ def _pieces(
     known = _KnownHeads()
     end = 0  # of the entry before
     for key, length in reader.fields(stop):
-        if key == _VALUE:
+        if key == VALUE:
             start, data = reader.offset, reader.peek(_HEAD_BYTES)
             piece = known.match(start, length, data)
             if piece is None:
                 piece = _read_value(reader, length)
                 known.learn(piece, length, data)
             if heads is not None:
-                head = build_head(_VALUE, length) + data[: piece.extent.offset - start]
+                head = build_head(VALUE, length) + data[: piece.extent.offset - start]
                 heads.append((end, head))
             end = start + length
             if lookahead is not None:
@@ -283,7 +196,7 @@ class _KnownHeads:
         With anything else it may give its name again, of which the last counts.
         """
         after_name, stop = _name_stop(data), piece.extent.offset - piece.offset
-        only_tensor = after_name and data.startswith(_heads_of_length(_VALUE_TENSOR, length - after_name), after_name)
+        only_tensor = after_name and data.startswith(_heads_of_length(VALUE_TENSOR, length - after_name), after_name)
         if only_tensor and stop <= len(data) and stop + piece.extent.length == length:
             head = data[after_name:stop]
             self._pieces[head] = piece
@@ -298,7 +211,7 @@ def _heads_of_length(key: int, field_bytes: int) -> tuple[bytes, ...]:
 
 def _name_stop(data: bytes) -> int:
     """Where a short name that begins an entry ends; 0 if there is none."""
-    return _NAME_START + data[1] if len(data) > 1 and data[0] == _VALUE_TAG and data[1] < 0x80 else 0
+    return _NAME_START + data[1] if len(data) > 1 and data[0] == VALUE_TAG and data[1] < 0x80 else 0
 
 
 def _read_value(reader: WireReader, length: int) -> _Piece:
@@ -307,13 +220,13 @@ def _read_value(reader: WireReader, length: int) -> _Piece:
     tensor: _TensorFields | None = None
     map_tensor: Extent | None = None
     for key, value in reader.fields(start + length):
-        if key == _VALUE_TAG:
+        if key == VALUE_TAG:
             name = _read_name(reader, value, "a parameter's name")
-        elif key == _VALUE_TENSOR:
+        elif key == VALUE_TENSOR:
             # of tensor and maptensor the later one counts; tensors given in parts are merged: that is protobuf's rule
             tensor, map_tensor = tensor or _TensorFields(), None
             _read_tensor(reader, value, tensor)
-        elif key == _VALUE_MAP_TENSOR:
+        elif key == VALUE_MAP_TENSOR:
             if map_tensor is not None:
                 raise reader.error(reader.offset, f"parameter {name!r} has two map tensors in one entry: damaged")
             tensor, map_tensor = None, Extent(reader.offset, value)
@@ -328,11 +241,11 @@ def _read_value(reader: WireReader, length: int) -> _Piece:
 
 def _read_tensor(reader: WireReader, length: int, tensor: _TensorFields) -> None:
     for key, value in reader.fields(reader.offset + length):
-        if key == _TENSOR_DIM:
+        if key == TENSOR_DIM:
             tensor.dims.append(value)
-        elif key == _TENSOR_TYPE:
+        elif key == TENSOR_TYPE:
             tensor.type_name = _read_name(reader, value, "a tensor_type")
-        elif key == _TENSOR_CONTENT:
+        elif key == TENSOR_CONTENT:
             tensor.content = Extent(reader.offset, value)
         elif key == _TENSOR_PACKED_DIMS:
             tensor.dims += _packed(reader, reader.offset + value)
@@ -351,7 +264,7 @@ def _packed(reader: WireReader, stop: int) -> Iterator[int]:
 
 def _read_name(reader: WireReader, length: int, what: str) -> str:
     offset = reader.offset
-    if length > _MAX_NAME_BYTES:
+    if length > MAX_NAME_BYTES:
         raise reader.error(offset, f"{what} of {length} bytes: not a checkpoint, or damaged")
     try:
         return reader.take(length).decode()
@@ -425,35 +338,6 @@ def _read_text(reader: WireReader, name: str, extents: Sequence[Extent]) -> str:
         raise reader.error(offset, f"text entry {name!r} has {length} bytes, more than {MAX_TEXT_BYTES} (1 MiB)")
     encoded = b"".join(reader.contents(extent.offset, extent.length) for extent in extents)
     try:
-        return encoded.decode(_TEXT_CODE, "surrogatepass").rstrip("\0")
+        return encoded.decode(TEXT_CODE, "surrogatepass").rstrip("\0")
     except UnicodeDecodeError:
         raise reader.error(offset, f"text entry {name!r} is not UTF-32: damaged") from None
-
-
-def _piece_ranges(entry: OutputEntry) -> Iterator[tuple[int, int]]:
-    if entry.dtype is MAP_TENSOR:
-        if not entry.piece_bytes or sum(entry.piece_bytes) != entry.size_bytes:
-            raise ValueError(
-                f"map tensor {entry.name!r}: pieces {entry.piece_bytes} do not make {entry.size_bytes} bytes"
-            )
-        start = 0
-        for length in entry.piece_bytes:
-            yield start, start + length
-            start += length
-        return
-    size_bytes = entry.size_bytes
-    for start in range(0, max(size_bytes, 1), MAX_PIECE_BYTES):
-        yield start, min(start + MAX_PIECE_BYTES, size_bytes)
-
-
-def _tensor_fields(dtype: DType, dims: Shape) -> bytes:
-    type_name = dtype.name.encode()
-    dim_key = build_varint(_TENSOR_DIM)
-    return b"".join(dim_key + build_varint(dim) for dim in dims) + build_head(_TENSOR_TYPE, len(type_name)) + type_name
-
-
-def _tensor_head(tag: bytes, fields: bytes, content_bytes: int) -> bytes:
-    """A Value up to where its tensor's contents begin: outer lengths first, so it is built from the inside out."""
-    tensor = fields + build_head(_TENSOR_CONTENT, content_bytes)
-    value = tag + build_head(_VALUE_TENSOR, len(tensor) + content_bytes) + tensor
-    return build_head(_VALUE, len(value) + content_bytes) + value

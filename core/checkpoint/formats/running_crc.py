@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from reshard.core.checkpoint.formats import ckpt, safetensors
+from reshard.core.checkpoint.formats import ckpt_writing, safetensors
 from reshard.core.checkpoint.formats.crc32 import combine_crc32
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
 
@@ -76,7 +76,7 @@ class _OfBytes:
         return self._crc
 
     def put_into(self, file: WrittenFile) -> None:
-        file.write(ckpt.crc_trailer(self._crc))
+        file.write(ckpt_writing.crc_trailer(self._crc))
 
 
 class _OfTensors:

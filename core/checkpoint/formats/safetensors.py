@@ -68,38 +68,20 @@ def read_index(file: SourceFile) -> FileIndex:
         return _index(file, _read_header(file, parse))
 
 
-def check_crc(file: SourceFile, index: FileIndex) -> None:
-    """Reads the file once, front to back, and compares its CRC-32, if it carries one; see `crc_of_tensors`.
-
-    Raises:
-        CheckpointError: the CRC is wrong.
-        StorageError: it cannot be read.
-    """
-    if not index.has_crc:
-        return
-    with parsing(file.location) as parse:
-        header = _read_header(file, parse)
-    tensors = [entry for entry in index.entries.values() if entry.extents]
-    lengths = [entry.size_bytes for entry in tensors]
-    crcs = dict(zip((entry.name for entry in tensors), crc32_of_ranges(file, header.data_offset, lengths), strict=True))
-    scalars = {entry.name: _scalar_bytes(file, entry) for entry in tensors if is_integer_scalar(entry)}
-    actual = crc_of_tensors(tensors, crcs, scalars)
-    stored = _stored_crc(header)
-    if actual != stored:
-        raise CheckpointError(
-            f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"
-        )
-
-
 def stored_crc(file: SourceFile) -> int | None:
-    """What a file says that its CRC-32 is.
-
-    Raises:
-        CheckpointError: it is damaged.
-        StorageError: it cannot be read.
-    """
+    """Read the CRC-32 in a file's header; None if there is none."""
     with parsing(file.location) as parse:
         return _stored_crc(_read_header(file, parse))
+
+
+def actual_crc(file: SourceFile, index: FileIndex) -> int:
+    """Compute the CRC-32 of a file's tensors, which are read once, front to back; see `crc_of_tensors`."""
+    tensors = [entry for entry in index.entries.values() if entry.extents]
+    data_offset = tensors[0].extents[0].offset if tensors else 0
+    lengths = [entry.size_bytes for entry in tensors]
+    crcs = dict(zip((entry.name for entry in tensors), crc32_of_ranges(file, data_offset, lengths), strict=True))
+    scalars = {entry.name: _scalar_bytes(file, entry) for entry in tensors if is_integer_scalar(entry)}
+    return crc_of_tensors(tensors, crcs, scalars)
 
 
 def is_integer_scalar(entry: TensorEntry | OutputEntry) -> bool:

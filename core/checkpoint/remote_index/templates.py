@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeVar
 
-from reshard.core.checkpoint.formats.ckpt import CRC_MARK, CRC_TRAILER_BYTES, plan_pieces
+from reshard.core.checkpoint.formats.ckpt import CRC_MARK, CRC_TRAILER_BYTES
+from reshard.core.checkpoint.formats.ckpt_writing import plan_pieces
 from reshard.core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CatalogError
 from reshard.core.tensor.dtypes import MAP_TENSOR

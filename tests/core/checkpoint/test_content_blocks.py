@@ -13,7 +13,7 @@ from reshard.core.checkpoint.catalog.builder import catalog_files
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes, worker_ranges
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
-from reshard.core.checkpoint.formats import ckpt
+from reshard.core.checkpoint.formats import ckpt_writing
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.errors import CatalogError
@@ -33,7 +33,7 @@ def record_of(url: str, *, assumed: bool = False) -> CatalogRecord:
 def written(path: Path, tensors: dict[str, tuple[str, np.ndarray]], piece_bytes: int = 2**29) -> str:
     entries = [OutputEntry(name, dtype_from_name(dtype), whole.shape) for name, (dtype, whole) in tensors.items()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ckpt, "MAX_PIECE_BYTES", piece_bytes)
+        patch.setattr(ckpt_writing, "MAX_PIECE_BYTES", piece_bytes)
         plan = plan_file(CheckpointFormat.CKPT, [*entries, OutputEntry("note", TEXT, (8,), "hé")])
     path.write_bytes(filled(plan, lambda name: tensors[name][1].tobytes()))
     return str(path)

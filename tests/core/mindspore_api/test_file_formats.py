@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reshard import mindspore
-from reshard.core.checkpoint.formats import ckpt as ckpt_module
+from reshard.core.checkpoint.formats import ckpt_writing
 from tests.support.checkpoints import ckpt, read_ckpt, read_safetensors
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.format_cases import FORMATS, KEYS, check_appended, check_parameters
@@ -56,7 +56,7 @@ def test_parameters_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "a.ckpt").write_bytes(checkpoint_bytes(*pieces, last))
     mindspore.ckpt_to_safetensors(str(tmp_path / "a.ckpt"))
     assert read_safetensors(tmp_path / "a.safetensors") == {"w": ("Int32", (10,), values.tobytes())}
-    monkeypatch.setattr(ckpt_module, "MAX_PIECE_BYTES", 16)
+    monkeypatch.setattr(ckpt_writing, "MAX_PIECE_BYTES", 16)
     mindspore.safetensors_to_ckpt(str(tmp_path / "a.safetensors"), str(tmp_path / "back"))
     assert (tmp_path / "back/a.ckpt").read_bytes().count(b"Int32") == 3
     assert read_ckpt(tmp_path / "back/a.ckpt") == {"w": ("Int32", (10,), values.tobytes())}

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
-from reshard.core.checkpoint.formats import ckpt
+from reshard.core.checkpoint.formats import ckpt_writing
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.errors import CatalogError, ConversionError
@@ -59,7 +59,7 @@ def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
         path.parent.mkdir(parents=True)
         with pytest.MonkeyPatch.context() as patch:
             # pieces of odd lengths: borders between extents inside rows and inside elements
-            patch.setattr(ckpt, "MAX_PIECE_BYTES", piece_bytes)
+            patch.setattr(ckpt_writing, "MAX_PIECE_BYTES", piece_bytes)
             file_plan = plan_file(CheckpointFormat.CKPT, entries)
         path.write_bytes(filled(file_plan, lambda name, held=shards: held[name].tobytes()))  # type: ignore[misc]
     source_strategy = make_strategy({name: as_layout(source) for name, (_, _, source, _) in parameters.items()})

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.formats import ckpt
+from reshard.core.checkpoint.formats import ckpt, ckpt_writing
 from reshard.core.checkpoint.formats.any_format import read_template
 from reshard.core.checkpoint.model import OutputEntry, text_entry
 from reshard.core.checkpoint.remote_index.templates import Template, expected_heads, header_mismatch
@@ -35,7 +35,7 @@ maps = st.builds(
 @given(st.lists(st.one_of(tensors, maps), min_size=1, max_size=8, unique_by=lambda entry: entry.name))
 def test_the_heads_and_the_contents_are_the_whole_file(entries: list[OutputEntry]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ckpt, "MAX_PIECE_BYTES", 1000)
+        patch.setattr(ckpt_writing, "MAX_PIECE_BYTES", 1000)
         file = sparse_file(entries)
         index = ckpt.read_index(file)
         covered = [
