@@ -26,7 +26,7 @@ from reshard.core.request.conversion import (
 )
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.wording import listed, printable
-from reshard.core.source.damage import mixed_steps
+from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.other_stages import check_part
 from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings, strategy_warnings

@@ -20,15 +20,8 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.summary import FILE, RANK, Summary
 from reshard.core.runtime.wording import counted, listed, rank_names, utf8_text
-from reshard.core.source.damage import (
-    Substitute,
-    carried_content,
-    not_carried_everywhere,
-    scattered,
-    substitutions,
-    unsaved,
-    unsaved_text,
-)
+from reshard.core.source.damage import Substitute, substitutes
+from reshard.core.source.gaps import content_key, missing_outside_strategy, scattered, unsaved, unsaved_text
 
 
 class Outcome(StrEnum):
@@ -240,9 +233,8 @@ def worlds_text(report: ConversionReport | PlanSummary) -> str:
 
 
 def substitutes_of(plan: ConversionPlan) -> tuple[Substitute, ...]:
-    """Which source ranks stand in for which that are lost."""
-    found = substitutions(plan.inputs.catalog, plan.inputs.source_strategy, plan.match)
-    return tuple(Substitute(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices) for each in found)
+    """The substitutes for lost source ranks."""
+    return substitutes(plan.inputs.catalog, plan.inputs.source_strategy, plan.match)
 
 
 def substitutes_text(stand_ins: Sequence[Substitute]) -> str:
@@ -337,7 +329,7 @@ def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
 def _uncarried_notes(plan: ConversionPlan) -> Iterator[str]:
     """Which ranks lack what no strategy knows, although others of their stage have it."""
     source = plan.inputs.source_strategy
-    gaps = not_carried_everywhere(plan.inputs.catalog, source, plan.match) if source else {}
+    gaps = missing_outside_strategy(plan.inputs.catalog, source, plan.match) if source else {}
     if gaps:
         ranks = {rank for lacking in gaps.values() for rank in lacking}
         yield (
@@ -356,7 +348,7 @@ def _redundancy_note(replicas: int) -> str:
 
 
 def _differs(plan: ConversionPlan, carried: PassedThroughParameter) -> bool:
-    return len({carried_content(plan.inputs.catalog, rank, carried.source_name) for rank in carried.owners}) > 1
+    return len({content_key(plan.inputs.catalog, rank, carried.source_name) for rank in carried.owners}) > 1
 
 
 def _told_info(appended: AppendedParameter) -> str:

@@ -23,7 +23,7 @@ from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.stage_shards import names_in_order, names_without_shards, shards_by_stage
 from reshard.core.runtime.wording import listed, rank_names
-from reshard.core.source.damage import damage_policy, mixed_steps
+from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import wants_digest
 from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 from reshard.core.strategy.model import Strategy
@@ -63,7 +63,6 @@ def catalog_ranks(
     if missing:
         _check_not_needed(found, missing, source, target)
     found, choice = with_last_files(found, [rank for rank in ranks if rank not in missing])
-    policy = damage_policy(source, target, recovers=bool(missing))
     try:
         catalog = build_catalog(
             found.url,
@@ -72,7 +71,7 @@ def catalog_ranks(
             workers=workers,
             allow_extra_ranks=source is not None and not source.merged,
             found=found,
-            damage=replace(policy, advice=DamagePolicy().advice),
+            damage=DamagePolicy(recovers=bool(missing), strategy=source),
         )
         damaged = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items() if rank not in missing]
         if damaged:

@@ -18,7 +18,6 @@ from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed, ranks_text
-from reshard.core.source.damage import mixed_steps, scattered
 from reshard.core.source.file_checks import (
     REDUNDANCY_REMOVED,
     file_findings,
@@ -29,6 +28,7 @@ from reshard.core.source.file_checks import (
     redundancy_findings,
 )
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
+from reshard.core.source.gaps import mixed_steps, scattered
 from reshard.core.source.own_strategy import read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import joined_shapes_text, shape_findings, similarity_findings

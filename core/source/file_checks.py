@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from reshard.core.checkpoint.catalog.damage_policy import NO_FILE
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.catalog.torn_files import torn_ranks
 from reshard.core.runtime.wording import counted, rank_names, ranks_text
-from reshard.core.source.damage import torn_ranks
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.own_strategy import OwnStrategy, file_mismatch
 from reshard.core.strategy.model import Strategy

@@ -19,7 +19,8 @@ from reshard.core.plan.ownership import LostBox
 from reshard.core.request.conversion import ConversionRequest, parse_ranks
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, rank_names
-from reshard.core.source.damage import Substitute, mixed_steps, substitutions, unsaved, unsaved_text
+from reshard.core.source.damage import Substitute, substitutes
+from reshard.core.source.gaps import mixed_steps, unsaved, unsaved_text
 from reshard.core.source.opening import catalog_source, load_strategy
 from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings
 from reshard.core.storage.patterns import spelled_for
@@ -169,14 +170,10 @@ class _Assessor:
             integrated_save=asked,
         )
         integrated_save_warnings(catalog, strategy, match, asked)
-        stand_ins = tuple(
-            Substitute(rank=each.rank, why=each.why, stand_in=each.stand_in, slices=each.slices)
-            for each in substitutions(catalog, strategy, match)
-        )
         unsaved_names = unsaved(strategy, None, match)
         told = [unsaved_text(unsaved_names)] if unsaved_names else []
         catalog = replace(catalog, notes=(*mixed_steps(catalog, match), *catalog.notes, *told))
-        return _report(catalog, stand_ins, tuple(map(_lost_slice, match.lost)))
+        return _report(catalog, substitutes(catalog, strategy, match), tuple(map(_lost_slice, match.lost)))
 
     def _by_groups(self, step: str) -> RecoveryReport:
         ranks = range(sum(map(len, self._groups)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.source.damage import TELLING_STEPS
+from reshard.core.source.gaps import STEP_PARAMETERS
 from reshard.core.source.replicas import differing_copies_text
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.segments import Piece
@@ -117,7 +117,7 @@ class CheckpointFingerprints(FingerprintAccumulator):
         for name, addend in self._wholes.items():
             [(_, contents)] = addend.shards.contents()
             fingerprints[name] = tuple(contents)
-            if len(contents) > 1 and name in TELLING_STEPS:
+            if len(contents) > 1 and name in STEP_PARAMETERS:
                 differing.append(differing_copies_text(name, "which no strategy knows", list(contents.values())))
         return Contents(fingerprints, tuple(differing))
 

@@ -13,6 +13,7 @@ from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDig
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.catalog.torn_files import torn_ranks
 from reshard.core.checkpoint.catalog.unified_index import check_index, names_outside
 from reshard.core.checkpoint.formats.any_format import format_of
 from reshard.core.checkpoint.model import CheckpointFormat
@@ -77,7 +78,6 @@ def build_catalog(
     needed = range(1) if ranks is None else ranks
 
     def look_again() -> CheckpointCatalog:
-        tolerant = replace(damage, recovers=True)
         return build_catalog(
             url,
             ranks,
@@ -88,7 +88,7 @@ def build_catalog(
             workers=workers,
             allow_extra_ranks=allow_extra_ranks,
             found=found,
-            damage=tolerant,
+            damage=replace(damage, recovers=True),
         )
 
     try:
@@ -97,14 +97,14 @@ def build_catalog(
         names = {rank: [file.name for file in found.files[rank]] for rank in needed if rank not in lost}
         selection = select_files(found.url, names, step=step, source_prefix=source_prefix, named=found.names_files)
     except CatalogError as error:
-        raise with_advice(error, "" if damage.recovers else _advice(damage, look_again)) from error.__cause__
+        raise with_advice(error, _advice(damage, look_again)) from error.__cause__
     locations = {
         rank: next(file.location for file in found.files[rank] if file.name == name)
         for rank, name in selection.names.items()
     }
-    reader = RecordReader(digest, check_crc, assume_alike, damage.given_to)
+    reader = RecordReader(digest, check_crc, assume_alike, damage.strategy)
     records, errors = read_records(locations, reader, workers)
-    for rank, why in damage.torn(records).items():
+    for rank, why in torn_ranks(records, damage.strategy).items() if damage.strategy else ():
         errors[rank] = CheckpointError(f"{records.pop(rank).location}: {why}")
     lost |= {rank: _without_place(error, locations[rank]) for rank, error in errors.items()}
     chosen_step = None if selection.step is None else str(selection.step)
@@ -121,7 +121,7 @@ def build_catalog(
     only_damage = all(is_damage(error) for error in errors.values())
     if errors and not (damage.recovers and only_damage):
         refusal = _joined(found.url, [errors[rank] for rank in sorted(errors)], len(locations))
-        raise with_advice(refusal, damage.advice(catalog) if only_damage and records and not damage.recovers else "")
+        raise with_advice(refusal, _advice(damage, lambda: catalog) if only_damage and records else "")
     return catalog
 
 
@@ -185,11 +185,13 @@ def _steps_of(found: CheckpointSurvey, rank: int) -> set[Step | None]:
 
 
 def _advice(damage: DamagePolicy, look_again: Callable[[], CheckpointCatalog]) -> str:
-    """Whether recovering would do for a checkpoint that was refused before any file was opened."""
+    """Whether recovering would succeed; empty if it is under way, or the refusal has other reasons than damage."""
+    if damage.recovers or damage.advice is None:
+        return ""
     try:
         catalog = look_again()
     except (InputError, StorageError):
-        return ""  # what was refused is told already, and it is no damage
+        return ""
     return damage.advice(catalog) if catalog.lost else ""
 
 

@@ -1,54 +1,41 @@
-"""What is to happen where ranks of a checkpoint have no usable file. What a strategy tells of it is given as functions.
+"""How a catalog treats ranks without a usable file.
 
-Damage is what a file's content shows: it is not there, ends too early, fails its CRC. That a file cannot be read, for
-want of permission say, is no damage: what it holds is there.
+The content of a file is what makes it damaged: the file is missing, ends too early or fails its CRC. A file that cannot
+be read, for lack of permission, is not damaged: its content is still there.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.encryption.cipher_blocks import KeyMistakeError
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.storage.listing import is_missing
+from reshard.core.strategy.model import Strategy
 
 NO_FILE = "it has no checkpoint file"
 NAMED_AS_FAULTY = "named as faulty"
 
 
-def _gives_nothing(_: int) -> Collection[str]:
-    return ()
-
-
-def _none_is_torn(_: Mapping[int, CatalogRecord]) -> Mapping[int, str]:
-    return {}
-
-
-def _no_advice(_: CheckpointCatalog) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class DamagePolicy:
-    """What is to happen where ranks have no usable file.
+    """How a catalog treats ranks without a usable file.
 
     Attributes:
-        recovers: such ranks become the catalog's lost ones; else the checkpoint is refused.
-        faulty: ranks whose files are not to be looked at.
-        given_to: the names that the strategy gives a rank.
-        torn: of the ranks whose files can be read those that lost some of their entries all the same, and why.
-        advice: a sentence for the end of a refusal: whether recovering would do for a catalog with lost ranks.
+        recovers: they become the catalog's lost ranks; else the checkpoint is refused.
+        faulty: ranks whose files are ignored.
+        strategy: the checkpoint's strategy, which shows that a readable file has lost entries.
+        advice: given a catalog with lost ranks, says whether recovering would succeed, to end a refusal.
     """
 
     recovers: bool = False
     faulty: tuple[int, ...] = ()
-    given_to: Callable[[int], Collection[str]] = _gives_nothing
-    torn: Callable[[Mapping[int, CatalogRecord]], Mapping[int, str]] = _none_is_torn
-    advice: Callable[[CheckpointCatalog], str] = _no_advice
+    strategy: Strategy | None = None
+    advice: Callable[[CheckpointCatalog], str] | None = None
 
 
 def is_damage(error: InputError) -> bool:
-    """Whether it is the content of a file that makes it unusable, or that it is not there."""
+    """True if a file is missing, or its content makes it unusable."""
     cause = error.__cause__
     if isinstance(error, KeyMistakeError):
         return False
@@ -56,5 +43,5 @@ def is_damage(error: InputError) -> bool:
 
 
 def with_advice(error: InputError, advice: str) -> InputError:
-    """The same error, its message ending with a sentence more."""
+    """The same error with a sentence more."""
     return type(error)(f"{error}\n{advice}") if advice else error

@@ -1,6 +1,6 @@
 """Read the catalog records of many checkpoint files at once."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Semaphore
 
@@ -19,6 +19,7 @@ from reshard.core.runtime.keys import EncryptionMode, source_key
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
+from reshard.core.strategy.model import Strategy
 
 _BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
 
@@ -57,10 +58,10 @@ class RecordReader:
         digest: WantsDigest,
         check_crc: bool,
         assume_alike: bool,
-        given_to: Callable[[int], Collection[str]] = lambda _: (),
+        strategy: Strategy | None = None,
     ) -> None:
         self._wants_digest = digest
-        self._given_to = given_to
+        self._strategy = strategy
         self._checks_crc = check_crc
         self._assumes_alike = assume_alike
         self._indexes: dict[tuple[object, ...], list[FileIndex]] = {}
@@ -99,17 +100,17 @@ class RecordReader:
     ) -> dict[int, SourceFile]:
         """The files that were assumed to be like one that lacks what its strategy gives it: each may lack another."""
         assumed = {rank: found.index for rank, found in indexes.items() if isinstance(found, Indexed) and found.assumed}
-        if not assumed:
+        if self._strategy is None or not assumed:
             return {}
         all_indexes = {id(found.index): found.index for found in indexes.values() if isinstance(found, Indexed)}
         saved = {name for index in all_indexes.values() for name in index.entries}
         lacks: dict[tuple[int, int], bool] = {}
         doubtful = {}
         for rank, index in assumed.items():
-            given = self._given_to(rank)
-            key = id(index), id(given)
+            stage = self._strategy.stage_of(rank)
+            key = id(index), stage.stage
             if key not in lacks:
-                lacks[key] = any(name in saved and name not in index.entries for name in given)
+                lacks[key] = any(name in saved and name not in index.entries for name in stage.layouts)
             if lacks[key]:
                 doubtful[rank] = files[rank]
         return doubtful
