@@ -9,9 +9,9 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line, print_table
 from reshard.cli.progress import shown_progress
-from reshard.cli.storages import resolvers_for
 from reshard.core.request.comparison import ComparisonRequest, build_comparison
 from reshard.core.runtime.wording import seconds_text, size_text
+from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
     from reshard.core.verification.comparison_report import ComparisonReport

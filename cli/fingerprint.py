@@ -7,9 +7,9 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
-from reshard.cli.storages import resolvers_for
 from reshard.core.request.conversion import NOWHERE, build_request
 from reshard.core.runtime.wording import counted, printable, size_text
+from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
     from reshard.core.verification.fingerprint_file import ModelFingerprint

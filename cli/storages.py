@@ -1,6 +1,6 @@
 """Storage options and keys by name, for commands: their options, and Prefect's blocks if one of them is named."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,10 @@ import click
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import KEY_DESCRIPTION, key_name, mode_with_key
 from reshard.core.runtime.keys import EncryptionMode
+from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
     from reshard.core.request.conversion import ConversionOptions
-    from reshard.core.runtime.named_values import Resolver
 
 storage_option = click.option(
     "--storage",
@@ -83,17 +83,3 @@ def check_output(url: str) -> None:
     from reshard.core.storage.filesystems import check_lasting
 
     check_lasting(url)
-
-
-def resolvers_for(*names: str) -> "Mapping[str, Resolver]":
-    """What looks up names of blocks, if one of these is."""
-    return {"block": _options_of_block} if any(name.startswith("block:") for name in names) else {}
-
-
-def _options_of_block(name: str) -> object:
-    # importing Prefect takes a second
-    from reshard.flows.embedded_server import using_a_server
-    from reshard.tasks.storages import options_of_block
-
-    with using_a_server():
-        return options_of_block(name)

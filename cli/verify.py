@@ -6,10 +6,11 @@ import click
 
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
-from reshard.cli.storages import key_options, resolvers_for, storage_option
+from reshard.cli.storages import key_options, storage_option
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.wording import counted, seconds_text, size_text
+from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
     from reshard.core.verification.report import VerificationReport

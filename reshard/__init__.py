@@ -1,3 +1,105 @@
-"""Converts distributed MindSpore checkpoints from one sharding strategy to another."""
+"""Converts distributed MindSpore checkpoints from one sharding strategy to another.
+
+    import reshard
+
+    report = reshard.convert("checkpoint", "out", source_strategy="strategy", target_strategy="other.ckpt")
+
+Each function does what the command of its name does, and each name is loaded when it is first used.
+`reshard.errors` has what they raise, `reshard.options` what they take, `reshard.mindspore` MindSpore's own names,
+`reshard.flows` the same work as Prefect flows.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reshard import errors
+    from reshard.api import (
+        ComparisonReport,
+        ComparisonRequest,
+        ConversionReport,
+        ConversionRequest,
+        Diagnosis,
+        JoinReport,
+        LatestConversionRequest,
+        LatestReport,
+        LoadPlan,
+        MakeReport,
+        Manifest,
+        MergeReport,
+        MergeRequest,
+        ModelFingerprint,
+        PlanSummary,
+        Progress,
+        RecoveryReport,
+        VerificationReport,
+        VerificationRequest,
+        convert,
+        convert_latest,
+        diff,
+        doctor,
+        fingerprint,
+        inspect,
+        join_parts,
+        load_rank,
+        make_strategy,
+        merge_strategy,
+        plan,
+        plan_load,
+        read_manifest,
+        recover,
+        verify,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "ComparisonReport",
+    "ComparisonRequest",
+    "ConversionReport",
+    "ConversionRequest",
+    "Diagnosis",
+    "JoinReport",
+    "LatestConversionRequest",
+    "LatestReport",
+    "LoadPlan",
+    "MakeReport",
+    "Manifest",
+    "MergeReport",
+    "MergeRequest",
+    "ModelFingerprint",
+    "PlanSummary",
+    "Progress",
+    "RecoveryReport",
+    "VerificationReport",
+    "VerificationRequest",
+    "__version__",
+    "convert",
+    "convert_latest",
+    "diff",
+    "doctor",
+    "errors",
+    "fingerprint",
+    "inspect",
+    "join_parts",
+    "load_rank",
+    "make_strategy",
+    "merge_strategy",
+    "plan",
+    "plan_load",
+    "read_manifest",
+    "recover",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = import_module("reshard.errors") if name == "errors" else getattr(import_module("reshard.api"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

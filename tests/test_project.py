@@ -1,5 +1,6 @@
 """The project's own files: what one says of another is true."""
 
+import json
 import os
 import re
 import subprocess
@@ -17,6 +18,8 @@ import reshard
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGE = ROOT / "reshard"
+SUBPACKAGES = ("cli", "core", "deployments", "flows", "tasks")
 LOCKS = ("dev.lock", "installer.lock", "mindspore.lock")
 
 
@@ -58,10 +61,44 @@ def test_the_lock_has_what_the_project_asks_for(wanted: Requirement) -> None:
     assert all(wanted.specifier.contains(version) for version in versions)
 
 
-def test_import_contracts_cover_every_package_of_the_wheel() -> None:
-    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    layers = PROJECT["tool"]["importlinter"]["contracts"][0]["layers"]
-    assert sorted(packages) == sorted(PROJECT["tool"]["importlinter"]["root_packages"]) == sorted(layers)
+def test_the_package_has_a_link_to_each_subpackage() -> None:
+    links = {path.name: os.readlink(path) for path in PACKAGE.iterdir() if path.is_symlink()}
+    assert links == {name: f"../{name}" for name in SUBPACKAGES}
+    assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [PACKAGE.name]
+
+
+def test_import_contracts_cover_every_subpackage() -> None:
+    contracts = PROJECT["tool"]["importlinter"]
+    assert contracts["root_package"] == PACKAGE.name
+    between, _, inside_core, *_ = contracts["contracts"]
+    assert between["containers"] == [PACKAGE.name]
+    assert set(SUBPACKAGES) <= set(between["layers"])
+    assert inside_core["exhaustive"]
+
+
+def test_subpackages_are_imported_by_one_name() -> None:
+    """By the name of its folder a subpackage would be loaded a second time, with classes of its own."""
+    source = "\n".join(f"import {name}.x\nfrom {name} import y" for name in SUBPACKAGES)
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--select=TID251",
+            "--output-format=json",
+            "--stdin-filename=x.py",
+            "-",
+        ],
+        cwd=ROOT,
+        input=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refused = sorted(each["location"]["row"] for each in json.loads(ran.stdout))
+    assert refused == list(range(1, 2 * len(SUBPACKAGES) + 1))
+    assert "TID" in PROJECT["tool"]["ruff"]["lint"]["select"]
 
 
 def test_changelog_has_the_version() -> None:

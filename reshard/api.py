@@ -1,0 +1,615 @@
+"""The functions of `reshard`: each does what the command of its name does, in this process and without Prefect.
+
+They take the options of the command as keywords and return its report. Options that are wrong, or that do not exist,
+raise an `InputError` that names them. Names of storage options and keys may be `block:NAME`; only those load Prefect.
+"""
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from difflib import get_close_matches
+from typing import Any, TypeVar, Unpack
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from reshard.cli.contents import describe
+from reshard.core.checkpoint import manifest as manifests
+from reshard.core.checkpoint.manifest import Manifest
+from reshard.core.checkpoint.numpy_values import Value
+from reshard.core.conversion import convert as conversions
+from reshard.core.conversion import join_stages, latest, load, planning
+from reshard.core.conversion.join_stages import JoinReport
+from reshard.core.conversion.latest import LatestReport
+from reshard.core.conversion.load import LoadPlan
+from reshard.core.conversion.make_strategy import MakeReport, make_strategy_file
+from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest, merge_files
+from reshard.core.conversion.report import ConversionReport, PlanSummary
+from reshard.core.errors import InputError
+from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.request.conversion import (
+    NOWHERE,
+    ConversionOptions,
+    ConversionRequest,
+    IntegratedSave,
+    build_options,
+    describe_validation,
+)
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.resources import resources_of
+from reshard.core.request.verification import VerificationRequest
+from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
+from reshard.core.runtime.progress import Progress
+from reshard.core.source import diagnosis, recovery
+from reshard.core.source.diagnosis import Diagnosis
+from reshard.core.source.recovery import RecoveryReport
+from reshard.core.storage.named_options import named_storages
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.derivation import TargetJob
+from reshard.core.verification import compare, files
+from reshard.core.verification.comparison_report import ComparisonReport
+from reshard.core.verification.fingerprint_file import ModelFingerprint
+from reshard.core.verification.report import VerificationReport
+from reshard.flows.blocks import resolvers_for
+from reshard.options import (
+    ConvertOptions,
+    DiffOptions,
+    EncryptionModeName,
+    FingerprintOptions,
+    IntegratedSaveName,
+    LatestOptions,
+    LoadOptions,
+    PathOrUrl,
+    RecoverOptions,
+    VerifyOptions,
+)
+
+__all__ = [
+    "ComparisonReport",
+    "ComparisonRequest",
+    "ConversionReport",
+    "ConversionRequest",
+    "Diagnosis",
+    "JoinReport",
+    "LatestConversionRequest",
+    "LatestReport",
+    "LoadPlan",
+    "MakeReport",
+    "Manifest",
+    "MergeReport",
+    "MergeRequest",
+    "ModelFingerprint",
+    "PlanSummary",
+    "Progress",
+    "RecoveryReport",
+    "VerificationReport",
+    "VerificationRequest",
+    "convert",
+    "convert_latest",
+    "diff",
+    "doctor",
+    "fingerprint",
+    "inspect",
+    "join_parts",
+    "load_rank",
+    "make_strategy",
+    "merge_strategy",
+    "plan",
+    "plan_load",
+    "read_manifest",
+    "recover",
+    "verify",
+]
+
+_Request = TypeVar("_Request", bound=BaseModel)
+_OF_FLOWS = ("dask_scheduler", "concurrency_limit")
+
+
+def convert(
+    source: PathOrUrl,
+    target: PathOrUrl,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    target_strategy: PathOrUrl | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[ConvertOptions],
+) -> ConversionReport:
+    """Convert a checkpoint to another sharding strategy; resume what an interrupted run of the same options began.
+
+    Args:
+        source: the checkpoint: a directory, a pattern with `{rank}`, one file, or a directory of whole tensors.
+        target: the directory to make; it appears when all of it is written and checked.
+        source_strategy: a strategy file, or a directory of the ranks' strategy files; None: what reshard recorded, or
+            one rank with whole tensors.
+        target_strategy: the same for the target; None: one rank with whole tensors.
+        progress: hears of notes and bytes; its methods are called from many threads.
+        options: see `reshard.options.ConvertOptions`.
+
+    Raises:
+        InputError: options, or the files they name, are wrong.
+        VerificationError: a written file differs from what was to be written.
+        ConversionError: it failed at run time: a storage after retries, a full disk, no memory.
+    """
+    request = _conversion(ConvertOptions, source, target, source_strategy, target_strategy, options)
+    with _resources(request):
+        return conversions.convert(request, progress)
+
+
+def convert_latest(
+    source: PathOrUrl,
+    target: PathOrUrl,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    target_strategy: PathOrUrl | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[LatestOptions],
+) -> LatestReport:
+    """Convert the newest step that training has saved completely to `TARGET/{step}`, unless that is done already.
+
+    Args:
+        source: where training saves: a directory, or a pattern with `{rank}`.
+        target: the directory of all conversions.
+        source_strategy: as for `convert`.
+        target_strategy: as for `convert`.
+        progress: as for `convert`.
+        options: see `reshard.options.LatestOptions`.
+
+    Raises:
+        InputError: options are wrong; or no step is complete, and none is being written.
+        VerificationError: a written file differs from what was to be written.
+        ConversionError: it failed at run time.
+    """
+    strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
+    request = _build(LatestConversionRequest, LatestOptions, options, source=source, target=target, **strategies)
+    with _resources(request):
+        return latest.convert_latest(request, progress)
+
+
+def plan(
+    source: PathOrUrl,
+    target: PathOrUrl | None = None,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    target_strategy: PathOrUrl | None = None,
+    **options: Unpack[ConvertOptions],
+) -> PlanSummary:
+    """Return what `convert` would read and write, rank by rank, in bytes; nothing is written.
+
+    Args:
+        source: as for `convert`.
+        target: as for `convert`; None: anywhere.
+        source_strategy: as for `convert`.
+        target_strategy: as for `convert`.
+        options: see `reshard.options.ConvertOptions`.
+
+    Raises:
+        InputError: options, or the files they name, are wrong; or the target is occupied.
+        StorageError: a file cannot be read.
+    """
+    request = _conversion(ConvertOptions, source, target, source_strategy, target_strategy, options)
+    with _resources(request):
+        return planning.describe_plan(request)[1]
+
+
+def load_rank(
+    source: PathOrUrl,
+    source_strategy: PathOrUrl | None = None,
+    target_strategy: PathOrUrl | None = None,
+    rank: int = 0,
+    *,
+    names: Collection[str] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Iterator[tuple[str, Value]]:
+    """Yield the name and the array of each parameter of one target rank, straight from the source; nothing is written.
+
+    Args:
+        source: as for `convert`.
+        source_strategy: as for `convert`.
+        target_strategy: as for `convert`.
+        rank: which of the target's ranks.
+        names: names in the target of the parameters to load; None: all.
+        options: see `reshard.options.LoadOptions`.
+
+    Raises:
+        InputError: options are wrong, or there is no such rank or name; or a source file changed meanwhile.
+        StorageError: the source cannot be read.
+    """
+    return plan_load(source, source_strategy, target_strategy, **options).load(rank, names)
+
+
+def plan_load(
+    source: PathOrUrl,
+    source_strategy: PathOrUrl | None = None,
+    target_strategy: PathOrUrl | None = None,
+    **options: Unpack[LoadOptions],
+) -> LoadPlan:
+    """Look at a source once, to load any of the target's ranks from it, in any number of threads.
+
+    Args:
+        source: as for `convert`.
+        source_strategy: as for `convert`.
+        target_strategy: as for `convert`.
+        options: see `reshard.options.LoadOptions`.
+
+    Raises:
+        InputError: options, or the files they name, are wrong.
+        StorageError: the source cannot be read.
+    """
+    request = _conversion(LoadOptions, source, None, source_strategy, target_strategy, options)
+    given = {name: getattr(request, name) for name in options}
+    strategies = request.source_strategy, request.target_strategy
+    return load.plan_load(request.source, *strategies, resolvers=_resolvers(request), **given)
+
+
+def verify(
+    target: PathOrUrl, *, progress: Progress | None = None, **options: Unpack[VerifyOptions]
+) -> VerificationReport:
+    """Check a converted checkpoint against its manifest; its `problems` are empty if all is right.
+
+    Args:
+        target: the directory that a conversion made.
+        progress: as for `convert`.
+        options: see `reshard.options.VerifyOptions`.
+
+    Raises:
+        InputError: options are wrong, or there is no finished conversion; or its source is gone or has changed.
+        StorageError: a file cannot be read.
+    """
+    request = _build(VerificationRequest, VerifyOptions, options, target=target)
+    names = request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key
+    with files.resources_to_verify(request, resolvers_for(*names)):
+        return files.verify_target(request.target, request.level, progress)
+
+
+def diff(
+    a: PathOrUrl,
+    b: PathOrUrl,
+    *,
+    strategy_a: PathOrUrl | None = None,
+    strategy_b: PathOrUrl | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[DiffOptions],
+) -> ComparisonReport:
+    """Compare two checkpoints, whatever their strategies and formats; `same` of the report is the answer.
+
+    Args:
+        a: a checkpoint, or a JSON file of fingerprints.
+        b: the other one.
+        strategy_a: how A is cut; None: what reshard recorded, or not at all.
+        strategy_b: how B is cut.
+        progress: as for `convert`.
+        options: see `reshard.options.DiffOptions`.
+
+    Raises:
+        InputError: options are wrong, or a side is no whole checkpoint.
+        StorageError: a file cannot be read.
+    """
+    strategies = {"strategy_a": strategy_a, "strategy_b": strategy_b}
+    request = _build(ComparisonRequest, DiffOptions, options, a=a, b=b, **strategies)
+    names = request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b
+    return compare.compare_checkpoints(request, progress, resolvers_for(*names))
+
+
+def fingerprint(
+    checkpoint: PathOrUrl,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[FingerprintOptions],
+) -> ModelFingerprint:
+    """Return a fingerprint of each parameter and of the model; equal models have equal ones, however they are cut.
+
+    Args:
+        checkpoint: as the source of `convert`.
+        source_strategy: as for `convert`.
+        progress: as for `convert`.
+        options: see `reshard.options.FingerprintOptions`.
+
+    Raises:
+        InputError: options are wrong, or it is no whole checkpoint.
+        StorageError: a file cannot be read.
+    """
+    named = {"source": checkpoint, "source_strategy": source_strategy, "target": NOWHERE, "check_crc": False}
+    request = _build(ConversionRequest, FingerprintOptions, options, **named)
+    return compare.fingerprint_checkpoint(request, progress, _resolvers(request))
+
+
+def recover(
+    source: PathOrUrl,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    group_info: Sequence[PathOrUrl] = (),
+    **options: Unpack[RecoverOptions],
+) -> RecoveryReport:
+    """Tell whether a damaged checkpoint can be recovered, and from which ranks; `convert(…, recover=True)` does it.
+
+    Args:
+        source: as for `convert`.
+        source_strategy: as for `convert`.
+        group_info: files that tell which ranks hold the same, if there is no strategy.
+        options: see `reshard.options.RecoverOptions`.
+
+    Raises:
+        InputError: options, or the files they name, are wrong.
+        StorageError: a file cannot be read.
+    """
+    fixed = {"target": NOWHERE, "recover": True}
+    request = _build(
+        ConversionRequest, RecoverOptions, options, source=source, source_strategy=source_strategy, **fixed
+    )
+    with _resources(request):
+        return recovery.assess_recovery(request, [_text(url) for url in group_info])
+
+
+def doctor(
+    source: PathOrUrl,
+    *,
+    source_strategy: PathOrUrl | None = None,
+    step: str = "",
+    source_prefix: str = "",
+    integrated_save: IntegratedSaveName = IntegratedSave.AUTO,
+    source_storage: str = "",
+    decrypt_key: str = "",
+    decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
+) -> Diagnosis:
+    """Tell whether a strategy belongs to a checkpoint, and if not, where they part; `fits` is the answer.
+
+    Args:
+        source: as for `convert`.
+        source_strategy: the strategy in question; None: there is none, and `fits` is None.
+        step: epoch and step, such as `10_5`; empty: the newest that every rank has.
+        source_prefix: which of several runs in the source's folders.
+        integrated_save: whether every rank holds whole tensors, whatever the strategy cuts.
+        source_storage: name of storage options, of checkpoint and strategy: `env:NAME`, `file:PATH` or `block:NAME`.
+        decrypt_key: name of the checkpoint's key, if it is encrypted.
+        decrypt_mode: how it is encrypted.
+
+    Raises:
+        InputError: options are wrong, or one of them cannot be read at all.
+        StorageError: a storage failed.
+    """
+    request = build_options(
+        ConversionRequest,
+        str,
+        source=_text(source),
+        target=NOWHERE,
+        source_strategy=_text(source_strategy),
+        step=step,
+        source_prefix=source_prefix,
+        integrated_save=integrated_save,
+        source_storage=source_storage,
+        decrypt_key=decrypt_key,
+        decrypt_mode=decrypt_mode,
+    )
+    with _resources(request):
+        return diagnosis.diagnose(
+            request.source,
+            request.source_strategy,
+            step=request.step,
+            source_prefix=request.source_prefix,
+            integrated_save=request.integrated_save,
+        )
+
+
+def join_parts(
+    parts: Sequence[PathOrUrl],
+    target: PathOrUrl,
+    *,
+    shared_parameters: int | str = "fail",
+    storage: str = "",
+    progress: Progress | None = None,
+) -> JoinReport:
+    """Make one checkpoint of the parts that pipeline stages were converted to one by one.
+
+    Args:
+        parts: the directories that conversions of single stages made.
+        target: the directory to make.
+        shared_parameters: `first`, `fail` or the number of the stage whose copy of a tied parameter is taken.
+        storage: name of the storage options of all of them: `env:NAME`, `file:PATH` or `block:NAME`.
+        progress: as for `convert`.
+
+    Raises:
+        InputError: they are not parts of one target, or some are missing; or the target is occupied.
+        VerificationError: a copied file differs from its part's record.
+        StorageError: reading or writing failed, or there is no room.
+    """
+    if not parts or isinstance(parts, str):
+        raise InputError("parts: must be a list of one or more directories")
+    urls = [_text(part) for part in parts]
+    with _place(_text(target), *urls, storage=storage):
+        return join_stages.join_parts(urls, _text(target), progress, shared_parameters=str(shared_parameters))
+
+
+def merge_strategy(source: PathOrUrl, target: PathOrUrl, *, overwrite: bool = False, storage: str = "") -> MergeReport:
+    """Merge the strategy files of a job's ranks into one file: JSON if its name ends in `.json`, else protobuf.
+
+    Args:
+        source: where the ranks left their strategy files; or a strategy file, to be written in the other format.
+        target: the file to write.
+        overwrite: replace it if it is there.
+        storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
+
+    Raises:
+        InputError: the files do not make one strategy, or the file is there already.
+        StorageError: a file cannot be read or written.
+    """
+    named = {"source": _text(source), "target": _text(target), "overwrite": overwrite, "storage": storage}
+    request = build_options(MergeRequest, str, **named)
+    with _place(request.source, request.target, storage=request.storage):
+        return merge_files(request.source, request.target, request.overwrite)
+
+
+def make_strategy(
+    target: PathOrUrl,
+    *,
+    like: PathOrUrl,
+    data_parallel: int,
+    model_parallel: int,
+    pipeline: int = 1,
+    optimizer_parallel: bool = False,
+    optimizer_threshold_bytes: int = 64 << 10,
+    layers: str = "",
+    cuts: Sequence[str] = (),
+    places: Sequence[str] = (),
+    checkpoint: PathOrUrl | None = None,
+    integrated_save: IntegratedSaveName = IntegratedSave.AUTO,
+    overwrite: bool = False,
+    storage: str = "",
+    decrypt_key: str = "",
+    decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
+) -> MakeReport:
+    """Make the strategy of a job of other numbers of devices from a job's strategy, without a cluster.
+
+    Args:
+        target: the file to write: JSON if its name ends in `.json`, else protobuf.
+        like: the strategy of the network as it was; or a directory of whole tensors.
+        data_parallel: copies of the model in each stage.
+        model_parallel: devices that share each copy.
+        pipeline: stages.
+        optimizer_parallel: whether the copies share weights and optimizer states, along axis 0.
+        optimizer_threshold_bytes: smaller parameters stay as they are with optimizer parallelism.
+        layers: layers of each stage, such as `0-11,12-23`; empty: as before, or evenly.
+        cuts: `PATTERN=AXIS`: which tensor axis model parallelism cuts, where the source does not say it.
+        places: `PATTERN=first`: which stages hold parameters of no layer, where the source does not say it.
+        checkpoint: a checkpoint of that strategy, or a unified one, whose headers have the shapes.
+        integrated_save: whether every rank of it holds whole tensors.
+        overwrite: replace the file if it is there.
+        storage: name of the storage options of all of them: `env:NAME`, `file:PATH` or `block:NAME`.
+        decrypt_key: name of the checkpoint's key, if it is encrypted.
+        decrypt_mode: how it is encrypted.
+
+    Raises:
+        InputError: options are wrong, or the strategy does not say what is needed; or the file is there already.
+        StorageError: a file cannot be read or written.
+    """
+    urls = {"target": _text(target), "like": _text(like), "checkpoint": _text(checkpoint)}
+    job = _build_job(
+        data_parallel=data_parallel,
+        model_parallel=model_parallel,
+        pipeline=pipeline,
+        optimizer_parallel=optimizer_parallel,
+        optimizer_threshold_bytes=optimizer_threshold_bytes,
+        layers=layers,
+        cuts=cuts,
+        places=places,
+    )
+    named = {"source": urls["like"], "target": NOWHERE, "integrated_save": integrated_save}
+    checked = build_options(ConversionRequest, str, **named)
+    with _place(*urls.values(), storage=storage, decrypt_key=decrypt_key, decrypt_mode=decrypt_mode):
+        return make_strategy_file(
+            urls["like"],
+            urls["target"],
+            job,
+            checkpoint=urls["checkpoint"],
+            integrated_save=checked.integrated_save,
+            overwrite=overwrite,
+        )
+
+
+def inspect(
+    what: PathOrUrl,
+    *,
+    storage: str = "",
+    decrypt_key: str = "",
+    decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
+) -> dict[str, Any]:
+    """Return what is in a checkpoint file, a checkpoint or a strategy, as a document; its `kind` says which it is.
+
+    Args:
+        what: a file, a directory, or a pattern with `{rank}`.
+        storage: name of storage options: `env:NAME`, `file:PATH` or `block:NAME`.
+        decrypt_key: name of the key, if it is encrypted.
+        decrypt_mode: how it is encrypted.
+
+    Raises:
+        InputError: there is nothing, or nothing that reshard knows.
+        StorageError: a storage failed.
+    """
+    url = _text(what)
+    with _place(url, storage=storage, decrypt_key=decrypt_key, decrypt_mode=decrypt_mode):
+        return describe(url)
+
+
+def read_manifest(target: PathOrUrl, *, storage: str = "") -> Manifest | None:
+    """Return the manifest of a converted checkpoint; None if there is no finished conversion.
+
+    Args:
+        target: the directory that a conversion made.
+        storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
+
+    Raises:
+        InputError: the manifest is damaged.
+        StorageError: it cannot be read.
+    """
+    url = _text(target)
+    with _place(url, storage=storage):
+        return manifests.read_manifest(parse_url(url))
+
+
+def _conversion(
+    known: type,
+    source: PathOrUrl,
+    target: PathOrUrl | None,
+    source_strategy: PathOrUrl | None,
+    target_strategy: PathOrUrl | None,
+    options: Mapping[str, object],
+) -> ConversionRequest:
+    strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
+    to = NOWHERE if target is None else target
+    return _build(ConversionRequest, known, options, source=source, target=to, **strategies)
+
+
+def _build(model: type[_Request], known: type, options: Mapping[str, object], **named: object) -> _Request:
+    """Build a request of a call's arguments; `known` is the TypedDict of its options."""
+    unknown = [name for name in options if name not in known.__annotations__]
+    if unknown:
+        raise InputError("\n".join(f"{name}: {_advice(name, known)}" for name in unknown))
+    return build_options(model, str, **{name: _text(value) for name, value in (named | dict(options)).items()})
+
+
+def _advice(name: str, known: type) -> str:
+    if name in _OF_FLOWS:
+        return "is for flows: give a ConversionRequest to reshard.flows.convert_checkpoint"
+    near = get_close_matches(name, known.__annotations__, 3)
+    return "there is no such option" + (f"; is it {' or '.join(near)}?" if near else "")
+
+
+def _text(value: Any) -> Any:
+    """The text of a path; an empty one for None, as requests have it."""
+    if value is None:
+        return ""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _build_job(**fields: object) -> TargetJob:
+    try:
+        return TypeAdapter(TargetJob).validate_python(fields)
+    except ValidationError as error:
+        raise InputError(describe_validation(error, str)) from error
+
+
+def _resolvers(request: ConversionOptions) -> Mapping[str, Any]:
+    names = request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key
+    return resolvers_for(*names)
+
+
+def _resources(request: ConversionOptions) -> AbstractContextManager[None]:
+    return resources_of(request, _resolvers(request))
+
+
+@contextmanager
+def _place(
+    *urls: str,
+    storage: str,
+    decrypt_key: str = "",
+    decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
+) -> Iterator[None]:
+    """Open URLs with the storage options of a name, and what is encrypted there with the key of a name."""
+    named = {"storage": storage, "decrypt_key": decrypt_key, "decrypt_mode": decrypt_mode}
+    checked = build_options(VerificationRequest, str, target=urls[0], **named)
+    key, mode = checked.decrypt_key, checked.decrypt_mode
+    resolvers = resolvers_for(storage, key)
+    with (
+        named_storages([(url, storage) for url in urls if url], resolvers),
+        named_keys(KeyNames(key, mode, key, mode), resolvers),
+    ):
+        yield
