@@ -11,11 +11,11 @@ import time
 
 from benchmarks.models import FLOAT
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.plan.plan import PlanInputs, build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.tensor.slices import Shape
+from reshard.core.tensor.slices import Extent, Shape
 
 _SOURCE_RANKS = 4096
 _TARGET_RANKS = 3072

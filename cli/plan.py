@@ -15,10 +15,10 @@ from reshard.core.request.conversion import NOWHERE, build_request
 from reshard.core.runtime.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.checkpoint.model import Extent
     from reshard.core.conversion.report import PlanSummary
     from reshard.core.plan.overlaps import ParameterOverlaps
     from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+    from reshard.core.tensor.slices import Extent
 
 _MOST_EFFECTS = 16
 """Of changed parameters, and of those that are left out, that are shown."""
@@ -256,7 +256,7 @@ def describe_reads(plan: "ConversionPlan", rank: int, name: str) -> dict[str, An
 
 
 def _describe_read(plan: "ConversionPlan", parameter: "ParameterPlan", read: "ReadItem") -> dict[str, Any]:
-    from reshard.core.tensor.slices import byte_span, contiguous_axis
+    from reshard.core.tensor.slices import bounding_extent, contiguous_axis
 
     entry = plan.source_entry(read.source_rank, parameter.sources[read.source].name)
     described = {
@@ -271,7 +271,7 @@ def _describe_read(plan: "ConversionPlan", parameter: "ParameterPlan", read: "Re
     if not entry.extents or not read.source_box.size:
         # a text stands in the header, and what is empty is nowhere
         return described | {"runs": 0, "file_offsets": None}
-    span = byte_span(read.source_box, entry.shape, entry.dtype.itemsize)
+    span = bounding_extent(read.source_box, entry.shape, entry.dtype.itemsize)
     axis = contiguous_axis(read.source_box, entry.shape)
     last = span.offset + span.length - 1
     return described | {

@@ -8,11 +8,11 @@ from itertools import tee
 import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.model import Extent, TensorEntry
+from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.checkpoint.remote_index.templates import Head, expected_heads, header_mismatch
 from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.storage.reading import SourceFile
-from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes
+from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_boxes
 
 Block = tuple[TensorEntry, TensorSlice, np.ndarray]
 """An entry, a box of its shard, and the box's elements as unsigned integers; an array of the box's shape."""
@@ -150,7 +150,7 @@ def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:
     """Where a box of an entry's shard, which is contiguous, is in its file; nowhere if it is a text's, or empty."""
     if not entry.extents or not box.size:
         return ()
-    run = byte_span(box, entry.shape, entry.dtype.itemsize)
+    run = bounding_extent(box, entry.shape, entry.dtype.itemsize)
     return entry.extents_of(run.offset, run.length)
 
 

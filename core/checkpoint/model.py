@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from reshard.core.tensor.dtypes import TEXT, DType
-from reshard.core.tensor.slices import Shape
+from reshard.core.tensor.slices import Extent, Shape
 
 MAX_TEXT_BYTES = 1 << 20
 """Of one text entry, as UTF-32: texts are kept whole in an index, so they have to stay small."""
@@ -25,14 +25,6 @@ class CheckpointFormat(StrEnum):
 
     CKPT = "ckpt"
     SAFETENSORS = "safetensors"
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Contiguous bytes of a file: absolute `offset` and `length`, in bytes."""
-
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from reshard.core.storage.coalescing import coalesced, stretch_of
+from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
 
@@ -20,7 +20,7 @@ _MOST_BYTES_UNDER_WAY = 16 << 20
 
 
 @dataclass(frozen=True)
-class _Range:
+class _ReadRange:
     offset: int
     length: int
     number: int
@@ -28,11 +28,11 @@ class _Range:
 
 def read_coalesced(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes of each range, those that lie close together by one request; all requests are made at once."""
-    items = [_Range(offset, length, number) for number, (offset, length) in enumerate(ranges)]
-    groups = list(coalesced(items, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=REQUEST_BYTES))
-    stretches = [stretch_of(group) for group in groups]
+    items = [_ReadRange(offset, length, number) for number, (offset, length) in enumerate(ranges)]
+    groups = list(coalesced(items, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=REQUEST_BYTES))
+    covering = [covering_range(group) for group in groups]
     found = [b""] * len(ranges)
-    for group, (start, _), data in zip(groups, stretches, read_split(file, stretches), strict=True):
+    for group, (start, _), data in zip(groups, covering, read_split(file, covering), strict=True):
         for item in group:
             found[item.number] = data[item.offset - start :][: item.length]
     return found
@@ -51,13 +51,13 @@ def read_ahead(file: SourceFile, ranges: Iterable[tuple[int, int]]) -> Iterator[
     While one piece is worked on the next ones are under way; short ones that lie close together in this order share a
     request. It waits for requests, so no function that is one of several requests at once may use it.
     """
-    under_way: deque[tuple[list[_Range], Future[list[bytes]]]] = deque()
+    under_way: deque[tuple[list[_ReadRange], Future[list[bytes]]]] = deque()
     bytes_under_way = 0
     try:
         for group in _in_turn(ranges):
-            start, length = stretch_of(group)
+            start, length = covering_range(group)
             while under_way and bytes_under_way + length > _MOST_BYTES_UNDER_WAY:
-                bytes_under_way -= stretch_of(under_way[0][0])[1]
+                bytes_under_way -= covering_range(under_way[0][0])[1]
                 yield from _answered(*under_way.popleft())
             bytes_under_way += length
             under_way.append((group, submitted(file.read_many, [(start, length)])))
@@ -68,9 +68,9 @@ def read_ahead(file: SourceFile, ranges: Iterable[tuple[int, int]]) -> Iterator[
             future.cancel()
 
 
-def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_Range]]:
+def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_ReadRange]]:
     """The pieces of ranges, in order, those together that one request gets."""
-    group: list[_Range] = []
+    group: list[_ReadRange] = []
     for number, range_ in enumerate(ranges):
         for offset, length in _pieces(range_):
             if group:
@@ -78,12 +78,12 @@ def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_Range]]:
                 if not (stop <= offset <= stop + GAP_WORTH_READING_BYTES and offset + length <= start + REQUEST_BYTES):
                     yield group
                     group = []
-            group.append(_Range(offset, length, number))
+            group.append(_ReadRange(offset, length, number))
     if group:
         yield group
 
 
-def _answered(group: Sequence[_Range], future: "Future[list[bytes]]") -> Iterator[tuple[int, bytes]]:
+def _answered(group: Sequence[_ReadRange], future: "Future[list[bytes]]") -> Iterator[tuple[int, bytes]]:
     [data] = future.result()
     for item in group:
         start = item.offset - group[0].offset

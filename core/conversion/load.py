@@ -36,9 +36,10 @@ from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.tensor.dtypes import MAP_TENSOR
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
-from reshard.core.transfer.file_blocks import Part, expected_entries, transposed_parameters
+from reshard.core.transfer.fetches import RankBlock
+from reshard.core.transfer.file_blocks import Chunk, expected_entries, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally, overflow_notes
-from reshard.core.transfer.reader import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 _NamedValue = tuple[str, Value]
@@ -220,10 +221,10 @@ class _RankLoad:
     def values(self) -> Generator[_NamedValue, None, None]:
         """The values in order; the source is closed at the end, or when nobody asks for more."""
         with closing(self._open_sources()) as sources:
-            gatherer = self._gatherer(sources)
+            reader = self._block_reader(sources)
             for entries in self._batches():
                 loaded = deque(_Loaded(entry, _buffer_of(entry)) for entry in entries)
-                self._fill(gatherer, loaded)
+                self._fill(reader, loaded)
                 while loaded:
                     yield loaded.popleft().named_value
             with_retries(sources.check_unchanged, current_progress().note)
@@ -236,14 +237,14 @@ class _RankLoad:
         ranks = (read.source_rank for parameter in self._parameters.values() for read in parameter.reads)
         return RemoteFiles(self._plan, ranks)
 
-    def _gatherer(self, sources: LocalFiles | RemoteFiles) -> Gatherer:
+    def _block_reader(self, sources: LocalFiles | RemoteFiles) -> BlockReader:
         parameters = [self._parameters]
         if isinstance(sources, LocalFiles):
             scratch_bytes = min(_MOST_SCRATCH_BYTES, self._limit_bytes // 4)
-            return LocalGatherer(self._plan, parameters, sources, scratch_bytes)
+            return LocalBlockReader(self._plan, parameters, sources, scratch_bytes)
         # what is asked for takes twice as much memory while answers are put together
-        asked_bytes = min(_MOST_ASKED_BYTES, self._limit_bytes * 3 // 8)
-        return RemoteGatherer(self._plan, parameters, sources, asked_bytes, _REQUESTS_AT_ONCE)
+        in_flight_bytes = min(_MOST_ASKED_BYTES, self._limit_bytes * 3 // 8)
+        return RemoteBlockReader(self._plan, parameters, sources, in_flight_bytes, _REQUESTS_AT_ONCE)
 
     def _batches(self) -> Iterator[list[OutputEntry]]:
         """The parameters in order, small ones together."""
@@ -259,7 +260,7 @@ class _RankLoad:
         if batch:
             yield batch
 
-    def _fill(self, gatherer: Gatherer, loaded: Iterable[_Loaded]) -> None:
+    def _fill(self, reader: BlockReader, loaded: Iterable[_Loaded]) -> None:
         """Reads the contents of parameters to where they stay."""
         together: list[RankBlock] = []
         for each in loaded:
@@ -269,27 +270,27 @@ class _RankLoad:
             elif size_bytes <= _PART_BYTES or entry.name in self._turned:
                 together.append(self._block(entry.name, TensorSlice.whole(entry.shape), each.buffer))
             else:
-                self._fill_in_parts(gatherer, each)
-        self._fill_blocks(gatherer, [block for block in together if block.buffer.size])
+                self._fill_in_parts(reader, each)
+        self._fill_blocks(reader, [block for block in together if block.buffer.size])
         for each in loaded:
             self._tally.check(each.entry.name)
 
-    def _fill_in_parts(self, gatherer: Gatherer, loaded: _Loaded) -> None:
+    def _fill_in_parts(self, reader: BlockReader, loaded: _Loaded) -> None:
         entry, start = loaded.entry, 0
         itemsize = entry.dtype.itemsize
         for box in contiguous_boxes(entry.shape, 0, math.prod(entry.shape), _PART_BYTES // itemsize):
             stop = start + box.size * itemsize
-            self._fill_blocks(gatherer, [self._block(entry.name, box, loaded.buffer[start:stop])])
+            self._fill_blocks(reader, [self._block(entry.name, box, loaded.buffer[start:stop])])
             start = stop
 
     def _block(self, name: str, box: TensorSlice, buffer: np.ndarray) -> RankBlock:
-        return RankBlock(self._parameters, buffer, [Part(name, box, 0, len(buffer))])
+        return RankBlock(self._parameters, buffer, [Chunk(name, box, 0, len(buffer))])
 
-    def _fill_blocks(self, gatherer: Gatherer, blocks: Sequence[RankBlock]) -> None:
+    def _fill_blocks(self, reader: BlockReader, blocks: Sequence[RankBlock]) -> None:
         def fill() -> None:
             for block in blocks:
                 block.overflows.clear()  # of an attempt that failed
-            gatherer.fill(blocks)
+            reader.fill(blocks)
 
         with_retries(fill, current_progress().note)
         for block in blocks:

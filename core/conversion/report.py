@@ -188,7 +188,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         read_bytes=plan.read_bytes,
         written_bytes=plan.written_bytes,
         buffer_bytes=max(1, budget.workers // prefetch)
-        * budget.shares(largest, prefetch, wide=plan.transposes).total_bytes,
+        * budget.group_buffers(largest, prefetch, wide=plan.transposes).total_bytes,
         workers=budget.workers,
         dropped=plan.match.dropped,
         excused=plan.match.allowed_missing,

@@ -46,8 +46,8 @@ from reshard.core.runtime.budget import (
     MAX_PREFETCH_THREADS,
     Budget,
     WorkerPool,
+    build_budget,
     open_files_limit,
-    share_out,
     upload_part_bytes,
 )
 from reshard.core.runtime.keys import needed_target_key
@@ -94,7 +94,7 @@ def rank_budget(
     workers = min(wanted, default if pool else wanted, rank_count * MAX_PREFETCH_THREADS)
     limit_bytes = request.memory_limit_bytes
     largest_bytes = max((totals.shard_bytes for totals in plan.totals), default=0)
-    return share_out(
+    return build_budget(
         limit_bytes,
         open_files_limit(),
         workers,
@@ -113,14 +113,16 @@ def planned_groups(plan: ConversionPlan, ranks: Sequence[int], budget: Budget) -
     what its ranks share comes over the network once.
     """
     fewest = budget.processes * (1 if budget.remote_source else budget.workers)
-    return group_ranks(plan, ranks, fewest=fewest, most_ranks=budget.most_blocks, remote_source=budget.remote_source)
+    return group_ranks(
+        plan, ranks, min_groups=fewest, max_ranks=budget.max_group_ranks, remote_source=budget.remote_source
+    )
 
 
 def prefetch_threads_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
     """How many workers gather for one group: several where there are fewer groups than workers, or shared reads."""
     if budget.remote_source and any(len(group) > 1 for group in groups):
-        return budget.most_lanes
-    return max(1, min(budget.most_lanes, budget.workers * budget.processes // max(1, len(groups))))
+        return budget.max_prefetch
+    return max(1, min(budget.max_prefetch, budget.workers * budget.processes // max(1, len(groups))))
 
 
 @dataclass(frozen=True)

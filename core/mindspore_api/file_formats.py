@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reshard.core.checkpoint.formats.any_format import check_crc, read_index
-from reshard.core.checkpoint.model import CheckpointFormat, Content, Extent, OutputEntry, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, TensorEntry
 from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
 from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
@@ -34,6 +34,7 @@ from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR
+from reshard.core.tensor.slices import Extent
 
 NameMap = Mapping[str, str] | None
 

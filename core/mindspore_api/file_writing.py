@@ -11,7 +11,7 @@ from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
-from reshard.core.runtime.budget import Budget, open_files_limit, share_out
+from reshard.core.runtime.budget import Budget, build_budget, open_files_limit
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.transfer.file_blocks import expected_entries
@@ -45,9 +45,9 @@ def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> N
         os.makedirs(directory, mode=0o700, exist_ok=True)
         work = tempfile.mkdtemp(prefix=".reshard-", dir=directory)
     try:
-        budget = share_out(MEMORY_BYTES, open_files_limit(), workers)
+        budget = build_budget(MEMORY_BYTES, open_files_limit(), workers)
         places = [parse_url(os.path.join(work, str(number))) for number in range(len(files))]
-        prefetch = max(1, min(budget.most_lanes, budget.workers // max(1, len(files))))
+        prefetch = max(1, min(budget.max_prefetch, budget.workers // max(1, len(files))))
         with ThreadPoolExecutor(max(1, budget.workers // prefetch), thread_name_prefix="reshard") as pool:
             records = list(pool.map(lambda file, place: _write(file, place, budget, prefetch), files, places))
         for file, place, record in zip(files, places, records, strict=True):

@@ -23,7 +23,7 @@ from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.unified_names import MAP_NAME, OTHERS_NAME
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
-from reshard.core.tensor.slices import TensorSlice, byte_span, contiguous_boxes, row_major_strides
+from reshard.core.tensor.slices import TensorSlice, bounding_extent, contiguous_boxes, row_major_strides
 
 _BLOCK_BYTES = 4 << 20
 
@@ -67,7 +67,7 @@ class Slice:
         """The bytes of a box of the entry, which is not empty, in C order."""
         itemsize = self.entry.dtype.itemsize
         shape = self.entry.shape
-        run = byte_span(box, shape, itemsize)
+        run = bounding_extent(box, shape, itemsize)
         buffer = np.empty(run.length, np.uint8)
         # files of whole parameters are .safetensors, where each is in one piece
         self.file.read_into(self.entry.extents[0].offset + run.offset, buffer.data)

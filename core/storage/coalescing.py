@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
 
 
-class ByteRange(Protocol):
+class ExtentLike(Protocol):
     """Bytes `offset` to `offset + length` of a file."""
 
     @property
@@ -16,15 +16,15 @@ class ByteRange(Protocol):
         """Number of bytes."""
 
 
-Range = TypeVar("Range", bound=ByteRange)
+Range = TypeVar("Range", bound=ExtentLike)
 
 
-def coalesced(ranges: Sequence[Range], *, gap_bytes: int, most_bytes: int) -> Iterator[list[Range]]:
+def coalesced(ranges: Sequence[Range], *, gap_bytes: int, max_bytes: int) -> Iterator[list[Range]]:
     """Groups ranges of one file, each to be read at once, in ascending order of their offsets.
 
-    Neighbours join while at most `gap_bytes` lie between them and the whole read stays within `most_bytes`. Ranges may
+    Neighbours join while at most `gap_bytes` lie between them and the whole read stays within `max_bytes`. Ranges may
     overlap; those that do are torn apart only where they are too long together, for it means reading twice. A range
-    longer than `most_bytes` stays alone.
+    longer than `max_bytes` stays alone.
     """
     group: list[Range] = []
     start = stop = border = 0  # of the group's items those from `border` on overlap one another
@@ -33,11 +33,11 @@ def coalesced(ranges: Sequence[Range], *, gap_bytes: int, most_bytes: int) -> It
         if group and item.offset - stop > gap_bytes:
             yield group
             group = []
-        too_long = max(stop, item_stop) - start > most_bytes
-        if group and border and item.offset < stop and too_long and item_stop - group[border].offset <= most_bytes:
+        too_long = max(stop, item_stop) - start > max_bytes
+        if group and border and item.offset < stop and too_long and item_stop - group[border].offset <= max_bytes:
             yield group[:border]
             group, start, border = group[border:], group[border].offset, 0
-        if group and max(stop, item_stop) - start > most_bytes:
+        if group and max(stop, item_stop) - start > max_bytes:
             yield group
             group = []
         if not group:
@@ -50,7 +50,7 @@ def coalesced(ranges: Sequence[Range], *, gap_bytes: int, most_bytes: int) -> It
         yield group
 
 
-def stretch_of(ranges: Sequence[ByteRange]) -> tuple[int, int]:
+def covering_range(ranges: Sequence[ExtentLike]) -> tuple[int, int]:
     """Offset and length of what reaches from the first of some ranges, in ascending order, to where the last ends."""
     start = ranges[0].offset
     return start, max(item.offset + item.length for item in ranges) - start

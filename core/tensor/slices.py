@@ -101,19 +101,19 @@ def row_major_strides(shape: Shape) -> Shape:
 
 
 @dataclass(frozen=True)
-class ByteRun:
-    """Contiguous bytes of a shard: `offset` and `length` in bytes, relative to the shard's first byte."""
+class Extent:
+    """Contiguous bytes of a file or a shard: `offset` from its first byte and `length`, in bytes."""
 
     offset: int
     length: int
 
 
-def byte_span(box: TensorSlice, shard_shape: Shape, itemsize: int) -> ByteRun:
+def bounding_extent(box: TensorSlice, shard_shape: Shape, itemsize: int) -> Extent:
     """The smallest run of bytes of a shard that contains the whole of `box` (not empty, in shard coordinates)."""
     strides = row_major_strides(shard_shape)
     first = sum(low * stride for low, stride in zip(box.start, strides, strict=True))
     last = sum((high - 1) * stride for high, stride in zip(box.stop, strides, strict=True))
-    return ByteRun(first * itemsize, (last - first + 1) * itemsize)
+    return Extent(first * itemsize, (last - first + 1) * itemsize)
 
 
 def contiguous_axis(box: TensorSlice, shard_shape: Shape) -> int:

@@ -1,7 +1,7 @@
-"""What a target rank's file holds, and how it is divided into blocks.
+"""The content of a target rank's file, and its division into blocks. Pure: nothing is read here.
 
-A file is written as *blocks*, as large as the memory budget allows. A block holds a stretch of the file: literal bytes
-(headers), and parts of shards. A *part* is a box that is contiguous in a target shard. Nothing is read here.
+A *block* is a run of the file, as long as the memory budget allows: literal bytes (headers) and chunks. A *chunk* is a
+box that is contiguous in a target shard.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,8 +17,8 @@ from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 
 
 @dataclass(frozen=True)
-class Part:
-    """A contiguous box of a target shard, and the byte of the block where it begins."""
+class Chunk:
+    """A contiguous box of a target shard, and its first byte in the block."""
 
     name: str
     box: TensorSlice
@@ -28,26 +28,26 @@ class Part:
 
 @dataclass
 class Block:
-    """A stretch of a file: literal bytes by their position in the block, and parts of shards.
+    """A run of a file: literal bytes by their position in the block, and chunks.
 
-    Where contents are known beforehand, they are both.
+    Contents known beforehand are both a literal and a chunk.
     """
 
     size_bytes: int = 0
     literals: list[tuple[int, bytes]] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
 
 
 def expected_entries(plan: ConversionPlan, rank_plan: RankPlan) -> tuple[OutputEntry, ...]:
-    """What a target rank's file is to hold."""
+    """Return the entries that a target rank's file must hold."""
     return tuple(_output_entry(plan, parameter) for parameter in rank_plan.parameters)
 
 
 def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> FilePlan:
-    """The file of the target that holds `entries`.
+    """Lay out the target file that holds `entries`.
 
     Raises:
-        CheckpointError: its format cannot hold one of them.
+        CheckpointError: the target's format cannot hold an entry.
     """
     inputs = plan.inputs
     unified = inputs.unified
@@ -70,7 +70,7 @@ def _planned_file(
 
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
-    """Names of those that are read with their axes in another order: a block of them is a strip of all their rows."""
+    """Names of the parameters read with their axes in another order: each of their blocks needs every source row."""
     return frozenset(
         parameter.name
         for parameter in parameters
@@ -86,9 +86,9 @@ def file_blocks(
     wide: frozenset[str] = frozenset(),
     wide_bytes: int = 0,
 ) -> Iterator[Block]:
-    """A file as blocks of at most `block_bytes`, in order; parts of parameters that are `wide` may have `wide_bytes`.
+    """Divide a file into blocks of at most `block_bytes`, in order; chunks of `wide` parameters may have `wide_bytes`.
 
-    A wide part that is longer than `block_bytes` is a block of its own.
+    A wide chunk longer than `block_bytes` is a block of its own.
     """
     by_name = {entry.name: entry for entry in entries}
     block = Block()
@@ -103,15 +103,15 @@ def file_blocks(
                 block.size_bytes += len(literal)
             continue
         entry = by_name[segment.name]
-        most_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
-        for box in _part_boxes(entry, segment, most_bytes):
+        max_bytes = max(block_bytes, wide_bytes) if segment.name in wide else block_bytes
+        for box in _chunk_boxes(entry, segment, max_bytes):
             size_bytes = box.size * entry.dtype.itemsize
             if block.size_bytes and block.size_bytes + size_bytes > block_bytes:
                 yield block
                 block = Block()
             if entry.literal:
                 block.literals.append((block.size_bytes, entry.literal))
-            block.parts.append(Part(segment.name, box, block.size_bytes, size_bytes))
+            block.chunks.append(Chunk(segment.name, box, block.size_bytes, size_bytes))
             block.size_bytes += size_bytes
     yield block
 
@@ -131,7 +131,7 @@ def _output_entry(plan: ConversionPlan, parameter: ParameterPlan) -> OutputEntry
     return OutputEntry(parameter.name, parameter.dtype, parameter.box.shape, text, piece_bytes, literal)
 
 
-def _part_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:
+def _chunk_boxes(entry: OutputEntry, content: Content, block_bytes: int) -> Iterable[TensorSlice]:
     itemsize = entry.dtype.itemsize
     if content.stop - content.start == entry.size_bytes <= block_bytes:
         return (_whole(entry.shape),)

@@ -1,19 +1,19 @@
-"""Finite values that became infinite when they were cast: counted for each parameter, and refused or told."""
+"""Finite values that a cast made infinite: counted by parameter, then refused or reported."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from reshard.core.errors import CastError
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan
 from reshard.core.request.changes import OverflowPolicy
-from reshard.core.runtime.wording import counted
+from reshard.core.runtime.wording import counted, listed
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.slices import TensorSlice
 
-_MOST_TOLD = 6
+_MAX_LISTED = 6
 
 
 class OverflowTally:
-    """What overflowed in one target rank's parameters, found part by part."""
+    """Overflows in one target rank's parameters, added block by block."""
 
     def __init__(self, plan: ConversionPlan, parameters: Mapping[str, ParameterPlan]) -> None:
         self.by_name: dict[str, Overflow] = {}
@@ -21,16 +21,16 @@ class OverflowTally:
         self._fails = plan.inputs.changes.cast_overflow is OverflowPolicy.FAIL
 
     def add(self, found: Iterable[tuple[str, Overflow]]) -> None:
-        """Counts what was found in a block."""
+        """Add the overflows of a block."""
         for name, overflow in found:
             known = self.by_name.get(name)
             self.by_name[name] = overflow if known is None else known.joined(overflow)
 
     def check(self, name: str) -> None:
-        """Makes sure that a parameter which is complete may be as it is.
+        """Check a complete parameter against the overflow policy.
 
         Raises:
-            CastError: values of it overflowed, and that is to fail.
+            CastError: its values overflowed, and the policy is to fail.
         """
         overflow = self.by_name.get(name)
         if overflow is None or not self._fails:
@@ -47,9 +47,9 @@ class OverflowTally:
 
 
 def total_overflows(plan: ConversionPlan, counts: Sequence[tuple[int, Mapping[str, int]]]) -> dict[str, int]:
-    """How many values of each whole parameter overflowed, from each rank's counts; what ranks share counts once.
+    """Count the overflowed values of each whole parameter from the ranks' counts; replicas count once.
 
-    Stages that hold the same parameter may cut it differently: it counts where most of it was found.
+    Stages that hold the same parameter may shard it differently: the largest count wins.
     """
     by_rank = {rank: by_name for rank, by_name in counts if by_name}
     totals: dict[str, int] = {}
@@ -66,10 +66,10 @@ def total_overflows(plan: ConversionPlan, counts: Sequence[tuple[int, Mapping[st
 
 
 def overflow_notes(totals: Mapping[str, int]) -> tuple[str, ...]:
-    """What overflowed, in a sentence; none if nothing did."""
+    """Report notes on overflows; empty without any."""
     if not totals:
         return ()
-    told = [f"{name}: {count}" for name, count in sorted(totals.items(), key=lambda item: -item[1])[:_MOST_TOLD]]
-    more = f" and {len(totals) - _MOST_TOLD} more" if len(totals) > _MOST_TOLD else ""
+    by_count = sorted(totals.items(), key=lambda item: -item[1])
+    names = listed([f"{name}: {count}" for name, count in by_count], _MAX_LISTED)
     count = counted(sum(totals.values()), "finite value")
-    return (f"cast, as allowed, although too large: {count} became INFINITE ({', '.join(told)}{more})",)
+    return (f"cast, as allowed, although too large: {count} became INFINITE ({names})",)

@@ -1,8 +1,8 @@
-"""Which target ranks are worth writing side by side, because alone each would read what others need as well.
+"""Groups of target ranks written side by side, so that bytes which several of them need are read once.
 
 A rank that gets some columns of a source shard reads them row by row, through the gaps between them; its neighbors in
-the target's grid read the same rows for what is in the gaps. From a remote storage whatever two ranks hold alike is
-worth reading once, too. Ranks that get rows of their own share nothing.
+the target's grid need the bytes in the gaps. From a remote storage replicas are worth reading once, too. Ranks that get
+rows of their own have no reads in common.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,26 +13,25 @@ from reshard.core.tensor.slices import Shape
 from reshard.core.transfer.read_ranges import gap_cost_bytes
 from reshard.core.transfer.reader import GAP_WORTH_READING_BYTES
 
-_GAPS_WORTH_SHARING = 0.25
-"""Part of a rank's bytes that reading through gaps must cost on top, for its ranks to be grouped.
+_MIN_GAP_COST = 0.25
+"""Least cost of reading through gaps, as a fraction of a rank's bytes, that justifies a group.
 
 Ranks of a group end together: the larger it is, the more is done again after a crash.
 """
-_REMOTE_READS_WORTH_SHARING = 0.03
-"""Part of a rank's bytes that are read for others as well, or in vain, for its ranks to be grouped."""
-_MOST_PARAMETERS_TOGETHER = 2**15
-"""Of all ranks of a group; what is known of each takes about a kilobyte while its rank is being written."""
+_MIN_REMOTE_COST = 0.03
+"""Least fraction of a rank's bytes, read for other ranks or dropped, that justifies a group."""
+_MAX_GROUP_PARAMETERS = 2**15
+"""Of all ranks of a group; each takes about a kilobyte while its rank is being written."""
 
 
 def group_ranks(
-    plan: ConversionPlan, ranks: Sequence[int], *, fewest: int, most_ranks: int, remote_source: bool = False
+    plan: ConversionPlan, ranks: Sequence[int], *, min_groups: int, max_ranks: int, remote_source: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """The ranks in groups, each to be written side by side.
+    """Divide ranks into at least `min_groups` groups, if there are as many ranks, of at most `max_ranks`.
 
-    There are at least `fewest` groups, as far as there are ranks, and at most `most_ranks` in a group. Where sharing
-    gains little, each rank is a group of its own.
+    Where common reads are few, each rank is a group of its own.
     """
-    size = max(1, min(most_ranks, len(ranks) // fewest))
+    size = max(1, min(max_ranks, len(ranks) // min_groups))
     costly = _classes_read_again if remote_source else _classes_with_gaps
     groups: list[tuple[int, ...]] = []
     for stage in plan.stages:
@@ -41,23 +40,23 @@ def group_ranks(
         if classes:
             here = _neighbors_together(here, stage, classes)
         parameters = sum(len(layout_class.parameters) for layout_class in stage.classes)
-        together = min(size, _MOST_PARAMETERS_TOGETHER // max(1, parameters)) if classes else 1
-        groups.extend(_batches(here, max(1, together)))
+        group_size = min(size, _MAX_GROUP_PARAMETERS // max(1, parameters)) if classes else 1
+        groups.extend(_batches(here, max(1, group_size)))
     return tuple(groups)
 
 
 def _classes_with_gaps(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
-    """The layout classes that are read through gaps, the costliest first; none if that costs little."""
+    """Layout classes that are read through gaps, the costliest first; none if the gaps cost little."""
 
     def cost(_: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
         return sum(gap_cost_bytes(plan, parameter, GAP_WORTH_READING_BYTES) for parameter in parameters)
 
     costs, needed = _costs(stage, ranks[0], cost)
-    return _costliest(costs) if sum(cost for cost, _ in costs) >= _GAPS_WORTH_SHARING * needed else []
+    return _costliest(costs) if sum(cost for cost, _ in costs) >= _MIN_GAP_COST * needed else []
 
 
 def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequence[int]) -> list[LayoutClass]:
-    """The layout classes of which ranks read what others read or need, the costliest first; none if that is little."""
+    """Layout classes of which ranks read bytes that others need, the costliest first; none if these are few."""
 
     def cost(layout_class: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
         cells = {layout_class.pair.target.cell_of(rank - stage.ranks.start) for rank in ranks}
@@ -69,15 +68,16 @@ def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequenc
         )
 
     costs, needed = _costs(stage, ranks[0], cost)
-    return _costliest(costs) if sum(cost for cost, _ in costs) > _REMOTE_READS_WORTH_SHARING * needed else []
+    return _costliest(costs) if sum(cost for cost, _ in costs) > _MIN_REMOTE_COST * needed else []
 
 
 def _costs(
     stage: TargetStage, rank: int, cost: Callable[[LayoutClass, Sequence[ParameterPlan]], int]
 ) -> tuple[list[tuple[int, LayoutClass]], int]:
-    """What reading each layout class alone costs one of the ranks on top of its bytes, and how many bytes these are.
+    """Extra bytes that a rank alone reads for each layout class, and the bytes that it needs.
 
-    Ranks of a stage differ in where they read, not in how much: cuts are even, or nearly so. One tells for all.
+    One rank stands for all of its stage: shards are even, or nearly so, hence ranks differ in where they read, not in
+    how much.
     """
     costs, needed = [], 0
     for layout_class in stage.classes:
@@ -92,7 +92,7 @@ def _costliest(costs: Sequence[tuple[int, LayoutClass]]) -> list[LayoutClass]:
 
 
 def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Sequence[LayoutClass]) -> list[int]:
-    """The ranks in the order of their places in the classes' grids: those along the source's last axes share rows."""
+    """Sort ranks by their places in the classes' grids: neighbors along the source's last axes need the same rows."""
 
     def places(rank: int) -> list[Shape]:
         return [
@@ -104,7 +104,7 @@ def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Seque
 
 
 def _in_source_order(layout_class: LayoutClass, cell: Shape) -> Shape:
-    """A cell's place along each axis of the source, whose axes may be turned."""
+    """A cell's place along each axis of the source, whose axes may be in another order."""
     axes = layout_class.parameters[0].pieces[0].axes
     return tuple(cell[place] for place in sorted(range(len(axes)), key=axes.__getitem__))
 

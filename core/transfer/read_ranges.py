@@ -1,7 +1,7 @@
-"""Which runs of bytes of source shards fill a part of a target shard. Pure: nothing is read here.
+"""The read ranges that fill a chunk of a target shard. Pure: nothing is read here.
 
-A *span* is a run of bytes of a source shard that is worth one read, and where its elements go. A run may have gaps in
-it that nobody wants: reading through a narrow one costs less than another read.
+A *read range* is a run of bytes of a source shard that is worth one read, and the place of its elements in the chunk.
+It may contain gaps of unwanted bytes: reading through a narrow gap costs less than another read.
 """
 
 import math
@@ -13,14 +13,14 @@ from typing import Any
 from reshard.core.errors import ConversionError
 from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.slices import Shape, TensorSlice, byte_span, contiguous_axis, row_major_strides
-from reshard.core.transfer.file_blocks import Part
+from reshard.core.tensor.slices import Shape, TensorSlice, bounding_extent, contiguous_axis, row_major_strides
+from reshard.core.transfer.file_blocks import Chunk
 
 
 def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: int) -> int:
-    """What a target shard costs on top of its own bytes because it takes parts of the sources' rows.
+    """Bytes that a target shard costs beyond its own because it takes parts of the sources' rows.
 
-    That is the bytes in the gaps between those parts, or, of those wider than `gap_bytes`, what another read costs.
+    A gap between two wanted runs costs its bytes; one wider than `gap_bytes` costs another read, worth `gap_bytes`.
     """
     return sum(
         count * min(between_bytes, gap_bytes)
@@ -31,45 +31,45 @@ def gap_cost_bytes(plan: ConversionPlan, parameter: ParameterPlan, gap_bytes: in
 
 @dataclass(frozen=True)
 class SourceShard:
-    """What is read of a source parameter: its shape in one rank's file, and its element type."""
+    """Shape and element type of a source parameter in one rank's file."""
 
     shape: Shape
     dtype: DType
 
     @property
     def strides(self) -> Shape:
-        """Bytes between neighbours along each axis."""
+        """Bytes between neighbors along each axis."""
         return tuple(stride * self.dtype.itemsize for stride in row_major_strides(self.shape))
 
 
 def source_shard(plan: ConversionPlan, parameter: ParameterPlan, read: ReadItem) -> SourceShard:
-    """The shard that a read is of."""
+    """The source shard a read item refers to."""
     source = parameter.sources[read.source]
     return SourceShard(plan.source_entry(read.source_rank, source.name).shape, source.dtype)
 
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """The longest run to be read at once, and the widest gap inside it to be read through, in bytes."""
+    """Upper bounds in bytes: of a single read, and of a gap worth reading through."""
 
-    run_bytes: int
+    range_bytes: int
     gap_bytes: int
 
 
 @dataclass(frozen=True)
-class Span:
-    """A run of bytes of a source shard that is worth one read, and where its elements go in a part.
+class ReadRange:
+    """A run of bytes of a source shard that is worth one read, and the place of its elements in a chunk.
 
     Attributes:
-        source_rank: whose shard.
+        source_rank: the rank that holds the shard.
         source: number of the source parameter.
-        offset: first byte of the run in the shard.
-        length: bytes of the run.
-        dtype: element type of the run, if its values are to be cast; None if they are not.
-        target_offset: first byte in the part, if all of the run is wanted, in its order.
-        index: elements of the part that are filled, else.
-        strides: bytes between the wanted elements in the run, along the part's axes; None if all of it is wanted.
-        transposed: whether the part's axes are in another order.
+        offset: first byte in the shard.
+        length: number of bytes.
+        dtype: element type, if the values are to be cast; None if they are copied.
+        target_offset: first byte in the chunk, if every byte is wanted, in order.
+        index: the chunk's elements that are filled, otherwise.
+        strides: bytes between wanted elements, along the chunk's axes; None if every byte is wanted.
+        transposed: True if the chunk's axes are in another order.
     """
 
     source_rank: int
@@ -83,45 +83,41 @@ class Span:
     transposed: bool = False
 
     @cached_property
-    def is_as_wanted(self) -> bool:
-        """Whether the bytes of the run are those of the part."""
+    def is_verbatim(self) -> bool:
+        """True if the bytes read are the chunk's bytes, unchanged and in order."""
         return self.strides is None and self.dtype is None
 
 
-def part_spans(
-    part: Part,
+def chunk_read_ranges(
+    chunk: Chunk,
     reads: Sequence[ReadItem],
     shard_of: Callable[[ReadItem], SourceShard],
     dtype: DType,
     limits: ReadLimits,
-) -> tuple[Span, ...]:
-    """The spans that fill a part exactly once; `dtype` is the part's.
-
-    Raises:
-        ConversionError: the reads do not fill it, which is a bug.
-    """
-    spans = []
+) -> tuple[ReadRange, ...]:
+    """Return the read ranges that fill a chunk of element type `dtype` exactly once."""
+    ranges = []
     filled = 0
     for read in reads:
-        shared = read.target_box.intersect(part.box)
-        if shared is not None:
-            filled += shared.size
+        wanted = read.target_box.intersect(chunk.box)
+        if wanted is not None:
+            filled += wanted.size
             shard = shard_of(read)
-            region = _moved(_in_source_order(shared, read), _in_source_order(read.target_box, read), read.source_box)
-            place_of_region = _in_source_order(shared.relative_to(part.box), read)
+            region = _shifted(_in_source_order(wanted, read), _in_source_order(read.target_box, read), read.source_box)
+            place_of_region = _in_source_order(wanted.relative_to(chunk.box), read)
             for source_box in _boxes_worth_a_read(region, shard, limits):
-                place = _in_target_order(_moved(source_box, region, place_of_region), read)
-                spans.append(_span(read, source_box, shard, place, part.box.shape, dtype))
-    if filled != part.box.size:
+                place = _in_target_order(_shifted(source_box, region, place_of_region), read)
+                ranges.append(_read_range(read, source_box, shard, place, chunk.box.shape, dtype))
+    if filled != chunk.box.size:
         raise ConversionError(
-            f"parameter {part.name!r}: {filled} of the {part.box.size} elements of {part.box} have a source. "
+            f"parameter {chunk.name!r}: {filled} of the {chunk.box.size} elements of {chunk.box} have a source. "
             "This is a bug in reshard"
         )
-    return tuple(spans)
+    return tuple(ranges)
 
 
-def _moved(box: TensorSlice, origin: TensorSlice, destination: TensorSlice) -> TensorSlice:
-    """A box inside `origin`, moved as `origin` is to `destination` (of the same shape)."""
+def _shifted(box: TensorSlice, origin: TensorSlice, destination: TensorSlice) -> TensorSlice:
+    """Shift a box by the distance from `origin` to `destination`."""
     shifts = [to - of for of, to in zip(origin.start, destination.start, strict=True)]
     return TensorSlice(
         tuple(low + shift for low, shift in zip(box.start, shifts, strict=True)),
@@ -130,7 +126,7 @@ def _moved(box: TensorSlice, origin: TensorSlice, destination: TensorSlice) -> T
 
 
 def _in_source_order(box: TensorSlice, read: ReadItem) -> TensorSlice:
-    """A box of the target with its axes in the order that they have in the source."""
+    """Reorder a target box's axes as the source has them."""
     if read.axes is None:
         return box
     target_axes = sorted(range(len(read.axes)), key=read.axes.__getitem__)
@@ -138,23 +134,25 @@ def _in_source_order(box: TensorSlice, read: ReadItem) -> TensorSlice:
 
 
 def _in_target_order(box: TensorSlice, read: ReadItem) -> TensorSlice:
-    """The reverse of it."""
+    """Reorder a source box's axes as the target has them."""
     if read.axes is None:
         return box
     return TensorSlice(tuple(box.start[axis] for axis in read.axes), tuple(box.stop[axis] for axis in read.axes))
 
 
-def _span(
-    read: ReadItem, source_box: TensorSlice, shard: SourceShard, place: TensorSlice, part_shape: Shape, dtype: DType
-) -> Span:
-    run = byte_span(source_box, shard.shape, shard.dtype.itemsize)
+def _read_range(
+    read: ReadItem, source_box: TensorSlice, shard: SourceShard, place: TensorSlice, chunk_shape: Shape, dtype: DType
+) -> ReadRange:
+    run = bounding_extent(source_box, shard.shape, shard.dtype.itemsize)
     cast = shard.dtype if shard.dtype != dtype else None
-    turned = _is_transposed(read)
-    if not turned and contiguous_axis(source_box, shard.shape) == 0 and contiguous_axis(place, part_shape) == 0:
-        target_offset = byte_span(place, part_shape, dtype.itemsize).offset
-        return Span(read.source_rank, read.source, run.offset, run.length, cast, target_offset, (), None)
+    transposed = _is_transposed(read)
+    if not transposed and contiguous_axis(source_box, shard.shape) == 0 and contiguous_axis(place, chunk_shape) == 0:
+        target_offset = bounding_extent(place, chunk_shape, dtype.itemsize).offset
+        return ReadRange(read.source_rank, read.source, run.offset, run.length, cast, target_offset, (), None)
     strides = shard.strides if read.axes is None else tuple(shard.strides[axis] for axis in read.axes)
-    return Span(read.source_rank, read.source, run.offset, run.length, cast, 0, place.as_index(), strides, turned)
+    return ReadRange(
+        read.source_rank, read.source, run.offset, run.length, cast, 0, place.as_index(), strides, transposed
+    )
 
 
 def _is_transposed(read: ReadItem) -> bool:
@@ -162,13 +160,13 @@ def _is_transposed(read: ReadItem) -> bool:
 
 
 def _boxes_worth_a_read(region: TensorSlice, shard: SourceShard, limits: ReadLimits) -> Iterator[TensorSlice]:
-    """A region of a source shard as boxes that are each worth one read."""
-    too_long = byte_span(region, shard.shape, shard.dtype.itemsize).length > limits.run_bytes
+    """Split a region of a source shard into boxes that are each worth one read."""
+    too_long = bounding_extent(region, shard.shape, shard.dtype.itemsize).length > limits.range_bytes
     if not too_long and not _has_wide_gaps(region, shard, limits.gap_bytes):
         yield region
         return
     axis = next(axis for axis, length in enumerate(region.shape) if length > 1)
-    step = max(1, limits.run_bytes // shard.strides[axis]) if too_long else 1
+    step = max(1, limits.range_bytes // shard.strides[axis]) if too_long else 1
     for start in range(region.start[axis], region.stop[axis], step):
         low, high = list(region.start), list(region.stop)
         low[axis], high[axis] = start, min(start + step, region.stop[axis])
@@ -176,12 +174,12 @@ def _boxes_worth_a_read(region: TensorSlice, shard: SourceShard, limits: ReadLim
 
 
 def _has_wide_gaps(region: TensorSlice, shard: SourceShard, gap_bytes: int) -> bool:
-    """Whether a run over the whole region would read through gaps that are not worth it."""
+    """True if reading the region as one run would cross a gap not worth reading through."""
     return any(gap > gap_bytes for _, gap in _gaps(region, shard))
 
 
 def _gaps(region: TensorSlice, shard: SourceShard) -> Iterator[tuple[int, int]]:
-    """The gaps inside a region of a source shard: how many, and how many bytes each, axis by axis from the last."""
+    """Count and size in bytes of the gaps inside a region of a source shard, axis by axis from the last."""
     strides = row_major_strides(shard.shape)
     inner_elements = 1
     for axis in range(len(shard.shape) - 1, -1, -1):

@@ -20,14 +20,14 @@ _BLOCK_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class ReducedFile:
-    """A written file: its size, and the digest of the bytes around its contents."""
+    """A written file's size, and the digest of the bytes around its contents."""
 
     size_bytes: int
     heads: str
 
 
 def copy_without(source: Location, target: Location, plan: ConversionPlan, left_out: frozenset[str]) -> ReducedFile:
-    """Copies a file that `plan` produced, without the parameters `left_out`; at least one other must remain.
+    """Copy a file that `plan` produced, without the parameters `left_out`; at least one other must remain.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -51,7 +51,7 @@ def copy_without(source: Location, target: Location, plan: ConversionPlan, left_
 
 
 def _blocks(file: SourceFile, index: FileIndex, file_plan: FilePlan) -> Iterator[tuple[str | None, memoryview]]:
-    """The new file's bytes in blocks, each with the name of its parameter, or None for heads."""
+    """Yield the new file's bytes in blocks, each with the name of its parameter, or None for heads."""
     for segment in file_plan.segments:
         if isinstance(segment, bytes):
             yield None, memoryview(segment)

@@ -1,4 +1,4 @@
-"""Puts what was read for a part into its place: values apart from what lies between them, turned, cast."""
+"""Copies the wanted elements of a read range into a block: strided, transposed or cast."""
 
 import numpy as np
 
@@ -7,25 +7,27 @@ from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape
 from reshard.core.tensor.tiling import copy_transposed
-from reshard.core.transfer.file_blocks import Part
-from reshard.core.transfer.read_ranges import Span
+from reshard.core.transfer.file_blocks import Chunk
+from reshard.core.transfer.read_ranges import ReadRange
 
 _UINT_OF_SIZE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-def place_values(
-    run: np.ndarray, span: Span, part: Part, parameter: ParameterPlan, buffer: np.ndarray
+def scatter_values(
+    run: np.ndarray, read_range: ReadRange, chunk: Chunk, parameter: ParameterPlan, buffer: np.ndarray
 ) -> Overflow | None:
-    """Copies the elements of a span that are wanted to where they belong in a block's buffer, both arrays of bytes.
+    """Copy the wanted elements of the bytes `run` into a block's `buffer`, both arrays of bytes.
 
-    Returns what overflowed if they are cast, with its index in the whole parameter.
+    Returns the overflow of a cast, indexed in the whole parameter; None without one.
     """
     dtype = _UINT_OF_SIZE[parameter.dtype.itemsize]
-    target = np.ndarray(part.box.shape, dtype, buffer, part.position)[(..., *span.index)]  # of a scalar a view, too
-    if span.dtype is not None:
-        return _cast(run, span, span.dtype, part, parameter, target)
-    values = np.ndarray(target.shape, dtype, run, strides=span.strides)
-    if span.transposed:
+    target = np.ndarray(chunk.box.shape, dtype, buffer, chunk.position)[
+        (..., *read_range.index)
+    ]  # `...`: a view even of a scalar
+    if read_range.dtype is not None:
+        return _cast(run, read_range, read_range.dtype, chunk, parameter, target)
+    values = np.ndarray(target.shape, dtype, run, strides=read_range.strides)
+    if read_range.transposed:
         copy_transposed(values, target)
     else:
         target[...] = values
@@ -33,24 +35,24 @@ def place_values(
 
 
 def _cast(
-    run: np.ndarray, span: Span, dtype: DType, part: Part, parameter: ParameterPlan, target: np.ndarray
+    run: np.ndarray, read_range: ReadRange, dtype: DType, chunk: Chunk, parameter: ParameterPlan, target: np.ndarray
 ) -> Overflow | None:
-    first = span.target_offset // parameter.dtype.itemsize
-    if span.strides is None:
-        target = target.reshape(-1)[first : first + span.length // dtype.itemsize]
-    values = np.ndarray(target.shape, _UINT_OF_SIZE[dtype.itemsize], run, strides=span.strides)
+    first = read_range.target_offset // parameter.dtype.itemsize
+    if read_range.strides is None:
+        target = target.reshape(-1)[first : first + read_range.length // dtype.itemsize]
+    values = np.ndarray(target.shape, _UINT_OF_SIZE[dtype.itemsize], run, strides=read_range.strides)
     found = None
     if cast_into(values, dtype, parameter.dtype, target):
         found = find_overflow(values, dtype, parameter.dtype)
     if found is None:
         return None
-    if span.strides is None:
-        inner = tuple(map(int, np.unravel_index(first + found.first[0], part.box.shape)))
+    if read_range.strides is None:
+        inner = tuple(map(int, np.unravel_index(first + found.first[0], chunk.box.shape)))
     else:
-        inner = tuple(place.start + low for place, low in zip(span.index, found.first, strict=True))
-    return Overflow(found.count, found.largest, _in_whole(inner, part, parameter))
+        inner = tuple(place.start + low for place, low in zip(read_range.index, found.first, strict=True))
+    return Overflow(found.count, found.largest, _in_whole(inner, chunk, parameter))
 
 
-def _in_whole(index: Shape, part: Part, parameter: ParameterPlan) -> Shape:
-    """An index in a part as one in the whole parameter."""
-    return tuple(map(sum, zip(index, part.box.start, parameter.box.start, strict=True)))
+def _in_whole(index: Shape, chunk: Chunk, parameter: ParameterPlan) -> Shape:
+    """Translate an index in a chunk to one in the whole parameter."""
+    return tuple(map(sum, zip(index, chunk.box.start, parameter.box.start, strict=True)))

@@ -1,4 +1,4 @@
-"""The source files of a plan, open for those who gather from them, and each the very file that was planned with."""
+"""The source files of a plan, open for block readers and checked to be the files that were planned with."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ class SourceFiles(Protocol):
     """Source files by rank."""
 
     def open(self, rank: int) -> SourceFile:
-        """A source rank's file.
+        """Open a source rank's file.
 
         Raises:
             CatalogError: it is not the file that was planned with.
@@ -30,23 +30,23 @@ class SourceFiles(Protocol):
         """
 
     def check_unchanged(self) -> None:
-        """Makes sure that files did not change while they were read.
+        """Check that no file changed while it was read.
 
         Raises:
-            CatalogError: one did.
-            StorageError: one cannot be read any more.
+            CatalogError: a file changed.
+            StorageError: a file can no longer be read.
         """
 
     def close(self) -> None:
-        """Closes all files."""
+        """Close all files."""
 
 
 class LocalFiles:
-    """Files on this machine, for one thread; the least recently used are closed again."""
+    """Files on this machine, for one thread; beyond `max_open`, the least recently used are closed."""
 
-    def __init__(self, plan: ConversionPlan, most_open: int) -> None:
+    def __init__(self, plan: ConversionPlan, max_open: int) -> None:
         self._records = plan.inputs.catalog.records
-        self._most_open = most_open
+        self._most_open = max_open
         self._open: OrderedDict[int, SourceFile] = OrderedDict()
         self._locations: dict[int, Location] = {}
 
@@ -73,12 +73,12 @@ class LocalFiles:
 
 
 class RemoteFiles:
-    """Files on a remote storage, for any number of threads; nothing is held open there."""
+    """Files on a remote storage, for any number of threads; no connection stays open."""
 
     def __init__(self, plan: ConversionPlan, ranks: Iterable[int]) -> None:
-        """Opens the files of `ranks`, all at once."""
+        """Open the files of `ranks` concurrently."""
         self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
-        # where the blocks of an encrypted one are is asked for here: it takes requests, and they would wait for others
+        # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others
         files = [decrypted(file, source_key()) for file in self._opened()]
         self._open = dict(zip((record.rank for record in self._records), files, strict=True))
         self._checked: set[tuple[int, str]] = set()
@@ -88,9 +88,9 @@ class RemoteFiles:
         return self._open[rank]
 
     def unchecked_heads(self, record: CatalogRecord, entry: TensorEntry) -> Sequence[tuple[int, bytes]]:
-        """What has to stand where in a file before a parameter's contents can be trusted to be there.
+        """Offsets and bytes that must be found before a parameter's contents are trusted.
 
-        Nothing if the file's headers were read when it was catalogued, or if somebody was told already.
+        Empty if the file's headers were read for the catalog, or if an earlier call returned them.
         """
         if not record.assumed:
             return ()
@@ -111,7 +111,7 @@ class RemoteFiles:
 
 
 def are_remote(plan: ConversionPlan) -> bool:
-    """Whether the source files of a plan are on a remote storage."""
+    """True if the source files of a plan are on a remote storage."""
     first = next(iter(plan.inputs.catalog.records.values()))
     return not parse_url(first.location).is_local
 

@@ -1,9 +1,8 @@
-"""Carries out the plans of target ranks: reads what they need, and writes their files front to back.
+"""Carries out the plans of target ranks: fills their files from the source files and writes them front to back.
 
-Block by block a file is gathered from the source files, digested and written, so memory does not depend on the size of
-any tensor. Ranks that need parts of the same rows are worked on side by side, so that what they share is read once.
-Where there are fewer files to write than workers, several gather for one: while a block is written, the next
-ones are filled. Prefetch threads are also what is read ahead from a remote storage.
+A file is read, digested and written block by block, so memory does not depend on the size of any tensor. Ranks that
+need parts of the same source rows are written side by side, so that those rows are read once. Where there are fewer
+files than workers, or the source is remote, prefetch threads fill the next blocks while one is written.
 """
 
 import time
@@ -19,19 +18,20 @@ from reshard.core.checkpoint.formats.running_crc import ContentRange, RunningCrc
 from reshard.core.checkpoint.manifest import OverflowRecord, ParameterRecord, ShardRecord
 from reshard.core.checkpoint.model import FilePlan
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.budget import Budget, Shares, UploadBuffers
+from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.storage.urls import Location
+from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block, expected_entries, file_blocks, planned_file, transposed_parameters
 from reshard.core.transfer.overflows import OverflowTally
 from reshard.core.transfer.prefetch import Prefetcher
-from reshard.core.transfer.reader import Gatherer, LocalGatherer, RankBlock, RemoteGatherer
+from reshard.core.transfer.reader import BlockReader, LocalBlockReader, RemoteBlockReader
 from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, are_remote
 
 Advance = Callable[[int], None]
-"""Told of every block written, how many bytes of shards were in it; may raise to stop the work."""
+"""Called with the bytes of shards in every block written; may raise to stop the work."""
 _WIDE_REQUESTS_AT_ONCE = 2
-"""While a wide block is filled: one under way while another is taken apart; more would each be too small."""
+"""While a wide block is filled: one in flight while another is scattered; more would each be too small."""
 
 
 def transform_ranks(
@@ -44,41 +44,36 @@ def transform_ranks(
     prefetch: int,
     advance: Advance,
 ) -> tuple[ShardRecord, ...]:
-    """Writes target ranks' files below `directory`, side by side, and returns their records.
+    """Write target ranks' files below `directory`, side by side, and return their records.
 
-    Uses what the budget has for `prefetch` workers. The files appear only when they are whole.
+    Uses the budget of `prefetch` workers. The files appear only when they are whole.
 
     Raises:
         CatalogError: a source file is not the one that was planned with.
         CheckpointError: a source file is damaged.
-        CastError: values became infinite where they were cast, and that is to fail.
+        CastError: a cast made finite values infinite, and the policy is to fail.
         StorageError: reading or writing failed.
     """
     started = time.monotonic()
     with ExitStack() as files:
-        shares = budget.shares(len(ranks), prefetch, wide=plan.transposes)
-        writers = [_RankWriter(plan, rank, directory, files, shares.upload) for rank in ranks]
-        sources = _open_sources(plan, writers, shares, prefetch)
+        buffers = budget.group_buffers(len(ranks), prefetch, wide=plan.transposes)
+        writers = [_RankWriter(plan, rank, directory, files, buffers.upload) for rank in ranks]
+        sources = _open_sources(plan, writers, buffers, prefetch)
         for opened in sources:
             files.callback(opened.close)
-        gatherers = [_gatherer(plan, writers, opened, shares) for opened in sources]
-        if shares.wide_block_bytes:
-            wide = _wide_gatherer(plan, writers, sources[0], shares) or gatherers[0]
-            all_lanes = Prefetcher(gatherers, writers, shares, wide)
-        else:
-            all_lanes = Prefetcher(gatherers, writers, shares)
-        steps = zip_longest(*(writer.blocks(shares) for writer in writers))
-        with closing(all_lanes.filled(steps)) as filled_steps:
+        prefetcher = _prefetcher(plan, writers, sources, buffers)
+        steps = zip_longest(*(writer.blocks(buffers) for writer in writers))
+        with closing(prefetcher.filled(steps)) as filled_steps:
             for filled in filled_steps:
                 for writer, block, sums in filled:
                     writer.write(block, sums)
-                    advance(sum(part.size_bytes for part in block.parts))
+                    advance(sum(chunk.size_bytes for chunk in block.chunks))
         for writer in writers:
             writer.complete()
         for opened in set(sources):
             opened.check_unchanged()
     seconds = (time.monotonic() - started) / len(ranks)
-    read_bytes = _even_shares(all_lanes.read_bytes, len(ranks))
+    read_bytes = _split_evenly(prefetcher.read_bytes, len(ranks))
     return tuple(writer.record(identity, read, seconds) for writer, read in zip(writers, read_bytes, strict=True))
 
 
@@ -86,29 +81,31 @@ Sources = LocalFiles | RemoteFiles
 
 
 def _open_sources(
-    plan: ConversionPlan, writers: "Sequence[_RankWriter]", shares: Shares, prefetch: int
+    plan: ConversionPlan, writers: "Sequence[_RankWriter]", buffers: GroupBuffers, prefetch: int
 ) -> Sequence[Sources]:
-    """The source files for each lane; remote ones are the same for all."""
+    """Open the source files for each prefetch thread; remote ones are the same for all."""
     if are_remote(plan):
         return [RemoteFiles(plan, (rank for writer in writers for rank in writer.source_ranks))] * prefetch
-    return [LocalFiles(plan, shares.sources_open) for _ in range(prefetch)]
+    return [LocalFiles(plan, buffers.sources_open) for _ in range(prefetch)]
 
 
-def _gatherer(plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares) -> Gatherer:
+def _prefetcher(
+    plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sequence[Sources], buffers: GroupBuffers
+) -> "Prefetcher[_RankWriter]":
     ranks = [writer.parameters for writer in writers]
-    if isinstance(sources, RemoteFiles):
-        return RemoteGatherer(plan, ranks, sources, shares.asked_bytes)
-    return LocalGatherer(plan, ranks, sources, shares.scratch_bytes)
 
+    def reader_of(files: Sources) -> BlockReader:
+        if isinstance(files, RemoteFiles):
+            return RemoteBlockReader(plan, ranks, files, buffers.in_flight_bytes)
+        return LocalBlockReader(plan, ranks, files, buffers.scratch_bytes)
 
-def _wide_gatherer(
-    plan: ConversionPlan, writers: "Sequence[_RankWriter]", sources: Sources, shares: Shares
-) -> Gatherer | None:
-    """The reader that fills wide blocks alone, with the memory of all prefetch threads; None for local files."""
-    if isinstance(sources, LocalFiles):
-        return None
-    ranks = [writer.parameters for writer in writers]
-    return RemoteGatherer(plan, ranks, sources, shares.wide_asked_bytes, _WIDE_REQUESTS_AT_ONCE)
+    readers = [reader_of(files) for files in sources]
+    if not buffers.wide_block_bytes:
+        return Prefetcher(readers, writers, buffers)
+    wide, files = readers[0], sources[0]
+    if isinstance(files, RemoteFiles):
+        wide = RemoteBlockReader(plan, ranks, files, buffers.wide_in_flight_bytes, _WIDE_REQUESTS_AT_ONCE)
+    return Prefetcher(readers, writers, buffers, wide)
 
 
 class _RankWriter:
@@ -134,47 +131,43 @@ class _RankWriter:
 
     @property
     def source_ranks(self) -> tuple[int, ...]:
-        """The ranks that it is read from."""
+        """Source ranks that the file is read from."""
         return self._rank_plan.source_ranks
 
-    def blocks(self, shares: Shares) -> Iterator[Block]:
-        """The file's blocks."""
+    def blocks(self, buffers: GroupBuffers) -> Iterator[Block]:
+        """Return the file's blocks."""
         return file_blocks(
-            self._file_plan, self._entries, shares.block_bytes, wide=self.transposed, wide_bytes=shares.wide_block_bytes
+            self._file_plan,
+            self._entries,
+            buffers.block_bytes,
+            wide=self.transposed,
+            wide_bytes=buffers.wide_block_bytes,
         )
 
     def crc_sums(self, block: RankBlock) -> list[int]:
-        """What the file's CRC needs to know of a filled block; prefetch find it out side by side."""
+        """CRC sums of a filled block, for the file's CRC; computed by the prefetch threads."""
         return self._crc.sums(block.buffer.data, _content_ranges(block)) if self._crc else []
 
     def write(self, block: RankBlock, crc_sums: list[int]) -> None:
-        """Digests and writes a filled block.
-
-        Raises:
-            CastError: a parameter is complete, and values of it became infinite, which is to fail.
-        """
+        """Digest and write a filled block."""
         self._overflows.add(block.overflows)
         if self._crc:
             self._crc.add(block.buffer.data, _content_ranges(block), crc_sums)
-        for part in block.parts:
-            if part.name != self._digesting:
+        for chunk in block.chunks:
+            if chunk.name != self._digesting:
                 self._end_digest()
-                self._digesting = part.name
-            self._digest.update(block.buffer[part.position : part.position + part.size_bytes].data)
+                self._digesting = chunk.name
+            self._digest.update(block.buffer[chunk.position : chunk.position + chunk.size_bytes].data)
         self._file.write(block.buffer.data)
 
     def complete(self) -> None:
-        """Puts into the file what is known only when all blocks are written.
-
-        Raises:
-            CastError: values of the last parameter became infinite, and that is to fail.
-        """
+        """Check the last parameter and write the CRC, which is known only when all blocks are written."""
         self._end_digest()
         if self._crc:
             self._crc.put_into(self._file)
 
     def _end_digest(self) -> None:
-        # parameters come one after another: thousands of digests under way, for many ranks at once, are megabytes
+        # one digest, reused: thousands of open ones, for many ranks at once, would take megabytes
         if self._digesting is not None:
             self._overflows.check(self._digesting)
             self._digests[self._digesting] = self._digest.hexdigest()
@@ -182,7 +175,7 @@ class _RankWriter:
             self._digesting = None
 
     def record(self, identity: str, read_bytes: int, seconds: float) -> ShardRecord:
-        """What was written."""
+        """Return the record of the written file."""
         nothing = xxhash.xxh3_128_hexdigest(b"")
         texts = {
             entry.name: xxhash.xxh3_128_hexdigest(entry.text.encode("utf-8", "surrogatepass"))
@@ -217,21 +210,21 @@ class _RankWriter:
 
 
 class _Heads:
-    """What stands around a file's contents, to be completed as the file is."""
+    """The bytes around a file's contents, completed as the file is."""
 
     def __init__(self, file_plan: FilePlan) -> None:
-        self.data = bytearray().join(part for part in file_plan.segments if isinstance(part, bytes))
+        self.data = bytearray().join(chunk for chunk in file_plan.segments if isinstance(chunk, bytes))
 
     def write(self, buffer: bytes) -> None:
         self.data += buffer
 
     def rewrite(self, offset: int, buffer: bytes) -> None:
-        # only what comes before all contents is rewritten, so offsets are the file's
+        # only bytes before all contents are rewritten, so offsets are the file's
         self.data[offset : offset + len(buffer)] = buffer
 
 
 def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
-    """The digest of a written file's bytes around its contents."""
+    """Digest the bytes around a written file's contents."""
     heads = _Heads(file_plan)
     if crc:
         crc.put_into(heads)
@@ -239,8 +232,8 @@ def heads_digest(file_plan: FilePlan, crc: RunningCrc | None) -> str:
 
 
 def _content_ranges(block: RankBlock) -> list[ContentRange]:
-    return [(part.name, part.position, part.position + part.size_bytes) for part in block.parts]
+    return [(chunk.name, chunk.position, chunk.position + chunk.size_bytes) for chunk in block.chunks]
 
 
-def _even_shares(total: int, count: int) -> Iterator[int]:
+def _split_evenly(total: int, count: int) -> Iterator[int]:
     return ((total * (number + 1)) // count - (total * number) // count for number in range(count))

@@ -147,14 +147,14 @@ def test_compares_the_values_with_the_sources(target: Path) -> None:
 
 
 def test_values_that_are_not_the_sources_fail_the_run(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = reshard.core.transfer.reader.LocalGatherer.fill
+    fill = reshard.core.transfer.reader.LocalBlockReader.fill
 
     def zeroing(self: Any, blocks: Any) -> None:
         fill(self, blocks)
-        part = blocks[0].parts[0]
+        part = blocks[0].chunks[0]
         blocks[0].buffer[part.position : part.position + part.size_bytes] = 0
 
-    monkeypatch.setattr(reshard.core.transfer.reader.LocalGatherer, "fill", zeroing)
+    monkeypatch.setattr(reshard.core.transfer.reader.LocalBlockReader, "fill", zeroing)
     state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
     assert state.is_failed()
     assert "its values differ from the source's" in str(state.message)

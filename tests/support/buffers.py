@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from reshard.core.runtime.budget import Budget, Shares
+from reshard.core.runtime.budget import Budget, GroupBuffers
 
 BUFFER_SIZES = st.sampled_from([64, 200, 4096, 2**20])
 
@@ -21,8 +21,8 @@ class Buffers(Budget):
     wide_bytes: int = 0
     sources: int = 1
 
-    def shares(self, count: int, prefetch: int = 1, *, wide: bool = False) -> Shares:
-        shares = Shares(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
+    def group_buffers(self, count: int, prefetch: int = 1, *, wide: bool = False) -> GroupBuffers:
+        buffers = GroupBuffers(self.a_block_bytes, self.a_block_bytes, self.scratch_bytes, self.sources, None, 0)
         if not wide:
-            return shares
-        return replace(shares, wide_block_bytes=self.wide_bytes, wide_asked_bytes=self.scratch_bytes)
+            return buffers
+        return replace(buffers, wide_block_bytes=self.wide_bytes, wide_in_flight_bytes=self.scratch_bytes)

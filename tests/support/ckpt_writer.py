@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from reshard.core.checkpoint.model import Content, Extent, FilePlan
+from reshard.core.checkpoint.model import Content, FilePlan
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.tensor.slices import Extent
 from tests.support.messages import (
     BYTES,
     INT64,

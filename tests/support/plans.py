@@ -7,11 +7,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import DType, dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Extent
 from tests.support.reference import DEVICE_COUNTS, RandomLayout, layouts, shard_of
 
 

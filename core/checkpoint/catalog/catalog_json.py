@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.runtime.wording import NameText
 from reshard.core.tensor.dtypes import dtype_from_record
+from reshard.core.tensor.slices import Extent
 
 
 def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:

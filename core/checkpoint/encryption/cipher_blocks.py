@@ -148,7 +148,7 @@ class CipherBlocks:
         """Its iv."""
         return bytes(self._ivs[number * IV_BYTES : (number + 1) * IV_BYTES])
 
-    def stretch(self, offset: int, length: int) -> tuple[int, int]:
+    def stored_range(self, offset: int, length: int) -> tuple[int, int]:
         """The bytes of the encrypted file that it takes to decrypt some of the plain one: offset and length."""
         first, last = self.at(offset), self.at(offset + length - 1)
         start, stop = offset - self.start(first), offset + length - self.start(last)

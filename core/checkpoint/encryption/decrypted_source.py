@@ -85,7 +85,7 @@ class DecryptedSource:
             buffer = buffer[count:]
 
     def _read_counted(self, number: int, offset: int, buffer: memoryview) -> None:
-        start, _ = self._blocks.stretch(offset, len(buffer))
+        start, _ = self._blocks.stored_range(offset, len(buffer))
         self._file.read_into(start, buffer)
         decryptor = self._decryptor(number, offset)
         for first in range(0, len(buffer), PIECE_BYTES):
@@ -93,7 +93,7 @@ class DecryptedSource:
             decryptor.update_into(piece, piece)
 
     def _read_chained(self, number: int, offset: int, buffer: memoryview, scratch: memoryview) -> None:
-        start, length = self._blocks.stretch(offset, len(buffer))
+        start, length = self._blocks.stored_range(offset, len(buffer))
         cipher = scratch[:length]
         self._file.read_into(start, cipher)
         buffer[:] = self._decrypted(number, offset, len(buffer), cipher)
@@ -102,30 +102,30 @@ class DecryptedSource:
         """As any file: a range is a range of the encrypted file, with the few bytes between blocks in it."""
         for offset, length in ranges:
             self._check_inside(offset, length)
-        stretches = [self._blocks.stretch(offset, length) for offset, length in ranges if length]
-        answers = iter(zip(stretches, self._file.read_many(stretches), strict=True) if stretches else ())
+        stored = [self._blocks.stored_range(offset, length) for offset, length in ranges if length]
+        answers = iter(zip(stored, self._file.read_many(stored), strict=True) if stored else ())
         return [self._joined(offset, length, *next(answers)) if length else b"" for offset, length in ranges]
 
-    def _joined(self, offset: int, length: int, stretch: tuple[int, int], cipher: bytes) -> bytes:
+    def _joined(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> bytes:
         """What some of the encrypted file decrypts to; the parts never stand in memory beside the whole of them."""
         plain = BytesIO()
-        for part in self._parts(offset, length, stretch, cipher):
+        for part in self._parts(offset, length, stored, cipher):
             plain.write(part)
         return plain.getvalue()
 
-    def _parts(self, offset: int, length: int, stretch: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
+    def _parts(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
         """What some of the encrypted file decrypts to, piece after piece."""
         stop = offset + length
         while offset < stop:
             number = self._blocks.at(offset)
             part_stop = min(stop, self._blocks.stop(number), offset + PIECE_BYTES)
-            start, count = self._blocks.stretch(offset, part_stop - offset)
-            part = memoryview(cipher)[start - stretch[0] :][:count]
+            start, count = self._blocks.stored_range(offset, part_stop - offset)
+            part = memoryview(cipher)[start - stored[0] :][:count]
             yield self._decrypted(number, offset, part_stop - offset, part)
             offset = part_stop
 
     def _decrypted(self, number: int, offset: int, length: int, cipher: memoryview) -> bytes:
-        """Bytes of one block; `cipher` is what `stretch` says that it takes."""
+        """Bytes of one block; `cipher` is what `stored` says that it takes."""
         if not self._blocks.layout.padded:
             return self._decryptor(number, offset).update(cipher)
         inside = offset - self._blocks.start(number)

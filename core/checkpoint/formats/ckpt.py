@@ -15,20 +15,13 @@ from itertools import groupby
 
 from reshard.core.checkpoint.formats.crc32 import crc32_of_ranges
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, bytes_key, varint_key
-from reshard.core.checkpoint.model import (
-    MAX_TEXT_BYTES,
-    CheckpointFormat,
-    Extent,
-    FileIndex,
-    TensorEntry,
-    text_entry,
-)
+from reshard.core.checkpoint.model import MAX_TEXT_BYTES, CheckpointFormat, FileIndex, TensorEntry, text_entry
 from reshard.core.checkpoint.remote_index.lookahead import Lookahead
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.metadata import PARAMETER_BYTES, Parse, parsing
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_ckpt
-from reshard.core.tensor.slices import TOO_LARGE, Shape, is_countable
+from reshard.core.tensor.slices import TOO_LARGE, Extent, Shape, is_countable
 
 VALUE = bytes_key(1)
 VALUE_TAG, VALUE_TENSOR, VALUE_MAP_TENSOR = bytes_key(1), bytes_key(2), bytes_key(3)

@@ -21,7 +21,6 @@ from reshard.core.checkpoint.model import (
     MINDSPORE,
     CheckpointFormat,
     Content,
-    Extent,
     FileIndex,
     FilePlan,
     OutputEntry,
@@ -32,7 +31,7 @@ from reshard.core.errors import CheckpointError
 from reshard.core.runtime.metadata import Parse, json_bytes, parsing
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.dtypes import INT4, DType, dtype_from_safetensors, foreign_dtype
-from reshard.core.tensor.slices import TOO_LARGE, is_countable
+from reshard.core.tensor.slices import TOO_LARGE, Extent, is_countable
 
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's and MindSpore's own limit
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.file_names import CheckpointName
-from reshard.core.checkpoint.model import Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.joined import JoinedFile, joined_name
 from reshard.core.storage.patterns import NUMBER
 from reshard.core.storage.reading import SourceFile, read_bytes
+from reshard.core.tensor.slices import Extent
 
 _PART = re.compile(rf"(?P<prefix>.+)_part(?P<number>{NUMBER})", re.DOTALL)
 _LARGEST_COMPARED_BYTES = 1 << 20

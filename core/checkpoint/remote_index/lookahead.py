@@ -8,12 +8,12 @@ longer guesses hold. The walk parses what stands in the file, where it stands: a
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from reshard.core.checkpoint.model import Extent
 from reshard.core.checkpoint.remote_index.repetition import Repetition
 from reshard.core.checkpoint.remote_reads import START_BYTES, read_split
-from reshard.core.storage.coalescing import coalesced, stretch_of
+from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES
+from reshard.core.tensor.slices import Extent
 
 _HEAD_BYTES = 512
 """From a head's beginning on: more than what stands before contents takes, as a rule."""
@@ -93,8 +93,8 @@ class Lookahead:
         """What is wanted, by few requests, from the first on, as far as there is room."""
         ranges: list[tuple[int, int]] = []
         room = _MOST_BYTES
-        for group in coalesced(wanted, gap_bytes=GAP_WORTH_READING_BYTES, most_bytes=_MOST_BYTES):
-            start, length = stretch_of(group)
+        for group in coalesced(wanted, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=_MOST_BYTES):
+            start, length = covering_range(group)
             room -= length
             if ranges and room < 0:
                 break

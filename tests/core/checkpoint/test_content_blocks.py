@@ -1,4 +1,4 @@
-"""Contents as boxes: whatever blocks, stretches and extents, every element comes once, in its place."""
+"""Contents as boxes: whatever blocks, ranges and extents, every element comes once, in its place."""
 
 import dataclasses
 from pathlib import Path
@@ -59,14 +59,14 @@ def test_every_element_comes_once(tmp_path_factory: pytest.TempPathFactory, data
     record = record_of(url, assumed=remote and piece_bytes > 100 and data.draw(st.booleans()))
     entries = list(record.index.entries.values())
     workers = data.draw(st.integers(1, 5))
-    stretches = [stretch for number in range(workers) for stretch in worker_ranges(entries, number, workers)]
-    assert {stretch.entry.name for stretch in stretches} == {entry.name for entry in entries}
+    ranges = [entry_range for number in range(workers) for entry_range in worker_ranges(entries, number, workers)]
+    assert {entry_range.entry.name for entry_range in ranges} == {entry.name for entry in entries}
     found = {name: np.zeros_like(whole) for name, (_, whole) in tensors.items()}
     counts = {name: np.zeros(whole.shape, int) for name, (_, whole) in tensors.items()}
     file = open_checkpoint(parse_url(url), None)
     texts = 0
     buffer = np.empty(data.draw(st.sampled_from([8, 24, 100, 2**20])), np.uint8)
-    for entry, box, values in read_blocks(file, record, stretches, buffer):
+    for entry, box, values in read_blocks(file, record, ranges, buffer):
         if entry.text is not None:
             texts += 1
             assert values.tobytes().decode("utf-32-le") == "hé"
@@ -89,8 +89,8 @@ def test_headers_that_were_assumed_are_compared(tmp_path: Path) -> None:
     others = {"one": tensors["one"], "owt": tensors["two"]}
     put(Path(written(tmp_path / "other.ckpt", others)), url)
     file = open_checkpoint(parse_url(url), None)
-    stretches = [ElementRange.whole(record.index.entries[name]) for name in tensors]
-    blocks = read_blocks(file, record, stretches, np.empty(64, np.uint8))
+    ranges = [ElementRange.whole(record.index.entries[name]) for name in tensors]
+    blocks = read_blocks(file, record, ranges, np.empty(64, np.uint8))
     assert next(blocks)[0].name == "one"
     with pytest.raises(CatalogError, match="parameter 'two' does not begin at byte"):
         list(blocks)

@@ -14,12 +14,13 @@ from safetensors.numpy import save_file
 
 from reshard.cli.main import run
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.plan.matching import match_parameters
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Extent
 
 FEW, MANY = 150, 300
 MOST_GROWTH = 2.3

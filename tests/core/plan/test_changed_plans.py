@@ -109,7 +109,7 @@ def test_every_element_is_filled_once_and_rightly(data: st.DataObject) -> None:
         names = {name for number, name in contents if number == rank}
         assert [contents[rank, name] for name in sorted(names)] == [contents[primary, name] for name in sorted(names)]
     assert feeds_of(plan).counts_bytes.sum() <= plan.written_bytes
-    groups = group_ranks(plan, [*plan.target_ranks], fewest=1, most_ranks=4)
+    groups = group_ranks(plan, [*plan.target_ranks], min_groups=1, max_ranks=4)
     assert sorted(rank for group in groups for rank in group) == [*plan.target_ranks]
 
 

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from reshard.core.request.conversion import SMALLEST_MEMORY_LIMIT_BYTES
 from reshard.core.runtime.budget import (
-    LARGEST_BUFFER_BYTES,
-    LARGEST_REMOTE_BLOCK_BYTES,
-    MOST_BLOCKS_TOGETHER,
+    MAX_BUFFER_BYTES,
+    MAX_GROUP_RANKS,
+    MAX_REMOTE_BLOCK_BYTES,
+    MIN_PART_BYTES,
     PART_BYTES,
-    SMALLEST_PART_BYTES,
     Budget,
+    build_budget,
     open_files_limit,
-    share_out,
     upload_part_bytes,
 )
 
@@ -27,20 +27,20 @@ MOST_PARTS_OF_S3 = 10_000
     st.integers(SMALLEST_MEMORY_LIMIT_BYTES, 2**45),
     st.integers(256, 2**20),
     st.integers(1, 1024),
-    st.integers(1, MOST_BLOCKS_TOGETHER),
+    st.integers(1, MAX_GROUP_RANKS),
 )
 def test_any_limit_that_may_be_asked_for_is_kept(limit_bytes: int, files: int, workers: int, count: int) -> None:
-    budget = share_out(limit_bytes, files, workers)
+    budget = build_budget(limit_bytes, files, workers)
     assert 1 <= budget.workers <= workers
-    count = min(count, budget.most_blocks)
-    shares = budget.shares(count)
-    assert budget.workers * shares.total_bytes <= limit_bytes
-    wide = budget.shares(count, wide=True)
+    count = min(count, budget.max_group_ranks)
+    buffers = budget.group_buffers(count)
+    assert budget.workers * buffers.total_bytes <= limit_bytes
+    wide = budget.group_buffers(count, wide=True)
     assert budget.workers * wide.total_bytes <= limit_bytes
     assert wide.block_bytes <= wide.wide_block_bytes
-    assert budget.workers * (count + shares.sources_open) <= files
-    for size in (shares.block_bytes, shares.scratch_bytes):
-        assert 64 * 2**10 <= size <= LARGEST_BUFFER_BYTES
+    assert budget.workers * (count + buffers.sources_open) <= files
+    for size in (buffers.block_bytes, buffers.scratch_bytes):
+        assert 64 * 2**10 <= size <= MAX_BUFFER_BYTES
         assert size % 4096 == 0
 
 
@@ -63,7 +63,7 @@ def test_any_limit_is_kept_with_object_stores(
     keeps_first: bool,
 ) -> None:
     part_bytes = upload_part_bytes(limit_bytes, file_bytes) if remote_target else 0
-    budget = share_out(
+    budget = build_budget(
         limit_bytes,
         2**20,
         workers,
@@ -71,14 +71,14 @@ def test_any_limit_is_kept_with_object_stores(
         remote_source=remote_source,
         keeps_first=keeps_first,
     )
-    count = min(count, budget.most_blocks)
+    count = min(count, budget.max_group_ranks)
     # from a remote storage several workers gather for one group; else each may have its own
-    prefetch = budget.most_lanes if remote_source and count > 1 else 1
-    shares, wide = (budget.shares(count, prefetch, wide=wide) for wide in (False, True))
-    total = budget.workers // prefetch * max(shares.total_bytes, wide.total_bytes)
+    prefetch = budget.max_prefetch if remote_source and count > 1 else 1
+    buffers, wide = (budget.group_buffers(count, prefetch, wide=wide) for wide in (False, True))
+    total = budget.workers // prefetch * max(buffers.total_bytes, wide.total_bytes)
     # nothing can be sent to S3 in smaller parts; one is filled while another is sent, and the first may be held back
     assert total <= max(limit_bytes, (2 + keeps_first) * part_bytes + 3 * 64 * 2**10)
-    assert shares.block_bytes <= LARGEST_REMOTE_BLOCK_BYTES
+    assert buffers.block_bytes <= MAX_REMOTE_BLOCK_BYTES
     assert prefetch * wide.block_bytes <= wide.wide_block_bytes
     if remote_target:
         assert file_bytes <= MOST_PARTS_OF_S3 * part_bytes
@@ -97,15 +97,15 @@ def test_any_limit_is_kept_with_object_stores(
     ],
 )
 def test_limits(limit_bytes: int, workers: int, count: int, want: tuple[int, int, int, int]) -> None:
-    budget = share_out(limit_bytes, 2**20, workers)
-    shares = budget.shares(count)
-    assert (budget.workers, shares.scratch_bytes, shares.block_bytes, budget.workers * shares.total_bytes) == want
+    budget = build_budget(limit_bytes, 2**20, workers)
+    buffers = budget.group_buffers(count)
+    assert (budget.workers, buffers.scratch_bytes, buffers.block_bytes, budget.workers * buffers.total_bytes) == want
 
 
 def test_little_memory_lets_fewer_ranks_share() -> None:
-    assert share_out(2048 * MIB, 2**20, 8).most_blocks == MOST_BLOCKS_TOGETHER
-    assert share_out(16 * MIB, 2**20, 8).most_blocks == 16
-    assert share_out(16 * MIB, 2**20, 1024).most_blocks == 1
+    assert build_budget(2048 * MIB, 2**20, 8).max_group_ranks == MAX_GROUP_RANKS
+    assert build_budget(16 * MIB, 2**20, 8).max_group_ranks == 16
+    assert build_budget(16 * MIB, 2**20, 1024).max_group_ranks == 1
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_little_memory_lets_fewer_ranks_share() -> None:
 def test_few_descriptors_let_fewer_ranks_share_and_fewer_sources_be_open(
     files: int, workers: int, want: tuple[int, int, int]
 ) -> None:
-    budget = share_out(2**40, files, workers)
-    assert (budget.workers, budget.most_blocks, budget.shares(budget.most_blocks).sources_open) == want
+    budget = build_budget(2**40, files, workers)
+    assert (budget.workers, budget.max_group_ranks, budget.group_buffers(budget.max_group_ranks).sources_open) == want
 
 
 def test_64_ranks_share_reads_from_one_object_store_to_another_within_the_default_limit() -> None:
-    budget = share_out(2048 * MIB, 2**20, 8, part_bytes=PART_BYTES, remote_source=True)
-    assert budget.most_blocks >= 64
+    budget = build_budget(2048 * MIB, 2**20, 8, part_bytes=PART_BYTES, remote_source=True)
+    assert budget.max_group_ranks >= 64
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_64_ranks_share_reads_from_one_object_store_to_another_within_the_defaul
         (2048 * MIB, 0, PART_BYTES),
         (2048 * MIB, 70 * 2**30, PART_BYTES),
         (2048 * MIB, 500 * 2**30, 57 * MIB),
-        (16 * MIB, 0, SMALLEST_PART_BYTES),
+        (16 * MIB, 0, MIN_PART_BYTES),
     ],
 )
 def test_parts_are_large_enough_for_their_number_to_be_allowed(limit_bytes: int, file_bytes: int, want: int) -> None:
@@ -143,4 +143,4 @@ def test_the_limit_on_descriptors_is_the_process_s(monkeypatch: pytest.MonkeyPat
 
 
 def test_something_is_always_left_to_work_with() -> None:
-    assert share_out(1, 3, 8) == Budget(1, 128 * 2**10, 2)
+    assert build_budget(1, 3, 8) == Budget(1, 128 * 2**10, 2)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.tensor.slices import ByteRun, TensorSlice, byte_span, contiguous_axis, contiguous_boxes
+from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_axis, contiguous_boxes
 
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 
@@ -22,7 +22,7 @@ def test_span_and_contiguity_are_those_of_the_flat_positions(data: st.DataObject
     shape = data.draw(shapes)
     box = data.draw(boxes_in(shape))
     positions = np.arange(np.prod(shape, dtype=int)).reshape(shape)[box.as_index()].reshape(-1)
-    assert byte_span(box, shape, 4) == ByteRun(positions[0] * 4, (positions[-1] - positions[0] + 1) * 4)
+    assert bounding_extent(box, shape, 4) == Extent(positions[0] * 4, (positions[-1] - positions[0] + 1) * 4)
     assert (contiguous_axis(box, shape) == 0) == (positions[-1] - positions[0] + 1 == len(positions))
 
 

@@ -47,7 +47,7 @@ def test_the_file_holds_the_changed_shards(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "GAP_WORTH_READING_BYTES", gaps)
         patch.setattr(reader, "REMOTE_GAP_WORTH_READING_BYTES", gaps)
-        patch.setattr(reader, "LARGEST_REQUEST_BYTES", scratch_bytes)
+        patch.setattr(reader, "MAX_REQUEST_BYTES", scratch_bytes)
         written = transform_ranks(
             plan,
             sorted(ranks),

@@ -53,7 +53,7 @@ def test_ranks_that_need_parts_of_the_same_rows_are_together(
     matrix: tuple[int, ...], tensor_map: tuple[tuple[int, ...], ...], want: tuple[tuple[int, ...], ...]
 ) -> None:
     plan = plan_from_one(matrix, w=tensor_map)
-    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == want
+    assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == want
 
 
 def test_turned_ranks_that_need_parts_of_the_same_rows_are_together() -> None:
@@ -62,34 +62,36 @@ def test_turned_ranks_that_need_parts_of_the_same_rows_are_together() -> None:
     target = make_strategy({"w": ParameterLayout((2, 4), ((0,), (1,)), nested=True)})
     changes = Changes(transpose=(TransposeRule(parameters="w"),))
     plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes))
-    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == ((0, 1, 2, 3), (4, 5, 6, 7))
     target = make_strategy({"w": ParameterLayout((4, 2), ((1,), (0,)), nested=True)})
     plan = build_plan(PlanInputs(catalog, None, target, CheckpointFormat.CKPT, changes=changes))
-    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == ((0, 2, 4, 6), (1, 3, 5, 7))
 
 
 def test_the_costliest_parameters_decide() -> None:
     rows_first, columns_first = ((1,), (0,)), ((0,), (1,))
     plan = plan_from_one((2, 2), a=rows_first, b=columns_first, c=columns_first)
-    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 2), (1, 3))
+    assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == ((0, 2), (1, 3))
     plan = plan_from_one((2, 2), a=rows_first, b=columns_first, c=rows_first)
-    assert group_ranks(plan, plan.target_ranks, fewest=2, most_ranks=32) == ((0, 1), (2, 3))
+    assert group_ranks(plan, plan.target_ranks, min_groups=2, max_ranks=32) == ((0, 1), (2, 3))
 
 
 def test_little_to_share_is_no_reason() -> None:
     columns, rows = ((), (0,)), ((0,), ())
     plan = plan_from_one((2,), a=columns)
-    assert group_ranks(plan, [0, 1], fewest=1, most_ranks=32) == ((0, 1),)
+    assert group_ranks(plan, [0, 1], min_groups=1, max_ranks=32) == ((0, 1),)
     plan = plan_from_one((2,), a=columns, **{f"r{number}": rows for number in range(6)})
-    assert group_ranks(plan, [0, 1], fewest=1, most_ranks=32) == ((0,), (1,))
+    assert group_ranks(plan, [0, 1], min_groups=1, max_ranks=32) == ((0,), (1,))
 
 
 @pytest.mark.parametrize(
-    ("fewest", "most_ranks", "sizes"), [(1, 32, [8]), (3, 32, [2] * 4), (1, 3, [3, 3, 2]), (8, 32, [1] * 8)]
+    ("fewest", "max_ranks", "sizes"), [(1, 32, [8]), (3, 32, [2] * 4), (1, 3, [3, 3, 2]), (8, 32, [1] * 8)]
 )
-def test_no_worker_is_idle_and_no_group_too_large(fewest: int, most_ranks: int, sizes: list[int]) -> None:
+def test_no_worker_is_idle_and_no_group_too_large(fewest: int, max_ranks: int, sizes: list[int]) -> None:
     plan = plan_from_one((8,), w=((), (0,)))
-    assert [len(group) for group in group_ranks(plan, plan.target_ranks, fewest=fewest, most_ranks=most_ranks)] == sizes
+    assert [
+        len(group) for group in group_ranks(plan, plan.target_ranks, min_groups=fewest, max_ranks=max_ranks)
+    ] == sizes
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,7 +103,7 @@ def test_every_rank_is_in_one_group_and_none_spans_stages(data: st.DataObject) -
     plan = plan_of(catalog_of(source.shards(tensors)), source.strategy(), target.strategy())
     ranks = sorted(data.draw(st.sets(st.sampled_from(list(plan.target_ranks)), min_size=1)))
     fewest = data.draw(st.integers(1, 4))
-    groups = group_ranks(plan, ranks, fewest=fewest, most_ranks=data.draw(st.integers(1, 8)))
+    groups = group_ranks(plan, ranks, min_groups=fewest, max_ranks=data.draw(st.integers(1, 8)))
     assert sorted(rank for group in groups for rank in group) == ranks
     assert len(groups) >= min(fewest, len(ranks))
     assert all(len({rank // target.devices for rank in group}) == 1 for group in groups)
@@ -189,8 +191,8 @@ def test_when_the_storage_is_down_not_every_rank_waits_for_it(
 def test_ranks_with_very_many_parameters_are_not_together() -> None:
     columns = ((), (0,))
     few, many = (plan_from_one((8,), **{f"p{number}": columns for number in range(count)}) for count in (100, 10_000))
-    assert [len(group) for group in group_ranks(few, few.target_ranks, fewest=1, most_ranks=32)] == [8]
-    assert [len(group) for group in group_ranks(many, many.target_ranks, fewest=1, most_ranks=32)] == [3, 3, 2]
+    assert [len(group) for group in group_ranks(few, few.target_ranks, min_groups=1, max_ranks=32)] == [8]
+    assert [len(group) for group in group_ranks(many, many.target_ranks, min_groups=1, max_ranks=32)] == [3, 3, 2]
 
 
 @pytest.mark.parametrize(("workers", "groups", "prefetch"), [(1, 1, 1), (2, 2, 1), (8, 8, 1), (20, 8, 2), (100, 8, 8)])
@@ -218,13 +220,13 @@ def test_wide_rows_that_ranks_share_are_taken_apart_at_once(tmp_path: Path, monk
         verify="none",
     )
     copies: list[object] = []
-    deliver = reshard.core.transfer.reader._Fetch.deliver
+    deliver = reshard.core.transfer.fetches.Fetch.deliver
 
     def counting(fetch: Any, run: np.ndarray) -> None:
         copies.append(fetch)
         deliver(fetch, run)
 
-    monkeypatch.setattr("reshard.core.transfer.reader._Fetch.deliver", counting)
+    monkeypatch.setattr("reshard.core.transfer.fetches.Fetch.deliver", counting)
     assert convert(request).read_bytes == len(content)
     assert len(copies) == 8 * len(content) // 2**22, "one for each rank and read"
 

@@ -16,7 +16,7 @@ from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.errors import CatalogError, ConversionError
 from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
-from reshard.core.runtime.budget import share_out
+from reshard.core.runtime.budget import build_budget
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
@@ -39,7 +39,7 @@ def test_the_file_holds_the_shards(tmp_path_factory: pytest.TempPathFactory, rem
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "GAP_WORTH_READING_BYTES", gaps)
         patch.setattr(reader, "REMOTE_GAP_WORTH_READING_BYTES", gaps)
-        patch.setattr(reader, "LARGEST_REQUEST_BYTES", data.draw(BUFFER_SIZES))
+        patch.setattr(reader, "MAX_REQUEST_BYTES", data.draw(BUFFER_SIZES))
         check_one(data, tmp_path_factory.mktemp("work"), remote)
 
 
@@ -117,7 +117,7 @@ def test_memory_is_two_buffers_a_lane(
     monkeypatch.setattr(np, "empty", counting)
     blocks: list[int] = []
     out = parse_url(str(tmp_path / "out"))
-    budget = share_out(2 * 65536, 1024, 1)
+    budget = build_budget(2 * 65536, 1024, 1)
     [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=blocks.append)
     assert made == [65536, 65536] * prefetch
     assert max(blocks) <= 65536
@@ -129,7 +129,7 @@ def test_memory_is_two_buffers_a_lane(
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path: Path, prefetch: int) -> None:
     (tmp_path / "m.ckpt").write_bytes(b"another")
-    budget = share_out(2 * 65536, 1024, 1)
+    budget = build_budget(2 * 65536, 1024, 1)
     out = parse_url(str(tmp_path / "out"))
     with pytest.raises(CatalogError, match="m.ckpt changed while it was being converted"):
         transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=lambda _: None)
@@ -156,7 +156,7 @@ def test_a_source_that_changes_after_it_was_read_is_noticed_in_every_lane(tmp_pa
             (tmp_path / "src" / f"rank_{changed}" / "m.ckpt").write_bytes(b"another")
 
     out = parse_url(str(tmp_path / "out"))
-    budget = share_out(2 * 65536, 1024, 1)
+    budget = build_budget(2 * 65536, 1024, 1)
     with pytest.raises(CatalogError, match=f"rank_{changed}/m.ckpt changed while"):
         transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=3, advance=change_at_the_end)
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
@@ -175,7 +175,7 @@ def test_parameters_cut_alike_may_differ_in_dtype(tmp_path: Path) -> None:
     strategy = make_strategy({name: as_layout(layout) for name in DTYPES})
     plan = build_plan(PlanInputs(catalog, None, strategy, CheckpointFormat.CKPT))
     out = parse_url(str(tmp_path / "out"))
-    budget = share_out(2 * 65536, 1024, 1)
+    budget = build_budget(2 * 65536, 1024, 1)
     transform_ranks(plan, (0, 1), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
     for rank in range(2):
         assert read_rank(tmp_path / "out", rank) == {
@@ -190,6 +190,8 @@ def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path)
     before = threading.active_count()
     out = parse_url(str(tmp_path / "out"))
     with pytest.raises(ConversionError, match="stopped"):
-        transform_ranks(plan, (0,), out, identity="i", budget=share_out(2 * 65536, 1024, 1), prefetch=3, advance=stop)
+        transform_ranks(
+            plan, (0,), out, identity="i", budget=build_budget(2 * 65536, 1024, 1), prefetch=3, advance=stop
+        )
     assert threading.active_count() == before
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
-from reshard.core.checkpoint.model import Extent, FilePlan, OutputEntry
+from reshard.core.checkpoint.model import FilePlan, OutputEntry
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, ReshardError, VerificationError
 from reshard.core.plan import plan
@@ -32,10 +32,10 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor import layout
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.tensor.slices import TensorSlice
-from reshard.core.transfer import reader, scatter, writer
-from reshard.core.transfer.file_blocks import Block, Part, file_blocks, planned_file
-from reshard.core.transfer.read_ranges import Span
+from reshard.core.tensor.slices import Extent, TensorSlice
+from reshard.core.transfer import fetches, scatter, writer
+from reshard.core.transfer.file_blocks import Block, Chunk, file_blocks, planned_file
+from reshard.core.transfer.read_ranges import ReadRange
 from reshard.core.verification.files import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
@@ -144,47 +144,51 @@ class Sabotage:
 
 
 def _read_one_element_early(patch: Patch) -> None:
-    extents_of = reader._Fetches._extents
+    extents_of = fetches.FetchPlanner._extents
 
-    def early(self: Any, parameter: ParameterPlan, span: Span) -> tuple[Extent, ...]:
-        return tuple(Extent(extent.offset - 4, extent.length) for extent in extents_of(self, parameter, span))
+    def early(self: Any, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
+        return tuple(Extent(extent.offset - 4, extent.length) for extent in extents_of(self, parameter, read_range))
 
-    patch.setattr(reader._Fetches, "_extents", early)
+    patch.setattr(fetches.FetchPlanner, "_extents", early)
 
 
-def _other_spans(patch: Patch, change: Callable[[str, Span], Span]) -> None:
-    spans_of = reader._Fetches._spans
+def _other_ranges(patch: Patch, change: Callable[[str, ReadRange], ReadRange]) -> None:
+    ranges_of = fetches.FetchPlanner._read_ranges
 
-    def changed(self: Any, block: Any, part: Part) -> tuple[Span, ...]:
-        return tuple(change(part.name, span) for span in spans_of(self, block, part))
+    def changed(self: Any, block: Any, chunk: Chunk) -> tuple[ReadRange, ...]:
+        return tuple(change(chunk.name, read_range) for read_range in ranges_of(self, block, chunk))
 
-    patch.setattr(reader._Fetches, "_spans", changed)
+    patch.setattr(fetches.FetchPlanner, "_read_ranges", changed)
 
 
 def _swap_source_ranks(patch: Patch) -> None:
-    def swapped(_: str, span: Span) -> Span:
-        return dataclasses.replace(span, source_rank=span.source_rank ^ 1)
+    def swapped(_: str, read_range: ReadRange) -> ReadRange:
+        return dataclasses.replace(read_range, source_rank=read_range.source_rank ^ 1)
 
-    _other_spans(patch, swapped)
+    _other_ranges(patch, swapped)
 
 
 def _other_stages_copy(patch: Patch) -> None:
-    def other_stage(name: str, span: Span) -> Span:
-        return dataclasses.replace(span, source_rank=span.source_rank % 4 + 4) if name == "embed" else span
+    def other_stage(name: str, read_range: ReadRange) -> ReadRange:
+        return (
+            dataclasses.replace(read_range, source_rank=read_range.source_rank % 4 + 4)
+            if name == "embed"
+            else read_range
+        )
 
-    _other_spans(patch, other_stage)
+    _other_ranges(patch, other_stage)
 
 
 def _other_fetches(patch: Patch, change: Callable[[list[Any]], list[Any]]) -> None:
-    fetches_of = reader._Fetches.of
+    fetches_of = fetches.FetchPlanner.fetches
 
     def changed(self: Any, blocks: Sequence[Any]) -> list[Any]:
         for block in blocks:  # what is not read has whatever stood there, which might be right by chance
-            for part in block.parts:
-                block.buffer[part.position : part.position + part.size_bytes] = 0
+            for chunk in block.chunks:
+                block.buffer[chunk.position : chunk.position + chunk.size_bytes] = 0
         return change(fetches_of(self, blocks))
 
-    patch.setattr(reader._Fetches, "of", changed)
+    patch.setattr(fetches.FetchPlanner, "fetches", changed)
 
 
 def _lose_a_piece(patch: Patch) -> None:
@@ -193,31 +197,31 @@ def _lose_a_piece(patch: Patch) -> None:
 
 def _double_a_piece(patch: Patch) -> None:
     def doubled(fetches: list[Any]) -> list[Any]:
-        first, second = next(pair for pair in pairwise(fetches) if pair[0].part is pair[1].part)
-        again = dataclasses.replace(second.span, source_rank=first.source_rank)
-        return [dataclasses.replace(fetch, span=again) if fetch is second else fetch for fetch in fetches]
+        first, second = next(pair for pair in pairwise(fetches) if pair[0].chunk is pair[1].chunk)
+        again = dataclasses.replace(second.read_range, source_rank=first.source_rank)
+        return [dataclasses.replace(fetch, read_range=again) if fetch is second else fetch for fetch in fetches]
 
     _other_fetches(patch, doubled)
 
 
 def _swap_parameters_in_reads(patch: Patch) -> None:
     swapped_name = {"wq": "wk", "wk": "wq"}
-    extents_of = reader._Fetches._extents
+    extents_of = fetches.FetchPlanner._extents
 
-    def swapped(self: Any, parameter: ParameterPlan, span: Span) -> tuple[Extent, ...]:
+    def swapped(self: Any, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
         sources = tuple(
             dataclasses.replace(source, name=swapped_name.get(source.name, source.name)) for source in parameter.sources
         )
-        return extents_of(self, dataclasses.replace(parameter, sources=sources), span)
+        return extents_of(self, dataclasses.replace(parameter, sources=sources), read_range)
 
-    patch.setattr(reader._Fetches, "_extents", swapped)
+    patch.setattr(fetches.FetchPlanner, "_extents", swapped)
 
 
 def _flip_before_digest(patch: Patch) -> None:
     write = writer._RankWriter.write
 
     def flipped(self: Any, block: Any, sums: list[int]) -> None:
-        block.buffer[block.parts[0].position] ^= 1
+        block.buffer[block.chunks[0].position] ^= 1
         write(self, block, sums)
 
     patch.setattr(writer._RankWriter, "write", flipped)
@@ -227,8 +231,8 @@ def _spoil_what_no_strategy_knows(patch: Patch) -> None:
     write = writer._RankWriter.write
 
     def spoiled(self: Any, block: Any, sums: list[int]) -> None:
-        [part] = [part for part in block.parts if part.name == "global_step"]
-        block.buffer[part.position] += 1
+        [chunk] = [chunk for chunk in block.chunks if chunk.name == "global_step"]
+        block.buffer[chunk.position] += 1
         write(self, block, sums)
 
     patch.setattr(writer._RankWriter, "write", spoiled)

@@ -22,7 +22,7 @@ from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
-from reshard.core.transfer import reader
+from reshard.core.transfer import fetches, reader
 from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.files import verify_target
 from reshard.core.verification.shard_fingerprints import FileFingerprints
@@ -194,17 +194,17 @@ def test_a_conversion_without_its_plan(target: Path) -> None:
 
 
 def test_ranks_with_wrong_values_are_named_and_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill = reader.LocalGatherer.fill
+    fill = reader.LocalBlockReader.fill
     spoiled: list[str] = []
 
-    def zeroing(self: reader.LocalGatherer, blocks: Sequence[reader.RankBlock]) -> None:
+    def zeroing(self: reader.LocalBlockReader, blocks: Sequence[fetches.RankBlock]) -> None:
         fill(self, blocks)
-        parts = [part for part in blocks[0].parts if part.name == "layers.1.weight_1"]
+        parts = [part for part in blocks[0].chunks if part.name == "layers.1.weight_1"]
         if parts and not spoiled:
             spoiled.append(parts[0].name)
             blocks[0].buffer[parts[0].position : parts[0].position + 8] = 0
 
-    monkeypatch.setattr(reader.LocalGatherer, "fill", zeroing)
+    monkeypatch.setattr(reader.LocalBlockReader, "fill", zeroing)
     request = FOUR_TO_THREE.request(target, verify="content", workers=1)
     with pytest.raises(VerificationError) as caught:
         convert(request)

@@ -6,9 +6,10 @@ import pytest
 
 from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, Extent, FileIndex, TensorEntry, text_entry
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry, text_entry
 from reshard.core.errors import CatalogError
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, dtype_from_name
+from reshard.core.tensor.slices import Extent
 
 
 def index(*entries: TensorEntry, **options: Any) -> FileIndex:

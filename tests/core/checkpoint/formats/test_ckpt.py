@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.formats import any_format, ckpt, ckpt_writing
-from reshard.core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
+from reshard.core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, dtype_from_name, dtype_from_safetensors
+from reshard.core.tensor.slices import Extent
 from tests.support.ckpt_writer import (
     CheckpointMessage,
     MemoryFile,

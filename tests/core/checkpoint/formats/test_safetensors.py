@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from reshard.core.checkpoint.formats import any_format, safetensors
-from reshard.core.checkpoint.model import Extent, FileIndex, OutputEntry, TensorEntry
+from reshard.core.checkpoint.model import FileIndex, OutputEntry, TensorEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, TEXT, dtype_from_name
+from reshard.core.tensor.slices import Extent
 from tests.support.ckpt_writer import MemoryFile, extents_bytes, filled
 from tests.support.places import FIXTURES
 

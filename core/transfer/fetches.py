@@ -1,0 +1,135 @@
+"""The bytes of source files that blocks need: one fetch for each read range of each chunk."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.tensor.casting import Overflow
+from reshard.core.tensor.slices import Extent
+from reshard.core.transfer.file_blocks import Chunk
+from reshard.core.transfer.read_ranges import ReadLimits, ReadRange, SourceShard, chunk_read_ranges, source_shard
+from reshard.core.transfer.scatter import scatter_values
+
+_MAX_CACHED_RANGES = 2**14
+"""A few MB of them."""
+
+
+@dataclass(frozen=True)
+class RankBlock:
+    """A block of one target rank's file, being filled.
+
+    Attributes:
+        parameters: the rank's parameters by name.
+        buffer: the block's bytes.
+        chunks: the contents to read from source files.
+        overflows: overflows of casts in this block, by parameter name, indexed in the whole parameter.
+    """
+
+    parameters: Mapping[str, ParameterPlan]
+    buffer: np.ndarray
+    chunks: Sequence[Chunk]
+    overflows: list[tuple[str, Overflow]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A read range for one chunk of one block, located in its file; several extents if it crosses a border."""
+
+    block: RankBlock
+    chunk: Chunk
+    read_range: ReadRange
+    extents: tuple[Extent, ...]
+    offset: int
+    length: int
+
+    @property
+    def source_rank(self) -> int:
+        """The rank whose file is read."""
+        return self.read_range.source_rank
+
+    @property
+    def source_name(self) -> str:
+        """Name of the source parameter."""
+        return self.block.parameters[self.chunk.name].sources[self.read_range.source].name
+
+    @property
+    def destination(self) -> np.ndarray:
+        """The bytes of the block that a verbatim read range fills."""
+        start = self.chunk.position + self.read_range.target_offset
+        return self.block.buffer[start : start + self.read_range.length]
+
+    def deliver(self, run: np.ndarray) -> None:
+        """Copy the wanted elements of the fetched bytes into the block."""
+        if self.read_range.is_verbatim:
+            self.destination[:] = run
+            return
+        name = self.chunk.name
+        overflow = scatter_values(run, self.read_range, self.chunk, self.block.parameters[name], self.block.buffer)
+        if overflow is not None:
+            self.block.overflows.append((name, overflow))
+
+
+class FetchPlanner:
+    """Plans the fetches of blocks; read ranges of chunks that are cut alike are computed once.
+
+    `ranks` are the parameters, by name, of each target rank whose blocks are filled together.
+    """
+
+    def __init__(self, plan: ConversionPlan, ranks: Sequence[Mapping[str, ParameterPlan]], limits: ReadLimits) -> None:
+        self._plan = plan
+        self._ranks = ranks
+        self._limits = limits
+        self._cache: dict[tuple[object, ...], tuple[ReadRange, ...]] = {}
+        self._cached_count = 0
+
+    def fetches(self, blocks: Sequence[RankBlock]) -> list[Fetch]:
+        """Return everything that the chunks of the blocks need."""
+        return [
+            self._fetch(block, chunk, read_range)
+            for block in blocks
+            for chunk in block.chunks
+            for read_range in self._read_ranges(block, chunk)
+        ]
+
+    def _fetch(self, block: RankBlock, chunk: Chunk, read_range: ReadRange) -> Fetch:
+        extents = self._extents(block.parameters[chunk.name], read_range)
+        return Fetch(block, chunk, read_range, extents, extents[0].offset, read_range.length)
+
+    def _extents(self, parameter: ParameterPlan, read_range: ReadRange) -> tuple[Extent, ...]:
+        entry = self._plan.source_entry(read_range.source_rank, parameter.sources[read_range.source].name)
+        return entry.extents_of(read_range.offset, read_range.length)
+
+    def _read_ranges(self, block: RankBlock, chunk: Chunk) -> tuple[ReadRange, ...]:
+        parameter = block.parameters[chunk.name]
+        if parameter.appended:
+            return ()
+
+        def shard_of(read: ReadItem) -> SourceShard:
+            return source_shard(self._plan, parameter, read)
+
+        # parameters that are cut alike share their reads: layers repeat, so most of the arithmetic was done before
+        kinds = tuple((source.dtype.name, source.shape) for source in parameter.sources)
+        key = (id(parameter.reads), parameter.dtype.name, kinds, chunk.box)
+        ranges = self._cache.get(key)
+        if ranges is None:
+            if self._cached_count > _MAX_CACHED_RANGES:
+                self._cache.clear()
+                self._cached_count = 0
+            limits = ReadLimits(self._limits.range_bytes, self._limits.gap_bytes * self._row_sharers(parameter))
+            ranges = chunk_read_ranges(chunk, parameter.reads, shard_of, parameter.dtype, limits)
+            self._cache[key] = ranges
+            self._cached_count += len(ranges)
+        return ranges
+
+    def _row_sharers(self, parameter: ParameterPlan) -> int:
+        """Count the distinct boxes that the ranks have in the same source rows.
+
+        The gap between two rows of one rank's columns is wide, but the others want its bytes.
+        """
+        axes = parameter.reads[0].axes if parameter.reads else None
+        axis = axes.index(0) if axes else 0  # the target's axis along the source's rows
+        rows = parameter.box.start[axis : axis + 1], parameter.box.stop[axis : axis + 1]
+        boxes = {rank[parameter.name].box for rank in self._ranks if parameter.name in rank}
+        return sum((box.start[axis : axis + 1], box.stop[axis : axis + 1]) == rows for box in boxes)
