@@ -12,7 +12,8 @@ import time
 from benchmarks.models import FLOAT
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.plan.plan import PlanInputs, build_plan
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Extent, Shape

@@ -16,8 +16,9 @@ from reshard.core.runtime.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
     from reshard.core.conversion.report import PlanSummary
+    from reshard.core.plan.model import ParameterPlan, ReadItem
     from reshard.core.plan.overlaps import ParameterOverlaps
-    from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+    from reshard.core.plan.plan import ConversionPlan
     from reshard.core.tensor.slices import Extent
 
 _MOST_EFFECTS = 16

@@ -7,6 +7,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, survey
 from reshard.core.errors import CatalogError, InputError, StrategyError
 from reshard.core.plan.matching import match_parameters
+from reshard.core.plan.model import PlanInputs
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
 from reshard.core.source.strategy_warnings import integrated_save_warnings
@@ -170,7 +171,7 @@ def _told_by_checkpoint(
                 "whose parameters are called as in the strategy"
             )
         return facts
-    match = match_parameters(catalog, source, None, integrated_save=integrated_save)
+    match = match_parameters(PlanInputs(catalog, source, None, catalog.format, integrated_save=integrated_save))
     integrated_save_warnings(catalog, source, match, integrated_save)
     return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.resharded}
 

@@ -13,8 +13,8 @@ from reshard.core.conversion.session import (
 )
 from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.plan.matching import check_convertible
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
-from reshard.core.plan.unified import UnifiedLayout
+from reshard.core.plan.model import PlanInputs, UnifiedLayout
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.unified_source import strategy_of
 from reshard.core.request.changes_file import declared_changes
 from reshard.core.request.conversion import (

@@ -14,7 +14,7 @@ from reshard.core.plan.change_summary import (
     excluded_of,
     excluded_text,
 )
-from reshard.core.plan.matching import PassedThroughParameter
+from reshard.core.plan.model import PassedThroughParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget

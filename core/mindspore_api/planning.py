@@ -18,8 +18,9 @@ from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanE
 from reshard.core.mindspore_api.needed_ranks import needed_of_all
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, with_last_files
 from reshard.core.plan.matching import foreign_parameters, match_parameters
+from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.presets import is_training_state
 from reshard.core.plan.stage_shards import names_in_order, names_without_shards, shards_by_stage
 from reshard.core.runtime.wording import listed, rank_names
@@ -122,9 +123,7 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
 
 
 def _plan_with_gaps(inputs: PlanInputs, elsewhere: Collection[str]) -> ConversionPlan:
-    match = match_parameters(
-        inputs.catalog, inputs.source_strategy, inputs.target_strategy, allow_missing=inputs.allow_missing
-    )
+    match = match_parameters(inputs)
     carried = tuple(each for each in match.passed_through if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
     # the caller chooses the file's name, without a part number

@@ -34,7 +34,8 @@ from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
 from reshard.core.mindspore_api.paths import checked_directory, given_strategy
 from reshard.core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import survey_ranks
-from reshard.core.plan.plan import ConversionPlan, PlanInputs
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.failures import mapped_errors

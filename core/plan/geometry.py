@@ -1,27 +1,31 @@
-"""The geometry of target parameters that are made of pieces: turned, split off others, or joined from several.
+"""The geometry of a layout class: which boxes of which source ranks fill each target shard.
 
-As for those that are cut anew as a whole, it is worked out once for all that are cut and made alike; but in elements,
-not in units, since pieces may begin anywhere.
+It is worked out once for all parameters of a class, in *units*. Along each axis a tensor is divided into as many units
+as all its grids need, so that every border of a shard lies between two units; a parameter's boxes are the class's boxes
+times its elements per unit. Parameters that are split, joined or transposed have pieces that may begin anywhere: their
+unit is one element.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, grid_of
+import numpy as np
+
+from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, common_units, grid_of
 from reshard.core.tensor.layout import ShardGrid
-from reshard.core.tensor.segments import Piece, SortedPieces
+from reshard.core.tensor.segments import Piece, SortedPieces, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
 @dataclass(frozen=True)
 class PlacedPart(ShardPart):
-    """A box of a source parameter, the rank that it is read from, and where it goes.
+    """A part of a source shard, and the box of the target parameter that it fills.
 
     Attributes:
-        source: number of the source parameter.
+        source: index of the source parameter.
         axes: target axis i is source axis `axes[i]`; None: the order is the same.
-        place: the box that it fills of the whole target parameter.
+        place: the box in the whole target parameter.
     """
 
     source: int
@@ -29,10 +33,11 @@ class PlacedPart(ShardPart):
     place: TensorSlice
 
 
-class ComposedPair:
-    """Pieces of sources against a target cut, in elements.
+class ClassGeometry:
+    """Pieces of source parameters against the target's grid, in units.
 
-    `sources` are the copies and the whole shape of each source parameter, `shape` is the target parameter's.
+    `sources` are the copies and the number of units along each axis of each source parameter. All copies but the first
+    serve the shards that have no owner in the first.
     """
 
     def __init__(
@@ -40,38 +45,50 @@ class ComposedPair:
         sources: Sequence[tuple[Sequence[SourceCopy], Shape]],
         pieces: Sequence[Piece],
         target: ShardGrid,
-        shape: Shape,
+        unit_counts: Shape,
     ) -> None:
         self.target = target
-        self.unit_counts = shape
-        self._copies = [SourceCopies(copies, whole) for copies, whole in sources]
-        self._target_grid = grid_of(target, shape)
+        self.unit_counts = unit_counts
+        self._copies = [SourceCopies(copies, units) for copies, units in sources]
+        self._target_grid = grid_of(target, unit_counts)
         self._pieces = SortedPieces(pieces)
         self._parts_of: dict[Shape, tuple[PlacedPart, ...]] = {}
 
+    @classmethod
+    def of_whole(cls, copies: Sequence[SourceCopy], target: ShardGrid, shape: Shape) -> "ClassGeometry":
+        """The geometry of a parameter that is all of one source parameter of `shape`."""
+        grids = [copy.layout.shard_grid(len(shape)) for copy in copies]
+        unit_counts = common_units(shape, [*grids, target])
+        return cls([(copies, unit_counts)], [whole_piece(unit_counts)], target, unit_counts)
+
     def units_of(self, shape: Shape) -> Shape:
-        """Elements per unit along each axis: a unit is an element."""
-        return tuple(1 if length else 0 for length in shape)
+        """Elements per unit along each axis of a tensor of the class."""
+        return tuple(length // count if count else 0 for length, count in zip(shape, self.unit_counts, strict=True))
 
     def target_box(self, cell: Shape) -> TensorSlice:
-        """A cell of the target's grid."""
+        """The target shard in a cell of the grid."""
         return self._target_grid.box(cell)
 
     @cached_property
-    def target_sizes(self) -> dict[Shape, int]:
-        """How many elements each cell of the target's grid has."""
-        return {cell: self.target_box(cell).size for cell in self.target.owners}
+    def target_sizes(self) -> np.ndarray:
+        """Int64 array of shape (target shards,): units of each, in the order of the grid's `owners`."""
+        return np.array([self.target_box(cell).size for cell in self.target.owners], dtype=np.int64)
 
-    def parts(self, target_cell: Shape) -> tuple[PlacedPart, ...]:
-        """What fills a target cell, each part with the source rank that it is read from."""
+    @cached_property
+    def source_sizes(self) -> np.ndarray:
+        """Int64 array of shape (sources, target shards): units that each target shard takes of each source."""
+        sizes = [[0] * len(self.target.owners) for _ in self._copies]
+        for number, cell in enumerate(self.target.owners):
+            for part in self.parts(cell):
+                sizes[part.source][number] += part.box.size
+        return np.array(sizes, dtype=np.int64)
+
+    def parts(self, target_cell: Shape) -> Sequence[PlacedPart]:
+        """Parts of source shards that fill the target shard in a cell."""
         known = self._parts_of.get(target_cell)
         if known is None:
             known = self._parts_of[target_cell] = tuple(self._parts(self.target_box(target_cell)))
         return known
-
-    def needed_bytes(self, itemsizes: Sequence[int]) -> list[int]:
-        """Bytes of the sources that each cell of the target's grid is made from; `itemsizes` are the sources'."""
-        return [sum(part.box.size * itemsizes[part.source] for part in self.parts(cell)) for cell in self.target.owners]
 
     def _parts(self, box: TensorSlice) -> Iterator[PlacedPart]:
         for piece in self._pieces.near(box.start, box.stop):
@@ -79,7 +96,7 @@ class ComposedPair:
             if shared is None:
                 continue
             axes = piece.axes if piece.is_transposed else None
-            for held in self._copies[piece.source].parts(piece.source_box(shared)):
-                if held.box.size:
-                    place = piece.placed_box(held.box)
-                    yield PlacedPart(held.rank, held.shard, held.box, piece.source, axes, place)
+            for part in self._copies[piece.source].parts(piece.source_box(shared)):
+                if part.box.size:
+                    place = piece.placed_box(part.box)
+                    yield PlacedPart(part.rank, part.shard, part.box, piece.source, axes, place)

@@ -1,7 +1,8 @@
-"""Names on both sides of a conversion: which recipes move, which are carried, and what the target's strategy misses."""
+"""Matches names: which parameters are resharded or passed through, and which names the source does not provide."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 from reshard.core.plan.recipes import Recipe, Recipes
@@ -9,109 +10,109 @@ from reshard.core.plan.recipes import Recipe, Recipes
 
 @dataclass(frozen=True)
 class MatchedNames:
-    """What becomes of names; those of recipes are the target's, their sources the source's.
+    """What becomes of names: recipes have target names, their sources have source names.
 
     Attributes:
         recipes: how target parameters are made.
         in_files: names in the source's files.
-        held: those of them that the source's strategy lays out where they are.
-        known: names in the source's strategy.
-        wanted: names in the target's strategy; None if there is none.
-        appended: names of information that every target file gets.
-        moves_all: nothing is only carried.
+        with_shards: names that files of the stages that the source's strategy gives them to hold.
+        in_source_strategy: names in the source's strategy.
+        in_target_strategy: names in the target's strategy; None without one.
+        appended: names of the appended entries.
+        reshards_all: nothing is passed through.
     """
 
     recipes: Recipes
     in_files: frozenset[str]
-    held: frozenset[str]
-    known: frozenset[str]
-    wanted: frozenset[str] | None
+    with_shards: frozenset[str]
+    in_source_strategy: frozenset[str]
+    in_target_strategy: frozenset[str] | None
     appended: frozenset[str]
-    moves_all: bool
+    reshards_all: bool
 
     @cached_property
-    def called(self) -> dict[str, str]:
+    def target_names(self) -> dict[str, str]:
         """Source name -> target name, of parameters that keep their shape."""
         return {recipe.sources[0]: recipe.name for recipe in self._all if not recipe.is_reshaped}
 
     @cached_property
     def source_names(self) -> dict[str, str]:
-        """Target name -> source name, of the same."""
-        return {name: source for source, name in self.called.items()}
+        """Target name -> source name, of parameters that keep their shape."""
+        return {name: source for source, name in self.target_names.items()}
 
     @cached_property
-    def taken(self) -> frozenset[str]:
-        """Source names that anything is made of."""
+    def used(self) -> frozenset[str]:
+        """Source names that a recipe uses."""
         return frozenset(source for recipe in self._all for source in recipe.sources)
 
     @cached_property
     def needed(self) -> frozenset[str]:
-        """Source names that something is made of which the target has a place for."""
+        """Source names that a recipe with a place in the target uses."""
         return frozenset(source for recipe in self._all if self._has_place(recipe) for source in recipe.sources)
 
     @cached_property
-    def of_strategy(self) -> frozenset[str]:
-        """What the parameters of the source's strategy are called in the target."""
-        return frozenset(recipe.name for recipe in self._all if not self.known.isdisjoint(recipe.sources))
+    def from_source_strategy(self) -> frozenset[str]:
+        """Target names of parameters that are made from the source strategy's."""
+        return frozenset(recipe.name for recipe in self._all if not self.in_source_strategy.isdisjoint(recipe.sources))
 
     @property
     def in_strategies(self) -> frozenset[str]:
         """Target names of all parameters that a strategy knows."""
-        return self.of_strategy | (self.wanted or frozenset())
+        return self.from_source_strategy | (self.in_target_strategy or frozenset())
 
     @cached_property
-    def to_move(self) -> tuple[Recipe, ...]:
-        """What is cut anew."""
-        return tuple(recipe for recipe in self._all if self._is_moved(recipe))
+    def to_reshard(self) -> tuple[Recipe, ...]:
+        """Recipes of resharded parameters."""
+        return tuple(recipe for recipe in self._all if self._is_resharded(recipe))
 
     @property
-    def to_carry(self) -> Iterator[Recipe]:
-        """What no strategy knows, and is copied to every target rank."""
+    def to_pass_through(self) -> Iterator[Recipe]:
+        """Recipes of parameters that no strategy knows, copied to every target rank."""
         return (
             recipe
             for recipe in self._unknown
-            if not recipe.is_reshaped and recipe.name not in self.appended and not self._is_moved(recipe)
+            if not recipe.is_reshaped and recipe.name not in self.appended and not self._is_resharded(recipe)
         )
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Of the source strategy's parameters, what the target's strategy has no place for."""
+        """Target names of the source strategy's parameters that the target's strategy lacks."""
         return tuple(
             recipe.name
             for recipe in self._all
-            if not self._has_place(recipe) and not self.held.isdisjoint(recipe.sources)
+            if not self._has_place(recipe) and not self.with_shards.isdisjoint(recipe.sources)
         )
 
-    def problems(self, unheld: Collection[str]) -> Iterator[str]:
-        """What cannot be made as declared; `unheld` are source names that damage took."""
+    def problems(self, damaged: Collection[str]) -> Iterator[str]:
+        """Recipes that cannot be carried out; `damaged` are source names that damage took."""
         for recipe in self._unknown:
-            if recipe.is_reshaped and not self._is_moved(recipe):
+            if recipe.is_reshaped and not self._is_resharded(recipe):
                 yield (
                     f"no strategy knows {recipe.name!r}, made from {_listed(recipe)}: such parameters are copied as "
                     f"they are, and not {' or '.join(recipe.steps)}"
                 )
         for recipe in self._all:
-            absent = [name for name in recipe.sources if name not in self.in_files and name not in unheld]
+            absent = [name for name in recipe.sources if name not in self.in_files and name not in damaged]
             if absent and len(absent) < len(recipe.sources) and self._has_place(recipe):
                 yield (
                     f"parameter {recipe.name!r} is made from {_listed(recipe)}, but {absent[0]!r} is in no source file"
                 )
 
-    def missing(self, unheld: Collection[str]) -> list[str]:
-        """Names in the target's strategy that nothing can be made for, and what damage took; sorted."""
+    def missing(self, damaged: Collection[str]) -> list[str]:
+        """Names in the target's strategy without a source, and names whose sources damage took; sorted."""
         available = {recipe.name for recipe in self._all if self.in_files.issuperset(recipe.sources)}
-        lost = frozenset(unheld)
-        taken = {recipe.name for recipe in self._all if not lost.isdisjoint(recipe.sources)}
-        return sorted((self.wanted or frozenset()) - available | taken)
+        lost = frozenset(damaged)
+        unmade = {recipe.name for recipe in self._all if not lost.isdisjoint(recipe.sources)}
+        return sorted((self.in_target_strategy or frozenset()) - available | unmade)
 
     def sources_of(self, name: str) -> frozenset[str]:
-        """The source names that a target parameter is made of; its own if nothing makes it."""
+        """Return the source names of a target parameter; its own name without a recipe."""
         recipe = self.recipes.made.get(name)
         return frozenset(recipe.sources) if recipe else frozenset({name})
 
-    def is_needed(self, source: str, excused: Collection[str]) -> bool:
-        """Whether a source parameter is needed for anything but `excused` target parameters."""
-        return any(recipe.name not in excused for recipe in self._made_of.get(source, ()))
+    def is_needed(self, source: str, allowed_missing: Collection[str]) -> bool:
+        """True if a target parameter that may not be missing needs a source parameter."""
+        return any(recipe.name not in allowed_missing for recipe in self._made_of.get(source, ()))
 
     @property
     def _all(self) -> Collection[Recipe]:
@@ -119,18 +120,18 @@ class MatchedNames:
 
     @cached_property
     def _unknown(self) -> list[Recipe]:
-        """What is in the files and in no strategy."""
+        """Recipes of parameters that are in the files and in no strategy."""
         return [
             recipe
             for recipe in self._all
             if self.in_files.issuperset(recipe.sources)
-            and self.known.isdisjoint(recipe.sources)
-            and recipe.name not in (self.wanted or ())
+            and self.in_source_strategy.isdisjoint(recipe.sources)
+            and recipe.name not in (self.in_target_strategy or ())
         ]
 
     @cached_property
     def _made_of(self) -> dict[str, list[Recipe]]:
-        """Source name -> what is made of it that the target has a place for."""
+        """Source name -> recipes with a place in the target that use it."""
         found: dict[str, list[Recipe]] = {}
         for recipe in self._all:
             if self._has_place(recipe):
@@ -139,16 +140,21 @@ class MatchedNames:
         return found
 
     def _has_place(self, recipe: Recipe) -> bool:
-        return self.wanted is None or recipe.name in self.wanted
+        return self.in_target_strategy is None or recipe.name in self.in_target_strategy
 
-    def _is_moved(self, recipe: Recipe) -> bool:
+    def _is_resharded(self, recipe: Recipe) -> bool:
         if not self.in_files.issuperset(recipe.sources):
             return False
-        if self.wanted is not None:
-            return recipe.name in self.wanted
-        if not self.held.isdisjoint(recipe.sources):
+        if self.in_target_strategy is not None:
+            return recipe.name in self.in_target_strategy
+        if not self.with_shards.isdisjoint(recipe.sources):
             return True
-        return (recipe.is_reshaped or self.moves_all) and recipe.name not in self.appended
+        return (recipe.is_reshaped or self.reshards_all) and recipe.name not in self.appended
+
+
+def fits_any(name: str, patterns: Iterable[str]) -> bool:
+    """True if a name fits one of several shell-style patterns."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _listed(recipe: Recipe) -> str:

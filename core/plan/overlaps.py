@@ -7,8 +7,8 @@ parameters or of the target's.
 
 from dataclasses import dataclass, replace
 
-from reshard.core.plan.matching import ReshardedParameter, SourceTensor
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.plan.model import ParameterPlan, ReadItem, ReshardedParameter, SourceTensor
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import TensorSlice
 

@@ -6,8 +6,8 @@ perhaps on other machines. What comes of it is a part: files named `…_part{sta
 """
 
 from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
 
+from reshard.core.plan.names import fits_any
 from reshard.core.strategy.model import Strategy
 
 _ASIDE = ("accu_grads", "adam_m", "adam_v")
@@ -30,11 +30,7 @@ def part_of_target(
     if source is None or source.merged or target is None or len(target.stages) > 1:
         return None
     telling = _telling(target.parameters)
-    wanted = {
-        name
-        for name in telling
-        if name not in left_out and not any(fnmatchcase(name, pattern) for pattern in allow_missing)
-    }
+    wanted = {name for name in telling if name not in left_out and not fits_any(name, allow_missing)}
     # parameters that the target may lack say nothing about the stage
     own = _telling(source.parameters if names is None else names) - (telling - wanted)
     return source.stages[0].stage if own < wanted else None

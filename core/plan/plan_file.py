@@ -20,8 +20,8 @@ from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, cata
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError, LimitError, TargetError
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
-from reshard.core.plan.unified import UnifiedLayout
+from reshard.core.plan.model import PlanInputs, UnifiedLayout
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes
 from reshard.core.request.conversion import IntegratedSave, checked_prefix
 from reshard.core.runtime.keys import needed_target_key, target_key

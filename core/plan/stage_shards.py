@@ -45,6 +45,11 @@ def names_in_order(catalog: CheckpointCatalog) -> list[str]:
     return list(names)
 
 
+def owners_of(catalog: CheckpointCatalog, name: str) -> list[CatalogRecord]:
+    """Return the records of the ranks whose files hold a parameter."""
+    return [record for record in catalog.records.values() if name in record.index.entries]
+
+
 def shards_by_stage(
     catalog: CheckpointCatalog, source: Strategy, order: Iterable[str], problems: list[str]
 ) -> dict[str, list[StageShards]]:
@@ -128,7 +133,7 @@ def described(entry: TensorEntry) -> str:
 
 def misplaced(catalog: CheckpointCatalog, name: str) -> str:
     """What is wrong with a parameter that only ranks of other stages than its strategy's hold."""
-    owners = [record for record in catalog.records.values() if name in record.index.entries]
+    owners = owners_of(catalog, name)
     return (
         f"parameter {name!r} is on rank_{owners[0].rank} ({owners[0].location}), "
         "but on no rank of the stages that the source's strategy gives it to"

@@ -9,12 +9,18 @@ What no strategy knows stands in it once, so all source ranks have to hold the s
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import PlanError, raise_problems
-from reshard.core.plan.matching import ParameterMatch, PassedThroughParameter, ReshardedParameter, SourceTensor
+from reshard.core.plan.model import (
+    ParameterMatch,
+    PassedThroughParameter,
+    ReshardedParameter,
+    SourceTensor,
+    UnifiedLayout,
+)
 from reshard.core.plan.ownership import SourceCopy
 from reshard.core.plan.stage_shards import names_in_order
 from reshard.core.runtime.wording import rank_names
@@ -22,19 +28,6 @@ from reshard.core.storage.unified_names import UnifiedNaming, file_names
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.segments import whole_piece
-
-
-@dataclass(frozen=True)
-class UnifiedLayout:
-    """A target of whole tensors in files that are about equally large, each parameter in one of them.
-
-    Attributes:
-        max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
-        naming: whose names files and index have: `huggingface` or `mindspore`.
-    """
-
-    max_shard_bytes: int
-    naming: str
 
 
 def unified_match(

@@ -6,13 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import InputError, StorageError
-from reshard.core.plan.matching import (
-    ParameterMatch,
-    SourceTensor,
-    distinct_sources,
-    lost_text,
-    match_parameters,
-)
+from reshard.core.plan.matching import distinct_sources, lost_text, match_parameters
+from reshard.core.plan.model import ParameterMatch, PlanInputs, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, CopyGrid, SourceCopies, SourceCopy, common_units
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
@@ -62,7 +57,15 @@ def damage_policy(
     def advice(catalog: CheckpointCatalog) -> str:
         try:
             match = match_parameters(
-                catalog, source, target, allow_missing=allow_missing, integrated_save=integrated_save, changes=changes
+                PlanInputs(
+                    catalog,
+                    source,
+                    target,
+                    catalog.format,
+                    allow_missing=tuple(allow_missing),
+                    integrated_save=integrated_save,
+                    changes=changes,
+                )
             )
         except (InputError, StorageError):
             return ""

@@ -13,6 +13,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.errors import InputError
 from reshard.core.plan.matching import lost_text, match_parameters
+from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.stage_shards import StageShards, integrated_by_shapes, names_in_order, shards_by_stage
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
@@ -206,7 +207,7 @@ def _not_integrated_finding(samples: SampleFindings) -> Finding:
 def _check_match(catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave) -> list[Finding]:
     """What else a conversion would refuse, and parameters on no rank."""
     try:
-        match = match_parameters(catalog, strategy, None, integrated_save=asked)
+        match = match_parameters(PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked))
     except InputError as error:
         return [Finding(check="shapes", found=str(error), means="a conversion would refuse it", advice=OWN_STRATEGY)]
     findings = [

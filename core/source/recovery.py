@@ -15,6 +15,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
 from reshard.core.errors import CatalogError, CheckpointError, InputError, LayoutError, StrategyError
 from reshard.core.plan.matching import match_parameters
+from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.ownership import LostBox
 from reshard.core.request.conversion import ConversionRequest, parse_ranks
 from reshard.core.runtime.summary import Summary
@@ -162,12 +163,9 @@ class _Assessor:
     def _by_strategy(self, step: str, strategy: Strategy) -> RecoveryReport:
         catalog = catalog_source(self._request.model_copy(update={"step": step}), strategy, None)
         asked = asked_integrated_save(self._request)
+        allowed = tuple(self._request.allow_missing)
         match = match_parameters(
-            catalog,
-            strategy,
-            None,
-            allow_missing=self._request.allow_missing,
-            integrated_save=asked,
+            PlanInputs(catalog, strategy, None, catalog.format, allow_missing=allowed, integrated_save=asked)
         )
         integrated_save_warnings(catalog, strategy, match, asked)
         unsaved_names = unsaved(strategy, None, match)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import StrategyError
-from reshard.core.plan.matching import ParameterMatch
+from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import StageShards, integrated_by_shapes, names_in_order, shards_by_stage
 from reshard.core.request.conversion import ConversionRequest, IntegratedSave
 from reshard.core.runtime.keys import source_key

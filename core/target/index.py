@@ -11,7 +11,7 @@ from reshard.core.checkpoint.formats.weight_maps import MAX_INDEX_BYTES, dump_we
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
 from reshard.core.plan.appended import AppendedParameter
-from reshard.core.plan.matching import ReshardedParameter
+from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.reading import read_small_file

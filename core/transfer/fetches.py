@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.plan.model import ParameterPlan, ReadItem
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.casting import Overflow
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.file_blocks import Chunk

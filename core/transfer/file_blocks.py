@@ -10,7 +10,8 @@ from functools import lru_cache
 
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import MINDSPORE, PYTORCH, CheckpointFormat, Content, FilePlan, OutputEntry
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan, RankPlan
+from reshard.core.plan.model import ParameterPlan, RankPlan
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.unified_names import UnifiedNaming
 from reshard.core.tensor.dtypes import MAP_TENSOR
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from reshard.core.plan.plan import ParameterPlan
+from reshard.core.plan.model import ParameterPlan
 from reshard.core.runtime.budget import GroupBuffers
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block

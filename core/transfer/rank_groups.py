@@ -7,7 +7,9 @@ rows of their own have no reads in common.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from reshard.core.plan.plan import ConversionPlan, LayoutClass, ParameterPlan, TargetStage
+from reshard.core.plan.layout_classes import LayoutClass, TargetStage
+from reshard.core.plan.model import ParameterPlan
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.tensor.slices import Shape
 from reshard.core.transfer.read_ranges import gap_cost_bytes
@@ -59,7 +61,7 @@ def _classes_read_again(plan: ConversionPlan, stage: TargetStage, ranks: Sequenc
     """Layout classes of which ranks read bytes that others need, the costliest first; none if these are few."""
 
     def cost(layout_class: LayoutClass, parameters: Sequence[ParameterPlan]) -> int:
-        cells = {layout_class.pair.target.cell_of(rank - stage.ranks.start) for rank in ranks}
+        cells = {layout_class.geometry.target.cell_of(rank - stage.ranks.start) for rank in ranks}
         readers = min(len(ranks), len(cells) * plan.inputs.replicas) if plan.inputs.replicas else len(ranks)
         return sum(
             gap_cost_bytes(plan, parameter, REMOTE_GAP_WORTH_READING_BYTES)
@@ -96,7 +98,7 @@ def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Seque
 
     def places(rank: int) -> list[Shape]:
         return [
-            _in_source_order(layout_class, layout_class.pair.target.cell_of(rank - stage.ranks.start))
+            _in_source_order(layout_class, layout_class.geometry.target.cell_of(rank - stage.ranks.start))
             for layout_class in classes
         ]
 

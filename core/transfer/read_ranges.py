@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from reshard.core.errors import ConversionError
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.plan.model import ParameterPlan, ReadItem
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape, TensorSlice, bounding_extent, contiguous_axis, row_major_strides
 from reshard.core.transfer.file_blocks import Chunk

@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from reshard.core.checkpoint.remote_index.templates import header_mismatch
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan
+from reshard.core.plan.model import ParameterPlan
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.coalescing import coalesced, covering_range
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES as REMOTE_GAP_WORTH_READING_BYTES
 from reshard.core.storage.transfers import submitted

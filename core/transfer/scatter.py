@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reshard.core.plan.plan import ParameterPlan
+from reshard.core.plan.model import ParameterPlan
 from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import Shape

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from reshard.core.errors import PlanError
-from reshard.core.plan.matching import ReshardedParameter, as_it_is, distinct_sources
+from reshard.core.plan.geometry import ClassGeometry
+from reshard.core.plan.layout_classes import LayoutClass
+from reshard.core.plan.matching import distinct_sources
+from reshard.core.plan.model import ParameterPlan, ReshardedParameter
 from reshard.core.plan.ownership import SourceCopy, lacks_shards
-from reshard.core.plan.plan import ConversionPlan, CutPair, LayoutClass, ParameterPlan
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.resharding import unchanged
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
@@ -57,7 +61,7 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
     """The shared parameters whose copies are not alike; a copy of which files lack something is not compared."""
     sources = {source.name: source for source in distinct_sources(plan.match.resharded)}
     for name, copies in plan.match.shared.items():
-        parameter = as_it_is(sources[name], {})
+        parameter = unchanged(sources[name], {})
         whole = [(stage, copy) for stage, copy in copies if not lacks_shards(copy, len(parameter.shape))]
         if len(whole) < 2:
             continue
@@ -101,5 +105,6 @@ def _are_alike(plan: ConversionPlan, parameter: ReshardedParameter, first: Sourc
 def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
     """The whole tensor, as if it were to be written from one stage's copy."""
     uncut = whole_layout(len(parameter.shape)).shard_grid(len(parameter.shape))
-    [plan] = LayoutClass(CutPair([copy], uncut, parameter.shape), copy.first_rank, (parameter,)).plans(0)
+    geometry = ClassGeometry.of_whole([copy], uncut, parameter.shape)
+    [plan] = LayoutClass(geometry, copy.first_rank, (parameter,)).plans(0)
     return plan

@@ -18,9 +18,10 @@ import numpy as np
 from reshard.core.checkpoint.content_blocks import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.plan.appended import AppendedParameter
-from reshard.core.plan.matching import ReshardedParameter, SourceTensor
+from reshard.core.plan.layout_classes import TargetStage
+from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards
-from reshard.core.plan.plan import ConversionPlan, TargetStage
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import rank_names
 from reshard.core.source.replicas import differing_copies_text
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
@@ -230,7 +231,7 @@ class ContentCheck:
         for parameter in self._plan.match.passed_through:
             source, target = self._passed_through[parameter.name].shards, self._target_wholes[parameter.name]
             for rank in target.owners:
-                source_rank = self._plan.carried_source(parameter, rank)
+                source_rank = self._plan.passed_through_source(parameter, rank)
                 where = f"copied from rank_{source_rank} of the source"
                 self._compare(parameter.name, where, (rank,), source[source_rank], target[rank])
             missing = tuple(sorted(set(self._plan.target_ranks).difference(target.owners)))
@@ -271,8 +272,8 @@ def _addends(parameter: ReshardedParameter) -> Iterator[Addend]:
             shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)
             # all that the first copy has counts; of the others only what those before it lack
             counted = pieces if place == 0 else list(_clipped(pieces, lost.get(copy.first_rank, [])))
-            as_it_is = parameter.is_whole and len(source.copies) == 1
-            yield Addend(source.name, shards, None if as_it_is else counted, parameter.dtype)
+            unchanged = parameter.is_whole and len(source.copies) == 1
+            yield Addend(source.name, shards, None if unchanged else counted, parameter.dtype)
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:

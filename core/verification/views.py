@@ -20,7 +20,8 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.content_blocks import worker_ranges
 from reshard.core.errors import InputError, PlanError
 from reshard.core.plan.matching import holding_file
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan, PlanInputs, build_plan
+from reshard.core.plan.model import ParameterPlan, PlanInputs
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.plan.unified_source import strategy_of
 from reshard.core.request.changes import Selection

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan
+from reshard.core.plan.model import ParameterPlan
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Chunk

@@ -2,13 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import DType, dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
@@ -57,10 +59,16 @@ def make_strategy(*stages: dict[str, ParameterLayout]) -> Strategy:
     return Strategy(tuple(StageStrategy(number, layouts) for number, layouts in enumerate(stages)), "test")
 
 
+def inputs_of(
+    catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None, **options: Any
+) -> PlanInputs:
+    return PlanInputs(catalog, source, target, CheckpointFormat.CKPT, **options)
+
+
 def plan_of(
     catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None, **options: object
 ) -> ConversionPlan:
-    return build_plan(PlanInputs(catalog, source, target, CheckpointFormat.CKPT, **options))  # type: ignore[arg-type]
+    return build_plan(inputs_of(catalog, source, target, **options))
 
 
 def vector(devices: int, cut: bool = False) -> ParameterLayout:

@@ -77,10 +77,10 @@ def feeds_of(plan: ConversionPlan, most_rows: int = MOST_BINS, most_columns: int
     for stage in plan.stages:
         first_row = stage.ranks.start - targets.start
         for layout_class in stage.classes:
-            for cell, holders in layout_class.pair.target.owners.items():
+            for cell, holders in layout_class.geometry.target.owners.items():
                 rows = (first_row + np.array(holders)) // per_row
                 bytes_per_unit = layout_class.bytes_per_unit[list(holders)]
-                for part in layout_class.pair.parts(cell):
+                for part in layout_class.geometry.parts(cell):
                     column = (part.rank - sources.start) // per_column
                     np.add.at(counts[:, column], rows, part.box.size * bytes_per_unit)
     return Feeds(counts, targets, sources, (per_row, per_column), (target_kind(plan), source_kind(plan)))

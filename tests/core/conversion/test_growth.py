@@ -21,6 +21,7 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Extent
+from tests.support.plans import inputs_of
 
 FEW, MANY = 150, 300
 MOST_GROWTH = 2.3
@@ -147,7 +148,7 @@ def test_names_that_may_be_missing_are_not_searched_again_for_each_of_them() -> 
         excused = [counted.name(f"adam.{number}.weight") for number in range(count)]
         source, target = _strategy(held), _strategy(held + excused)
         counted.count[0] = 0
-        match = match_parameters(_catalog(held, {}), source, target, allow_missing=["adam.*"])
+        match = match_parameters(inputs_of(_catalog(held, {}), source, target, allow_missing=("adam.*",)))
         assert len(match.missing) == count
         return counted.count[0]
 
@@ -161,7 +162,7 @@ def test_names_that_damage_took_are_not_searched_again_for_each_of_them() -> Non
         gone = [counted.name(f"head.{number}.weight") for number in range(count)]
         source = _strategy(held + gone)
         counted.count[0] = 0
-        match = match_parameters(_catalog(held, {1: "no file"}), source, source)
+        match = match_parameters(inputs_of(_catalog(held, {1: "no file"}), source, source))
         assert len(match.lost) >= count
         return counted.count[0]
 

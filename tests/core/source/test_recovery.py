@@ -30,7 +30,7 @@ from tests.support.checkpoints import Contents, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.damaged import DATA_PARALLEL, NAMES, file_of, whole_shards
 from tests.support.places import FIXTURES
-from tests.support.plans import Side, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
+from tests.support.plans import Side, catalog_of, entry, inputs_of, make_catalog, make_strategy, plan_of, sides
 from tests.support.reference import AXIS_LENGTH, shard_of, wholes
 
 REMOVED = FIXTURES / "formats/redundancy_removed"
@@ -92,7 +92,7 @@ def check_plan(plan: Any, shards: Mapping[int, Mapping[int, np.ndarray]], target
 
 def check_lost(catalog: Any, source: Side, there: Mapping[int, np.ndarray]) -> None:
     """Just the elements without a holder are listed as lost, by ranks that should hold them."""
-    match = match_parameters(catalog, source.strategy(), None)
+    match = match_parameters(inputs_of(catalog, source.strategy(), None))
     for number, elements in there.items():
         boxes = [lost for lost in match.lost if lost.name == f"p{number}"]
         listed = np.zeros(elements.shape, int)
@@ -454,9 +454,10 @@ def test_a_parameter_that_nobody_saved_is_not_lost() -> None:
     assert plan_of(one_lost, strategy, None).match.lost == ()
     records = {rank: record for rank, record in catalog.records.items() if rank in (1, 5)}
     most_lost = dataclasses.replace(catalog, records=records, lost=dict.fromkeys((0, 2, 3, 4), "gone"))
-    match = match_parameters(most_lost, strategy, None)
+    match = match_parameters(inputs_of(most_lost, strategy, None))
     assert [(lost.name, lost.box is None) for lost in match.lost] == [("never", True), ("a", False)]
-    assert [lost.name for lost in match_parameters(most_lost, strategy, None, allow_missing=["nev*"]).lost] == ["a"]
+    allowed = match_parameters(inputs_of(most_lost, strategy, None, allow_missing=("nev*",)))
+    assert [lost.name for lost in allowed.lost] == ["a"]
 
 
 def test_a_lost_rank_does_not_hide_that_ranks_were_saved_whole(tmp_path: Path) -> None:

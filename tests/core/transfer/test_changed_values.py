@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CastError
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes, OverflowPolicy, TransposeRule
 from reshard.core.storage.urls import parse_url
 from reshard.core.transfer import reader

@@ -16,7 +16,8 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, StorageError
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes, TransposeRule
 from reshard.core.request.conversion import build_request
 from reshard.core.runtime.progress import SilentProgress

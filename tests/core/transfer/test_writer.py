@@ -15,7 +15,8 @@ from reshard.core.checkpoint.formats import ckpt_writing
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.model import CheckpointFormat, OutputEntry
 from reshard.core.errors import CatalogError, ConversionError
-from reshard.core.plan.plan import ConversionPlan, PlanInputs, build_plan
+from reshard.core.plan.model import PlanInputs
+from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.runtime.budget import build_budget
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name

@@ -20,10 +20,12 @@ from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
 from reshard.core.checkpoint.model import FilePlan, OutputEntry
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, ReshardError, VerificationError
-from reshard.core.plan import plan
+from reshard.core.plan import layout_classes
 from reshard.core.plan.deduplication import SharedSlices, choose_keepers
-from reshard.core.plan.matching import ParameterMatch, match_parameters
-from reshard.core.plan.plan import ConversionPlan, ParameterPlan, ReadItem
+from reshard.core.plan.geometry import ClassGeometry
+from reshard.core.plan.matching import match_parameters
+from reshard.core.plan.model import ParameterMatch, ParameterPlan, RankPlan, ReadItem
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.urls import Location
@@ -256,26 +258,26 @@ def _forget_to_turn(patch: Patch) -> None:
 def _swap_rank_plans(patch: Patch) -> None:
     rank_plan = ConversionPlan.rank_plan
 
-    def swapped(self: ConversionPlan, rank: int, **options: Any) -> plan.RankPlan:
+    def swapped(self: ConversionPlan, rank: int, **options: Any) -> RankPlan:
         return dataclasses.replace(rank_plan(self, rank ^ 2, **options), rank=rank, copy_of=self.copies.get(rank))
 
     patch.setattr(ConversionPlan, "rank_plan", swapped)
 
 
 def _swap_places(patch: Patch) -> None:
-    boxes = plan._boxes
+    boxes = layout_classes._boxes
 
     def swapped(*arguments: Any) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
         box, (first, second, *others) = boxes(*arguments)
         places = [(first, second.target_box), (second, first.target_box)]
         return box, (*(dataclasses.replace(read, target_box=place) for read, place in places), *others)
 
-    patch.setattr(plan, "_boxes", swapped)
+    patch.setattr(layout_classes, "_boxes", swapped)
 
 
 def _plan_too_few_parts(patch: Patch) -> None:
-    parts = plan.CutPair.parts
-    patch.setattr(plan.CutPair, "parts", lambda self, cell: parts(self, cell)[:-1])
+    parts = ClassGeometry.parts
+    patch.setattr(ClassGeometry, "parts", lambda self, cell: parts(self, cell)[:-1])
 
 
 def _swap_parameters_in_the_match(patch: Patch) -> None:
@@ -303,7 +305,7 @@ def _keep_a_slice_nowhere(patch: Patch) -> None:
         kept[1, slices[1].owners[0]] = False
         return kept
 
-    patch.setattr("reshard.core.plan.plan.choose_keepers", careless)
+    patch.setattr("reshard.core.plan.layout_classes.choose_keepers", careless)
 
 
 def _number_device_axes_from_the_left(patch: Patch) -> None:

@@ -1,0 +1,211 @@
+"""Layout classes: parameters of a target stage with the same grids in the source and in the target.
+
+That keeps a plan small: thousands of ranks and parameters have a handful of classes, each with one geometry.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from reshard.core.errors import PlanError
+from reshard.core.plan.deduplication import SharedSlices, choose_keepers
+from reshard.core.plan.geometry import ClassGeometry
+from reshard.core.plan.model import ParameterPlan, ReadItem, ReshardedParameter
+from reshard.core.plan.ownership import NO_RANK
+from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.slices import Shape, TensorSlice
+
+
+@dataclass(frozen=True)
+class LayoutClass:
+    """Parameters of one target stage that are sharded alike, and their source."""
+
+    geometry: ClassGeometry
+    source_first_rank: int
+    parameters: tuple[ReshardedParameter, ...]
+    kept: np.ndarray | None = field(default=None, compare=False)
+    """Bool array of shape (parameters, stage ranks): which ranks keep their shards; None: all do."""
+
+    @cached_property
+    def bytes_per_unit(self) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): bytes of one unit of all parameters that a rank keeps."""
+        return self._sum_of_kept(self._bytes_per_unit(self._dtypes))
+
+    @cached_property
+    def shard_bytes(self) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): bytes of the shards that a rank keeps."""
+        return np.asarray(self.geometry.target_sizes[self.geometry.target.cell_numbers] * self.bytes_per_unit)
+
+    @cached_property
+    def needed_bytes(self) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): bytes of the source that the shards a rank keeps are made from."""
+        total = np.zeros(self.geometry.target.device_count, dtype=np.int64)
+        for source, sizes in enumerate(self.geometry.source_sizes):
+            unit_bytes = self._bytes_per_unit([parameter.sources[source].dtype for parameter in self.parameters])
+            total += sizes[self.geometry.target.cell_numbers] * self._sum_of_kept(unit_bytes)
+        return total
+
+    def keeps_any(self, stage_rank: int) -> bool:
+        """True if a target rank keeps its shard of any parameter of the class."""
+        return self.kept is None or bool(self.kept[:, stage_rank].any())
+
+    def slices(self) -> Iterator[SharedSlices]:
+        """The target's slices of each parameter, with the ranks that share them."""
+        owners = np.array(list(self.geometry.target.owners.values()))
+        for unit_bytes in self._bytes_per_unit(self._dtypes):
+            yield SharedSlices(owners, self.geometry.target_sizes * unit_bytes)
+
+    def plans(self, stage_rank: int, *, with_redundancy: bool = False) -> Iterator[ParameterPlan]:
+        """The plans of the parameters that one target rank keeps, or of all of them `with_redundancy`."""
+        kept = None if with_redundancy else self.kept
+        by_shape: dict[Shape, tuple[TensorSlice, tuple[ReadItem, ...]]] = {}
+        for number, parameter in enumerate(self.parameters):
+            if kept is not None and not kept[number, stage_rank]:
+                continue
+            boxes = by_shape.get(parameter.shape)
+            if boxes is None:
+                boxes = by_shape[parameter.shape] = _boxes(self.geometry, parameter.shape, stage_rank)
+            yield ParameterPlan(parameter.name, parameter.dtype, *boxes, parameter.sources)
+
+    def check_coverage(self) -> None:
+        """Prove that every element of every target shard is filled exactly once.
+
+        Raises:
+            PlanError: it is not.
+        """
+        _ = self._source_masks  # looks up an owner for every overlap
+        for cell in self.geometry.target.owners:
+            filled = sum(part.box.size for part in self.geometry.parts(cell))
+            if filled != self.geometry.target_box(cell).size:
+                raise PlanError(f"the boxes for {self.parameters[0].name!r} do not fill its shard")
+
+    def source_masks(self, mask_bytes: int) -> np.ndarray:
+        """Uint8 array of shape (stage ranks, `mask_bytes`): the source ranks that a rank needs, as little-endian bits.
+
+        Raises:
+            PlanError: a source box has no owner.
+        """
+        joined = b"".join(mask.to_bytes(mask_bytes, "little") for mask in self._source_masks)
+        by_shard = np.frombuffer(joined, np.uint8).reshape(-1, mask_bytes)
+        masks: np.ndarray = by_shard[self.geometry.target.cell_numbers]
+        if self.kept is not None:
+            masks[~self.kept.any(axis=0)] = 0
+        return masks
+
+    @cached_property
+    def _source_masks(self) -> list[int]:
+        """The source ranks that each target shard needs, as a bit mask, in the order of the grid's `owners`."""
+        masks = []
+        for cell in self.geometry.target.owners:
+            mask = 0
+            for part in self.geometry.parts(cell):
+                if part.rank == NO_RANK:
+                    raise PlanError(f"source box {part.box} (in units) of {self.parameters[0].name!r} is on no rank")
+                mask |= 1 << part.rank
+            masks.append(mask)
+        return masks
+
+    @property
+    def _dtypes(self) -> list[DType]:
+        return [parameter.dtype for parameter in self.parameters]
+
+    def _bytes_per_unit(self, dtypes: Sequence[DType]) -> np.ndarray:
+        """Int64 array of shape (parameters,): bytes of one unit of each, as elements of `dtypes`."""
+        sizes = [
+            dtype.itemsize * math.prod(self.geometry.units_of(parameter.shape))
+            for dtype, parameter in zip(dtypes, self.parameters, strict=True)
+        ]
+        return np.array(sizes, dtype=np.int64)
+
+    def _sum_of_kept(self, each: np.ndarray) -> np.ndarray:
+        """Int64 array of shape (stage ranks,): the sum of a number of each parameter over those that a rank keeps."""
+        return np.full(self.geometry.target.device_count, each.sum()) if self.kept is None else each @ self.kept
+
+
+@dataclass(frozen=True)
+class TargetStage:
+    """One pipeline stage of the target: its ranks and its layout classes."""
+
+    number: int
+    ranks: range
+    classes: tuple[LayoutClass, ...]
+    order: Mapping[str, int]
+    """Position of each parameter in the target's files."""
+
+
+def build_stage(number: int, ranks: range, resharded: Sequence[ReshardedParameter], replicas: int) -> TargetStage:
+    """Build a stage of the target; `replicas` are the copies of each slice to keep, 0: all."""
+    here = [parameter for parameter in resharded if number in parameter.target_layouts]
+    order = {parameter.name: position for position, parameter in enumerate(here)}
+    classes = (
+        *_whole_classes([parameter for parameter in here if parameter.is_whole], number),
+        *_composed_classes([parameter for parameter in here if not parameter.is_whole], number),
+    )
+    return TargetStage(number, ranks, _deduplicated(classes, order, replicas) if replicas else classes, order)
+
+
+def _whole_classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
+    """The classes of parameters that are all of one source parameter."""
+    grouped: dict[object, list[ReshardedParameter]] = {}
+    for parameter in parameters:
+        axis_count = len(parameter.shape)
+        layouts = [*(copy.layout for copy in parameter.copies), parameter.target_layouts[stage]]
+        is_uneven = any(layout.shard_grid(axis_count).uneven for layout in layouts)
+        uneven_length = parameter.shape[0] if is_uneven else None
+        key = (parameter.copies, parameter.target_layouts[stage], axis_count, uneven_length)
+        grouped.setdefault(key, []).append(parameter)
+    for alike in grouped.values():
+        first = alike[0]
+        target = first.target_layouts[stage].shard_grid(len(first.shape))
+        geometry = ClassGeometry.of_whole(first.copies, target, first.shape)
+        yield LayoutClass(geometry, first.source_first_rank, tuple(alike))
+
+
+def _composed_classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
+    """The classes of parameters that are split, joined or transposed."""
+    grouped: dict[object, list[ReshardedParameter]] = {}
+    for parameter in parameters:
+        sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
+        # there may be a piece for each row, and parameters that are made alike have the very same
+        key = (sources, id(parameter.pieces), parameter.dtype, parameter.target_layouts[stage])
+        grouped.setdefault(key, []).append(parameter)
+    for alike in grouped.values():
+        first = alike[0]
+        target = first.target_layouts[stage].shard_grid(len(first.shape))
+        made_of = [(source.copies, source.shape) for source in first.sources]
+        geometry = ClassGeometry(made_of, first.pieces, target, first.shape)
+        yield LayoutClass(geometry, first.source_first_rank, tuple(alike))
+
+
+def _deduplicated(classes: Sequence[LayoutClass], order: Mapping[str, int], replicas: int) -> tuple[LayoutClass, ...]:
+    """The classes of a stage, each slice kept by `replicas` of the ranks that share it."""
+    if not classes:
+        return ()
+    slices = {
+        parameter.name: shared
+        for layout_class in classes
+        for parameter, shared in zip(layout_class.parameters, layout_class.slices(), strict=True)
+    }
+    kept = choose_keepers([slices[name] for name in order], classes[0].geometry.target.device_count, replicas)
+    return tuple(
+        replace(layout_class, kept=kept[[order[parameter.name] for parameter in layout_class.parameters]])
+        for layout_class in classes
+    )
+
+
+def _boxes(geometry: ClassGeometry, shape: Shape, stage_rank: int) -> tuple[TensorSlice, tuple[ReadItem, ...]]:
+    """A rank's box of a whole tensor of `shape`, and the reads that fill it."""
+    units = geometry.units_of(shape)
+    cell = geometry.target.cell_of(stage_rank)
+    box = geometry.target_box(cell).scaled(units)
+    reads = []
+    for part in geometry.parts(cell):
+        source_box = part.box.scaled(units)
+        if source_box.size:
+            source_box = source_box.relative_to(part.shard.scaled(units))
+            place = part.place.scaled(units).relative_to(box)
+            reads.append(ReadItem(part.rank, source_box, place, part.source, part.axes))
+    return box, tuple(reads)

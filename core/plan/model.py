@@ -1,0 +1,283 @@
+"""The types of a plan: what decides it, what becomes of each parameter, and the reads that fill a rank's shards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.plan.appended import AppendedParameter
+from reshard.core.plan.ownership import LostBox, SourceCopy
+from reshard.core.request.changes import NO_CHANGES, Changes
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.request.info_texts import InfoValue
+from reshard.core.strategy.model import Strategy
+from reshard.core.tensor.dtypes import DType
+from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.segments import Piece, are_whole
+from reshard.core.tensor.slices import Shape, TensorSlice
+
+
+@dataclass(frozen=True)
+class UnifiedLayout:
+    """A target of whole tensors in files of about equal size, each parameter in one of them.
+
+    Attributes:
+        max_shard_bytes: most bytes of parameters in a file, unless one parameter alone has more.
+        naming: convention for the names of files and index: `huggingface` or `mindspore`.
+    """
+
+    max_shard_bytes: int
+    naming: str
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """Everything that decides the target's content.
+
+    Attributes:
+        catalog: the source checkpoint.
+        source_strategy: how the source is sharded; None: not at all, one rank.
+        target_strategy: how the target will be sharded; None: not at all, one rank.
+        format: kind of the target's files.
+        prefix: name of the target's files before the rank's number.
+        fail_on_unmatched: fail on parameters that the target's strategy lacks, instead of dropping them.
+        allow_missing: shell-style patterns of target parameters that need no source.
+        integrated_save: whether every source rank holds whole tensors, whatever its strategy says; by default known
+            shapes decide, else the strategy.
+        shared_parameters: source of a parameter that several source stages hold: `first`, the lowest stage, or a
+            stage's number, even if that stage does not hold all of it.
+        replicas: copies of each slice to keep among the target's ranks; 0: every rank keeps all of its slices.
+        append_info: names and values for every target file, in place of the source's.
+        write_crc: whether the target's files carry a CRC.
+        encryption: encryption of the target's files, MindSpore's `enc_mode`; empty: none.
+        changes: selection, new names, shapes and dtypes of target parameters. The target's strategy and
+            `allow_missing` use the new names.
+        unified: write whole tensors in a few files instead of a file for each rank.
+    """
+
+    catalog: CheckpointCatalog
+    source_strategy: Strategy | None
+    target_strategy: Strategy | None
+    format: CheckpointFormat
+    prefix: str = "checkpoint_"
+    fail_on_unmatched: bool = False
+    allow_missing: tuple[str, ...] = ()
+    integrated_save: IntegratedSave = IntegratedSave.AUTO
+    shared_parameters: str = "first"
+    replicas: int = 0
+    append_info: tuple[tuple[str, InfoValue], ...] = ()
+    write_crc: bool = False
+    encryption: str = ""
+    changes: Changes = NO_CHANGES
+    unified: UnifiedLayout | None = None
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """A parameter of the source.
+
+    Attributes:
+        name: its name in the source's files.
+        dtype: element type.
+        shape: shape of the whole tensor.
+        copies: the stage to read from; if shards have no owner there, then also other stages that hold the parameter.
+            Empty if the parameter is passed through.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    copies: tuple[SourceCopy, ...]
+
+
+@dataclass(frozen=True)
+class ReshardedParameter:
+    """A parameter that is sharded anew.
+
+    Attributes:
+        name: the parameter's name in the target.
+        dtype: element type in the target.
+        shape: shape of the whole tensor in the target.
+        sources: the source parameters that it is made from; usually one.
+        pieces: boxes of the sources that fill it exactly once; usually one, the whole source.
+        target_layouts: target stage -> layout there.
+        steps: declared changes besides casts: `split`, `joined`, `transposed`, `renamed`.
+    """
+
+    name: str
+    dtype: DType
+    shape: Shape
+    sources: tuple[SourceTensor, ...]
+    pieces: tuple[Piece, ...]
+    target_layouts: Mapping[int, ParameterLayout]
+    steps: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it is all of one source parameter, in the same shape."""
+        return are_whole(self.pieces, self.sources[0].shape)
+
+    @property
+    def copies(self) -> tuple[SourceCopy, ...]:
+        """The copies of its first source."""
+        return self.sources[0].copies
+
+    @property
+    def source_first_rank(self) -> int:
+        """Global rank of the first device of the stage that its first source is read from."""
+        return self.copies[0].first_rank
+
+
+@dataclass(frozen=True)
+class PassedThroughParameter:
+    """A parameter that no strategy knows, copied to every rank.
+
+    Attributes:
+        name: its name in the target.
+        source_name: its name in the source's files.
+        owners: the source ranks that hold it.
+        dtype: element type in the target.
+        steps: declared changes besides casts: `renamed`.
+    """
+
+    name: str
+    source_name: str
+    owners: frozenset[int]
+    dtype: DType
+    steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ParameterMatch:
+    """What becomes of every parameter; names in the source files' order.
+
+    Attributes:
+        resharded: parameters that are sharded anew.
+        passed_through: parameters that are copied unchanged to every target rank.
+        dropped: names in the source's strategy, as changed, that the target's lacks.
+        missing: names in the target's strategy that no source file holds, and that may be missing or were left out.
+        integrated: every source rank holds whole tensors, whatever the strategy says.
+        shapes_decide: known shapes prove `integrated` or its contrary.
+        lost: boxes of source parameters that the target needs and no file holds.
+        elsewhere: names in the target's strategy that belong to other stages, which are converted by themselves.
+        shared: the stages' copies of each resharded source parameter that several stages hold, the one to read first.
+        appended: entries for every target file, in place of the source's.
+        outside: of a unified target, the resharded parameters that no strategy knows.
+        files: of a unified target, the names of its files; the last one gets the appended entries.
+        excluded: source names that were left out as declared -> the declaration.
+        left_out: their names in the target.
+        part: the stage whose part of the target this is; None if it is all of it.
+    """
+
+    resharded: tuple[ReshardedParameter, ...]
+    passed_through: tuple[PassedThroughParameter, ...]
+    dropped: tuple[str, ...]
+    missing: tuple[str, ...]
+    integrated: bool
+    shapes_decide: bool = True
+    appended: tuple[AppendedParameter, ...] = ()
+    lost: tuple[LostBox, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    shared: Mapping[str, tuple[tuple[int, SourceCopy], ...]] = field(default_factory=dict)
+    outside: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
+    part: int | None = None
+
+    @property
+    def allowed_missing(self) -> tuple[str, ...]:
+        """Names in `missing` that were not left out on purpose."""
+        return tuple(name for name in self.missing if name not in self.left_out)
+
+    @property
+    def beyond_strategies(self) -> tuple[str, ...]:
+        """Names of target parameters that no strategy knows."""
+        return tuple(passed.name for passed in self.passed_through) + self.outside
+
+
+@dataclass(frozen=True)
+class ReadItem:
+    """A box that a target shard takes from a source shard.
+
+    Attributes:
+        source_rank: global rank of the source file.
+        source_box: the box in the source shard's coordinates.
+        target_box: the same elements in the target shard's coordinates.
+        source: index of the source parameter in the parameter plan's `sources`.
+        axes: target axis i is source axis `axes[i]`; None: the order is the same.
+    """
+
+    source_rank: int
+    source_box: TensorSlice
+    target_box: TensorSlice
+    source: int = 0
+    axes: Shape | None = None
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """One parameter of one target rank.
+
+    Attributes:
+        name: the parameter's name.
+        dtype: element type.
+        box: the target shard as a box of the whole tensor.
+        reads: boxes that fill the target shard exactly once.
+        sources: the source parameters that the reads refer to.
+        appended: the entry to write if the parameter does not come from the source.
+    """
+
+    name: str
+    dtype: DType
+    box: TensorSlice
+    reads: tuple[ReadItem, ...]
+    sources: tuple[SourceTensor, ...] = ()
+    appended: AppendedParameter | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the target shard."""
+        return self.box.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One target rank: its parameters in the order of its file.
+
+    `copy_of` is the lowest rank with the same content, None if that is the rank itself.
+    """
+
+    rank: int
+    parameters: tuple[ParameterPlan, ...]
+    copy_of: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @cached_property
+    def source_ranks(self) -> tuple[int, ...]:
+        """Source ranks whose files are read, in ascending order."""
+        return tuple(sorted({read.source_rank for parameter in self.parameters for read in parameter.reads}))
+
+
+@dataclass(frozen=True)
+class RankTotals:
+    """The size of one target rank's work.
+
+    Attributes:
+        rank: global rank.
+        shard_bytes: bytes of all its shards.
+        needed_bytes: bytes of the source that they are made from; only read if the rank is not a copy.
+        source_ranks: source ranks whose files it needs.
+        copy_of: the lowest rank with the same content, if that is another one.
+    """
+
+    rank: int
+    shard_bytes: int
+    needed_bytes: int
+    source_ranks: tuple[int, ...]
+    copy_of: int | None

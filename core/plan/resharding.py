@@ -1,0 +1,206 @@
+"""Builds the resharded parameters: the whole tensors that source shards make, and their layouts in the target."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.errors import LayoutError
+from reshard.core.plan.model import ReshardedParameter, SourceTensor
+from reshard.core.plan.ownership import LostBox, SourceCopy, lacks_shards, lost_boxes
+from reshard.core.plan.recipes import Composer, Recipe
+from reshard.core.plan.stage_shards import (
+    StageShards,
+    check_opaque,
+    check_same_whole,
+    joined_shape,
+    known_shape,
+    owners_of,
+    source_copy,
+)
+from reshard.core.request.changes import FLOAT_NAMES
+from reshard.core.runtime.wording import listed
+from reshard.core.strategy.model import Strategy
+from reshard.core.tensor.dtypes import INT4, MAP_TENSOR, TEXT, DType, dtype_from_name
+from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from reshard.core.tensor.segments import Pieces, are_whole, whole_piece
+from reshard.core.tensor.slices import TOO_LARGE, Shape, TensorSlice, is_countable
+
+_MAX_NAMES_LISTED = 3
+
+
+class SourceTensors:
+    """The source parameters that target parameters are made of.
+
+    `shards` are the stages that hold each parameter, `target_names` the names of parameters in the target.
+    """
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        shards: Mapping[str, Sequence[StageShards]],
+        target: Strategy | None,
+        target_names: Mapping[str, str],
+        integrated: bool,
+    ) -> None:
+        self._catalog = catalog
+        self._shards = shards
+        self._target = target
+        self._target_names = target_names
+        self._integrated = integrated
+        self._known: dict[str, SourceTensor] = {}
+        self.composer = Composer()
+
+    def of(self, name: str) -> SourceTensor:
+        """Return a parameter of the source.
+
+        Raises:
+            LayoutError: its shards do not make a whole, or nothing says how it is sharded.
+        """
+        known = self._known.get(name)
+        if known is None:
+            stages = self._shards.get(name)
+            known = self._known[name] = self._sharded(stages) if stages else self._unsharded(name)
+        return known
+
+    def _sharded(self, stages: Sequence[StageShards]) -> SourceTensor:
+        first = stages[0]
+        entry = first.entry
+        copy = source_copy(first, self._integrated)
+        grid = copy.layout.shard_grid(len(entry.shape))
+        shape = {grid.whole_shape(rank, shard.shape) for rank, shard in first.shards}.pop()
+        for other in stages[1:]:
+            check_same_whole(first, shape, other, self._integrated)
+        known = known_shape(stages, self._target, self._target_names)
+        if known is not None and known != shape:
+            means = {entry.shape: ": ranks hold whole tensors", joined_shape(first): ": ranks hold slices"}
+            raise LayoutError(
+                f"its shards of shape {list(entry.shape)} make a whole of {list(shape)}, the strategy says "
+                f"{list(known)}{means.get(known, '')}"
+            )
+        copies = [copy]
+        if lacks_shards(copy, len(shape)):
+            copies += [source_copy(other, self._integrated) for other in stages if other is not first]
+        return SourceTensor(entry.name, entry.dtype, shape, tuple(copies))
+
+    def _unsharded(self, name: str) -> SourceTensor:
+        """A parameter that only the target's strategy knows: usable if all its owners hold the same whole tensor."""
+        first, *others = owners_of(self._catalog, name)
+        entry = first.index.entries[name]
+        for record in others:
+            other = record.index.entries[name]
+            same = (entry.dtype, entry.shape, entry.text) == (other.dtype, other.shape, other.text)
+            if not same or first.digests.get(name) != record.digests.get(name):
+                raise LayoutError(
+                    f"the source's strategy does not say how it is cut, and rank_{first.rank} and rank_{record.rank} "
+                    "hold different contents"
+                )
+        copy = SourceCopy(first.rank, whole_layout(len(entry.shape)))
+        return SourceTensor(name, entry.dtype, entry.shape, (copy,))
+
+
+def unchanged(source: SourceTensor, target_layouts: Mapping[int, ParameterLayout]) -> ReshardedParameter:
+    """A source parameter resharded under its own name, in its own shape and dtype."""
+    whole = (whole_piece(source.shape),)
+    return ReshardedParameter(source.name, source.dtype, source.shape, (source,), whole, target_layouts)
+
+
+def build_resharded(
+    recipes: Sequence[Recipe], sources: SourceTensors, target: Strategy | None, problems: list[str]
+) -> tuple[ReshardedParameter, ...]:
+    """Build the resharded parameters; what does not fit is added to `problems`."""
+    resharded = []
+    refused: dict[tuple[tuple[str, ...], str], list[Recipe]] = {}
+    for recipe in recipes:
+        try:
+            resharded.append(_resharded(recipe, sources, target))
+        except LayoutError as error:
+            refused.setdefault((tuple(recipe.sources), str(error)), []).append(recipe)
+    # an axis that does not divide is the same problem for all parts of a split
+    problems.extend(f"{_recipe_names(alike)}: {error}" for (_, error), alike in refused.items())
+    return tuple(resharded)
+
+
+def target_dtype(recipe: Recipe, sources: Sequence[SourceTensor]) -> DType:
+    """Return the element type of a target parameter.
+
+    Raises:
+        LayoutError: its sources have different ones.
+    """
+    found = {source.dtype for source in sources}
+    if recipe.cast is not None and all(dtype.is_float for dtype in found):
+        return dtype_from_name(FLOAT_NAMES[recipe.cast.dtype])
+    if len(found) > 1:
+        dtypes = ", ".join(f"{source.name!r} {source.dtype}" for source in sources[:8])
+        advice = ", which a cast could make one" if all(dtype.is_float for dtype in found) else ""
+        raise LayoutError(f"what it is made from has different dtypes ({dtypes}){advice}")
+    return found.pop()
+
+
+def lost_source_boxes(resharded: Sequence[ReshardedParameter]) -> Iterator[LostBox]:
+    """The boxes of source parameters that the target needs and no file holds, each once."""
+    needed: dict[str, tuple[SourceTensor, list[TensorSlice] | None]] = {}
+    for parameter in resharded:
+        for number, source in enumerate(parameter.sources):
+            boxes = needed.setdefault(source.name, (source, []))[1]
+            if parameter.is_whole:
+                needed[source.name] = source, None
+            elif boxes is not None:
+                boxes.extend(piece.box for piece in parameter.pieces if piece.source == number)
+    for source, boxes in needed.values():
+        for lost in lost_boxes(source.name, source.shape, source.copies):
+            if boxes is None or lost.box is None or any(lost.box.intersect(box) for box in boxes):
+                yield lost
+
+
+def _resharded(recipe: Recipe, sources: SourceTensors, target: Strategy | None) -> ReshardedParameter:
+    made_of = tuple(map(sources.of, recipe.sources))
+    shape = made_of[0].shape
+    pieces: Pieces = (whole_piece(shape),)
+    if recipe.is_reshaped:
+        _check_has_elements(recipe, made_of)
+        pieces, shape = sources.composer.compose(recipe, {source.name: source.shape for source in made_of})
+    dtype = target_dtype(recipe, made_of)
+    if not is_countable(shape, dtype.itemsize):
+        raise LayoutError(f"the shape of the whole tensor, {list(shape)}, is {TOO_LARGE} as {dtype}")
+    layouts = _target_layouts(recipe.name, dtype, shape, target)
+    # some steps change nothing, as the transposition of a vector
+    steps = recipe.renamed if are_whole(pieces, made_of[0].shape) else recipe.steps
+    return ReshardedParameter(recipe.name, dtype, shape, made_of, pieces, layouts, steps)
+
+
+def _check_has_elements(recipe: Recipe, made_of: Sequence[SourceTensor]) -> None:
+    for source in made_of:
+        if source.dtype in (TEXT, MAP_TENSOR) or (source.dtype is INT4 and "transposed" in recipe.steps):
+            raise LayoutError(f"{source.name!r} has dtype {source.dtype}, which cannot be {' or '.join(recipe.steps)}")
+
+
+def _target_layouts(name: str, dtype: DType, shape: Shape, target: Strategy | None) -> dict[int, ParameterLayout]:
+    if target is None:
+        return {0: whole_layout(len(shape))}
+    layouts = {}
+    for stage in target.stages_with(name):
+        layout = stage.layouts[name]
+        if dtype in (TEXT, MAP_TENSOR):
+            check_opaque(dtype, layout)
+            layout = whole_layout(len(shape), layout.device_count)
+        if layout.tensor_shape not in (None, shape):
+            raise LayoutError(
+                f"its shape is {list(shape)}, the target's strategy says {list(layout.tensor_shape or ())} "
+                f"in stage {stage.stage}"
+            )
+        try:
+            layout.shard_grid(len(shape)).bounds(shape)
+        except LayoutError as error:
+            raise LayoutError(
+                f"its shape {list(shape)} does not fit the target's layout in stage {stage.stage}: {error}"
+            ) from error
+        layouts[stage.stage] = layout
+    return layouts
+
+
+def _recipe_names(alike: Sequence[Recipe]) -> str:
+    """The names of target parameters with the same sources, for a message."""
+    if len(alike) > 1:
+        return f"parameters {listed([repr(recipe.name) for recipe in alike], _MAX_NAMES_LISTED)}"
+    [recipe] = alike
+    named = "" if recipe.is_reshaped or recipe.name in recipe.sources else f" (the source's {recipe.sources[0]!r})"
+    return f"parameter {recipe.name!r}{named}"
