@@ -14,7 +14,7 @@ import numpy as np
 
 from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, common_units, grid_of
 from reshard.core.tensor.layout import ShardGrid
-from reshard.core.tensor.segments import Piece, SortedPieces, whole_piece
+from reshard.core.tensor.segments import Piece, SortedPieces, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 
@@ -51,6 +51,7 @@ class ClassGeometry:
         self.unit_counts = unit_counts
         self._copies = [SourceCopies(copies, units) for copies, units in sources]
         self._target_grid = grid_of(target, unit_counts)
+        self._is_whole = are_whole(pieces, unit_counts)
         self._pieces = SortedPieces(pieces)
         self._parts_of: dict[Shape, tuple[PlacedPart, ...]] = {}
 
@@ -91,6 +92,10 @@ class ClassGeometry:
         return known
 
     def _parts(self, box: TensorSlice) -> Iterator[PlacedPart]:
+        if self._is_whole:  # most parameters: nothing to place
+            for part in self._copies[0].parts(box):
+                yield PlacedPart(part.rank, part.shard, part.box, 0, None, part.box)
+            return
         for piece in self._pieces.near(box.start, box.stop):
             shared = piece.target_box.intersect(box)
             if shared is None:

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -96,6 +97,7 @@ class SortedPieces:
         return self._filled[first : bisect_left(self._starts, stop[self._axis])]
 
 
+@lru_cache(maxsize=1024)
 def whole_piece(shape: Shape) -> Piece:
     """All of a source parameter of `shape`, as it is."""
     return Piece(0, TensorSlice.whole(shape), tuple(range(len(shape))), (0,) * len(shape))
