@@ -272,8 +272,8 @@ def _addends(parameter: ReshardedParameter) -> Iterator[Addend]:
             shards = ShardFingerprints(copy.layout, source.shape, copy.first_rank)
             # all that the first copy has counts; of the others only what those before it lack
             counted = pieces if place == 0 else list(_clipped(pieces, lost.get(copy.first_rank, [])))
-            unchanged = parameter.is_whole and len(source.copies) == 1
-            yield Addend(source.name, shards, None if unchanged else counted, parameter.dtype)
+            as_it_is = parameter.is_whole and len(source.copies) == 1
+            yield Addend(source.name, shards, None if as_it_is else counted, parameter.dtype)
 
 
 def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:

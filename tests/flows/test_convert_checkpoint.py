@@ -322,7 +322,7 @@ def test_a_task_that_never_ran_is_never_a_completed_run(target: Path, monkeypatc
         run.state.result()
 
 
-def test_a_bug_is_raised_unchanged(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, lambda rank: KeyError("a bug") if rank == 1 else None)
     run = converted(FOUR_TO_THREE.request(target))
     assert run.stored_run.state_name == "Failed"

@@ -143,7 +143,7 @@ def test_thousands_of_ranks_make_no_endless_page(target: Path, report: Conversio
     assert "… and 11900 more" in page
 
 
-def test_a_failure_shows_its_message_unchanged() -> None:
+def test_a_failure_shows_its_message_as_it_is() -> None:
     page = failure_page("convert a -> b", ConversionError("2 of 3 target ranks failed\n  rank_1: a | ```pipe```"))
     assert "```\n2 of 3 target ranks failed\n  rank_1: a | '''pipe'''\n```" in page
     assert page.startswith("# Failed: convert a -> b\n\nConversionError:")

@@ -19,7 +19,7 @@ def test_it_comes_back() -> None:
     assert unseal(sealed, KEY, "plan", "plan.json.gz") == DATA
 
 
-def test_what_is_not_sealed_stays_unchanged_without_a_key() -> None:
+def test_what_is_not_sealed_stays_as_it_is_without_a_key() -> None:
     assert not is_sealed(DATA)
     assert unseal(DATA, None, "plan", "plan.json.gz") == DATA
 

@@ -71,7 +71,7 @@ def test_line_breaks_of_a_message_stay() -> None:
     assert printable_lines("a\x1b\n  - b\r\n") == "a\\x1b\n  - b\\r\n"
 
 
-def test_html_shows_a_text_unchanged() -> None:
+def test_html_shows_a_text_as_it_is() -> None:
     assert html_text('<b>"&\x1b') == "&lt;b&gt;&quot;&amp;\\x1b"
 
 

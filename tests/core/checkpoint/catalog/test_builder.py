@@ -230,7 +230,7 @@ def test_missing_directory(source: Source) -> None:
         catalog(source.url, 1)
 
 
-def test_one_damaged_file_is_reported_unchanged(source: Source) -> None:
+def test_one_damaged_file_is_reported_as_it_is(source: Source) -> None:
     source.add_ranks(2).add("rank_1/CKP-1_2.ckpt", data=b"")
     with pytest.raises(CheckpointError, match=r"rank_1/CKP-1_2\.ckpt"):
         catalog(source.url, 2)
