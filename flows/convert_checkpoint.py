@@ -5,9 +5,10 @@ import time
 from prefect import flow
 from prefect.runtime import flow_run
 
+from reshard.core.conversion.finish import raise_failures
 from reshard.core.conversion.planning import check_target
 from reshard.core.conversion.report import ConversionReport, summarize_plan
-from reshard.core.conversion.session import open_session, raise_failures
+from reshard.core.conversion.session import open_session
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.retry import with_retries

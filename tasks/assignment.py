@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from reshard import __version__
-from reshard.core.conversion.session import Session, is_still_used
+from reshard.core.conversion.rank_work import RankWork
+from reshard.core.conversion.session import Session
 from reshard.core.errors import InputError, StoppedError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import load_plan
@@ -93,13 +94,13 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Deeds:
-    """What was done in another process, to be told where the run is; nothing if it was told there already.
+class TaskResult:
+    """Work done in another process, to be counted by the run; empty if it was counted already.
 
     Attributes:
-        advanced_bytes: how much was done.
-        retried_requests: requests that were made again.
-        parts: by source rank what its file adds to fingerprints, wherever that was found out.
+        advanced_bytes: number of bytes done.
+        retried_requests: number of requests that were repeated.
+        parts: contributions to fingerprints by source rank, wherever they were computed.
     """
 
     advanced_bytes: int = 0
@@ -108,23 +109,25 @@ class Deeds:
 
 
 @dataclass(frozen=True)
-class Work:
-    """An assignment that was taken up."""
+class WorkerContext:
+    """An assignment in a process that works on it.
 
-    assignment: Assignment
-    workspace: Workspace
-    plan: ConversionPlan
-    advance: Callable[[int], None]
-    advanced: Callable[[], tuple[int, int]]
+    Attributes:
+        work: the work on ranks.
+        counted: returns the bytes and repeated requests that the run has not counted.
+    """
 
-    def deeds(self, parts: Mapping[int, np.ndarray] | None = None) -> Deeds:
-        """What was done."""
-        return Deeds(*self.advanced(), parts or {})
+    work: RankWork
+    counted: Callable[[], tuple[int, int]]
+
+    def result(self, parts: Mapping[int, np.ndarray] | None = None) -> TaskResult:
+        """Return the result of a task that has ended."""
+        return TaskResult(*self.counted(), parts or {})
 
 
 @contextmanager
-def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
-    """Everything that work on ranks needs, in this process; `writes`: it takes memory from the budget.
+def worker_context(assignment: Assignment, *, writes: bool = False) -> Iterator[WorkerContext]:
+    """Provide what work on ranks needs in this process; with `writes`, wait for memory from the budget.
 
     Raises:
         InputError: this process does not see what the run sees.
@@ -133,27 +136,32 @@ def taken_up(assignment: Assignment, *, writes: bool = False) -> Iterator[Work]:
     """
     if assignment.lease == current_lease():
         workspace, plan = open_plan(assignment)
-        yield Work(assignment, workspace, plan, current_progress().advance, lambda: (0, 0))
+        yield WorkerContext(_rank_work(assignment, workspace, plan), lambda: (0, 0))
         return
     assert assignment.lease is not None
     _check_version(assignment)
     tally = _Tally()
-    with ExitStack() as held:
-        stop = held.enter_context(stoppable())
-        retries: RetryCount = held.enter_context(counting_retries())
+    with ExitStack() as stack:
+        stop = stack.enter_context(stoppable())
+        retries: RetryCount = stack.enter_context(counting_retries())
         storages, keys = _resources(assignment)
-        held.enter_context(storages_in_force(storages))
-        held.enter_context(keys_in_force(keys))
-        held.enter_context(metadata_limited(assignment.memory_limit_bytes))
-        held.enter_context(reporting_to(RunProgress(tally, stop)))
+        stack.enter_context(storages_in_force(storages))
+        stack.enter_context(keys_in_force(keys))
+        stack.enter_context(metadata_limited(assignment.memory_limit_bytes))
+        stack.enter_context(reporting_to(RunProgress(tally, stop)))
         _check_seen(assignment)
         workspace = Workspace.of_plan(assignment.plan_url, assignment.identity)
-        held.enter_context(watched_lease(assignment.lease, stop, lambda: is_still_used(workspace)))
+        stack.enter_context(watched_lease(assignment.lease, stop, workspace.is_current))
         if writes:
-            held.enter_context(_room(assignment, stop))
+            stack.enter_context(_room(assignment, stop))
         _, plan = open_plan(assignment)
-        advance = current_progress().advance
-        yield Work(assignment, workspace, plan, advance, lambda: (tally.advanced_bytes, retries.value))
+        work = _rank_work(assignment, workspace, plan)
+        yield WorkerContext(work, lambda: (tally.advanced_bytes, retries.value))
+
+
+def _rank_work(assignment: Assignment, workspace: Workspace, plan: ConversionPlan) -> RankWork:
+    advance = current_progress().advance
+    return RankWork(workspace, plan, assignment.budget, assignment.prefetch, assignment.level, advance)
 
 
 def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:

@@ -1,28 +1,27 @@
 """Reading source ranks' files to compare their values with the target's, as a task."""
 
 import time
-from collections.abc import Sequence
 
 from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
 from prefect.states import Completed
 
+from reshard.core.conversion.dispatch import Unit
 from reshard.core.runtime.wording import ranks_text, seconds_text
 from reshard.core.verification.values import ContentCheck
-from reshard.tasks.assignment import Assignment, Deeds, taken_up
+from reshard.tasks.assignment import Assignment, TaskResult, worker_context
 from reshard.tasks.policies import RETRIED, ending_with_its_run
 
 
 def _name() -> str:
-    ranks = task_run.parameters["ranks"]
-    return f"fingerprint-source-{ranks_text(ranks)}"
+    return f"fingerprint-source-{ranks_text(task_run.parameters['unit'].ranks)}"
 
 
 @task(name="fingerprint-source", task_run_name=_name, **RETRIED)
 @ending_with_its_run
-def fingerprint_source(assignment: Assignment, ranks: Sequence[int]) -> State[Deeds]:
-    """Finds out what source ranks' files add to the fingerprints of target parameters.
+def fingerprint_source(assignment: Assignment, unit: Unit) -> State[TaskResult]:
+    """Compute the contributions of source ranks' files to the fingerprints of target parameters.
 
     Raises:
         CatalogError, CheckpointError: a source file changed or is damaged.
@@ -30,8 +29,8 @@ def fingerprint_source(assignment: Assignment, ranks: Sequence[int]) -> State[De
         StorageError: one cannot be read.
     """
     started = time.monotonic()
-    with taken_up(assignment) as work:
-        content = ContentCheck(work.plan)
-        parts = {rank: content.source_parts(rank, work.advance) for rank in ranks}
-        message = f"source ranks {ranks_text(ranks)}: read in {seconds_text(time.monotonic() - started)}"
-        return Completed(message=message, data=work.deeds(parts))
+    with worker_context(assignment) as context:
+        content = ContentCheck(context.work.plan)
+        parts = {rank: content.source_parts(rank, context.work.advance) for rank in unit.ranks}
+        message = f"source ranks {ranks_text(unit.ranks)}: read in {seconds_text(time.monotonic() - started)}"
+        return Completed(message=message, data=context.result(parts))

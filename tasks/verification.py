@@ -1,4 +1,4 @@
-"""Checking written ranks, as a task."""
+"""Tasks that check written ranks and finished targets."""
 
 import time
 
@@ -6,17 +6,17 @@ from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from reshard.core.conversion import session as steps
+from reshard.core.conversion.dispatch import Unit
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import size_text
 from reshard.core.verification import files as verify
 from reshard.core.verification.report import VerificationReport
-from reshard.tasks.assignment import Assignment, Deeds, taken_up
+from reshard.tasks.assignment import Assignment, TaskResult, worker_context
 from reshard.tasks.policies import RETRIED, ending_with_its_run
 
-_TOLD = {
+_MESSAGES = {
     VerifyLevel.NONE: "not verified",
     VerifyLevel.STRUCTURE: "its parameters, dtypes and shapes are right",
     VerifyLevel.CHECKSUM: "every byte is right, {read}",
@@ -24,29 +24,29 @@ _TOLD = {
 }
 
 
-@task(name="verify-rank", task_run_name="verify-rank-{rank}", **RETRIED)
+@task(name="verify-rank", task_run_name="verify-rank-{unit.rank}", **RETRIED)
 @ending_with_its_run
-def verify_rank(assignment: Assignment, rank: int) -> State[Deeds]:
-    """Checks a written rank against the plan and its record.
+def verify_rank(assignment: Assignment, unit: Unit) -> State[TaskResult]:
+    """Check a written rank against the plan and its record.
 
     Raises:
-        VerificationError: the file is not what it was to be.
+        VerificationError: the file differs from what should have been written.
         TargetError: the run is over, or another one has taken over.
         StorageError: it could not be read.
     """
     started = time.monotonic()
-    with taken_up(assignment) as work:
-        found = steps.check_rank(work.workspace, work.plan, rank, assignment.level, work.advance)
+    with worker_context(assignment) as context:
+        found = context.work.check(unit.rank)
         read = f"{size_text(found.read_bytes)} read back in {time.monotonic() - started:.2f} s"
-        return Completed(message=f"rank {rank}: {_TOLD[found.level].format(read=read)}", data=work.deeds())
+        return Completed(message=f"rank {unit.rank}: {_MESSAGES[found.level].format(read=read)}", data=context.result())
 
 
 @task(name="verify-target", task_run_name="verify-target", **RETRIED)
 def verify_target(request: VerificationRequest) -> VerificationReport:
-    """Checks a finished conversion against its manifest and records.
+    """Check a finished conversion against its manifest and records.
 
     Raises:
         InputError: there is no finished conversion.
-        StorageError: it cannot be read.
+        StorageError: the target cannot be read.
     """
     return verify.verify_target(request.target, request.level, current_progress())

@@ -1,92 +1,58 @@
-"""Ranks in batches: where there are thousands of them, what records a task's beginning and end cannot follow each one.
+"""Batches of units: where there are thousands of ranks, a server cannot record a task's beginning and end for each one.
 
-A batch is written and checked in one go. One rank's failure stops no other, and what is recorded is not done again when
-the batch is repeated.
+One rank's failure stops no other rank of its batch, and a repeated batch does only what is left.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Collection, Iterator, Mapping
 
-from reshard.core.conversion.session import check_rank, convert_rank
+from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, run_in_threads
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.errors import ReshardError, StorageError, is_transient
-from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import VerifyLevel
-from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.retry import Losses
-from reshard.core.target.workspace import Workspace, read_records
-
-Groups = Sequence[Sequence[int]]
+from reshard.core.target.workspace import read_records
 
 
 class RanksFailedError(StorageError):
     """Ranks of a batch failed; transient if repeating it may help any of them."""
 
     def __init__(self, failures: Mapping[int, ReshardError]) -> None:
-        told = "\n  ".join(f"rank_{rank}: {error}" for rank, error in sorted(failures.items()))
-        super().__init__(f"{len(failures)} ranks failed\n  {told}", any(map(is_transient, failures.values())))
+        lines = "\n  ".join(f"rank_{rank}: {error}" for rank, error in sorted(failures.items()))
+        super().__init__(f"{len(failures)} ranks failed\n  {lines}", any(map(is_transient, failures.values())))
         self.failures = failures
-        self.args = (failures,)  # what it is made from again in another process
+        self.args = (failures,)  # the constructor's arguments when it is unpickled in another process
 
 
-def batch_groups(groups: Groups, most_batches: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Groups of ranks in at most so many batches of about equal size; a group stays whole."""
-    total = sum(map(len, groups))
-    batches: list[list[tuple[int, ...]]] = [[] for _ in range(max(1, most_batches))]
-    before = 0
-    for group in groups:
-        batches[before * len(batches) // total].append(tuple(group))
-        before += len(group)
-    return [tuple(batch) for batch in batches if batch]
-
-
-def convert_batch(
-    workspace: Workspace,
-    plan: ConversionPlan,
-    groups: Groups,
-    budget: Budget,
-    level: VerifyLevel,
-    advance: Callable[[int], None],
-    *,
-    copies: bool,
-    prefetch: int,
-) -> None:
-    """Writes and checks the ranks of some groups, or makes them as copies of ranks that are there.
+def run_batch(work: RankWork, batch: Unit) -> None:
+    """Make and check the ranks of a batch.
 
     Raises:
         RanksFailedError: some failed; all others are done.
-        ConversionError: all is to stop.
+        StoppedError: the run is being stopped.
     """
-    ranks = [rank for group in groups for rank in group]
-    done = {record.rank for record in read_records(workspace, ranks) if record.is_checked(level)}
-    failures: dict[int, ReshardError] = {}
+    records = read_records(work.workspace, batch.ranks)
+    done = {record.rank for record in records if record.is_checked(work.level)}
+    dispatch = Dispatch([left for unit in batch.units for left in _left_of(unit, done)])
     losses = Losses()
 
-    def work(rank: int, group: Sequence[int]) -> None:
-        if rank in done:
-            return
-        advance(0)  # raises if all is to stop
+    def do(unit: Unit) -> None:
+        work.advance(0)  # raises if the run is being stopped
         try:
             with losses.counted():
-                convert_rank(
-                    workspace,
-                    plan,
-                    rank,
-                    budget,
-                    advance,
-                    group=() if copies else group,
-                    prefetch=prefetch,
-                )
-                check_rank(workspace, plan, rank, level, advance)
-        except ReshardError as error:
-            advance(0)
-            failures[rank] = error
+                work.make(unit)
+                work.check(unit.rank)
+        except ReshardError:
+            work.advance(0)
+            raise
 
-    # when the first rank of a group is done the files of all are there: the others only have to be checked
-    with ThreadPoolExecutor(prefetch, thread_name_prefix="reshard") as pool:
-        for group in groups:
-            work(group[0], group)
-            for future in [pool.submit(copy_context().run, work, rank, group) for rank in group[1:]]:
-                future.result()
-    if failures:
-        raise RanksFailedError(failures)
+    run_in_threads(dispatch, do, work.prefetch, 1, stopping=lambda: None)
+    if dispatch.failures:
+        raise RanksFailedError(dispatch.failures)
+
+
+def _left_of(unit: Unit, done: Collection[int]) -> Iterator[Unit]:
+    """What is left of a unit: a group that is partly done is not written side by side again."""
+    left = [rank for rank in unit.ranks if rank not in done]
+    if len(left) == len(unit.ranks):
+        yield unit
+    else:
+        yield from (Unit(Kind.COMPLETE, (rank,)) for rank in left)

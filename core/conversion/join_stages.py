@@ -26,7 +26,6 @@ from reshard.core.checkpoint.manifest import (
     dump_record,
     read_manifest,
 )
-from reshard.core.conversion.session import give_up_abandoned_uploads
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import rebuild_plan
@@ -350,7 +349,7 @@ class _Joint:
         size_bytes = sum(rank.size_bytes for part in self._parts for rank in part.manifest.ranks)
         with self._claimed() as workspace:
             paths = [part.plan.file_name(rank) for part in self._parts for rank in self.ranks]
-            give_up_abandoned_uploads(workspace.directory, paths)
+            workspace.abort_abandoned_uploads(paths)
             check_room(workspace.directory, size_bytes)
             progress.begin(2 * size_bytes)
             with stoppable() as stop:

@@ -25,6 +25,7 @@ from reshard.core.errors import (
 )
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
+from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
 from reshard.core.storage.lease import (
     GATE_NAME,
@@ -39,6 +40,7 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.reading import read_own_file, read_small_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
+from reshard.core.storage.uploads import abort_uploads, takes_parts
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 
@@ -136,6 +138,22 @@ class Workspace:
         with suppress(TargetError):  # another conversion's, or damaged a moment ago
             if self.find_record(record.rank) == record:
                 self.remove_record(record.rank)
+
+    def is_current(self) -> bool:
+        """True if the directory is still this plan's, and nothing else was begun in it."""
+        return read_identity(self.state) == self.identity
+
+    def abort_abandoned_uploads(self, files: Sequence[str]) -> None:
+        """Abort uploads of `files` that killed runs left: stores keep and charge for them unseen."""
+        if not takes_parts(self.directory):
+            return
+        try:
+            count = abort_uploads(self.directory, [self.directory.child(file) for file in files])
+        except StorageError as error:  # the run itself does not depend on it
+            current_progress().note(f"uploads that a killed run may have left are left there: {error}")
+            return
+        if count:
+            current_progress().note(f"{count} unfinished uploads of an earlier run were given up")
 
     @classmethod
     def of_plan(cls, plan_url: str, identity: str) -> "Workspace":

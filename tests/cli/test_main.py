@@ -205,14 +205,15 @@ def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
 
 def test_control_c_stops_the_workers_at_once(tmp_path: Path) -> None:
     code = (
-        "import os, time, reshard.core.conversion.convert\n"
+        "import os, time\n"
+        "from reshard.core.conversion.rank_work import RankWork\n"
         "from reshard.cli.main import main\n"
-        "def endless(workspace, plan, rank, budget, advance, *, group, prefetch):\n"
+        "def endless(work, unit):\n"
         "    os.write(1, b'working\\n')\n"
         "    while True:\n"
-        "        advance(0)\n"
+        "        work.advance(0)\n"
         "        time.sleep(0.01)\n"
-        "reshard.core.conversion.convert.convert_rank = endless\n"
+        "RankWork.make = endless\n"
         "main()\n"
     )
     command = [

@@ -17,9 +17,10 @@ from prefect import Task
 from prefect.exceptions import ParameterTypeError
 from prefect.states import Pending
 
-import reshard.core.conversion.session
 import reshard.core.transfer.reader
 from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.conversion.dispatch import Unit
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import ConversionError, InputError, ReshardError, StorageError, TargetError
 from reshard.core.request.conversion import ConversionRequest
@@ -211,10 +212,8 @@ def test_no_more_ranks_at_once_than_workers(target: Path, monkeypatch: pytest.Mo
 
         return counted
 
-    monkeypatch.setattr(
-        "reshard.core.conversion.session.convert_rank", count(reshard.core.conversion.session.convert_rank)
-    )
-    monkeypatch.setattr("reshard.core.conversion.session.check_rank", count(reshard.core.conversion.session.check_rank))
+    monkeypatch.setattr(RankWork, "make", count(RankWork.make))
+    monkeypatch.setattr(RankWork, "check", count(RankWork.check))
     convert_checkpoint(PIPELINES.request(target, workers=3))
     assert highest == 3
 
@@ -333,14 +332,14 @@ def test_a_bug_is_raised_as_it_is(target: Path, monkeypatch: pytest.MonkeyPatch)
 def test_interrupting_a_run_stops_its_ranks(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that would take for ever ends when another one's bug, or a signal, ends the run."""
 
-    def endless(workspace: Any, plan: Any, rank: int, budget: Any, advance: Any, **_: Any) -> ShardRecord:
-        if rank == 0:
+    def endless(work: RankWork, unit: Unit) -> ShardRecord:
+        if unit.rank == 0:
             raise KeyError("a bug")
         while True:
-            advance(1)
+            work.advance(1)
             time.sleep(0.01)
 
-    monkeypatch.setattr("reshard.core.conversion.session.convert_rank", endless)
+    monkeypatch.setattr(RankWork, "make", endless)
     with pytest.raises(KeyError):
         convert_checkpoint(FOUR_TO_THREE.request(target, workers=3))
 

@@ -11,16 +11,16 @@ from prefect import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun
 
-import reshard.core.conversion.session
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestReport
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, ConversionError, StorageError
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
 from tests.support.checkpoints import read_tree
-from tests.support.flow_runs import Run
+from tests.support.flow_runs import Run, failing
 from tests.support.training import CASE, latest_request, save_step, saving_slowly
 
 
@@ -167,15 +167,8 @@ def test_a_conversion_that_fails_is_a_failed_run_and_the_next_one_goes_on(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_step(source, "1_0")
-    write = reshard.core.conversion.session.convert_rank
-
-    def fail(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> Any:
-        if rank == 1:
-            raise StorageError("its disk is broken")
-        return write(workspace, plan, rank, *args, **kwargs)
-
     with monkeypatch.context() as patch:
-        patch.setattr("reshard.core.conversion.session.convert_rank", fail)
+        failing(patch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
         run = LatestRun(latest_request(source, target))
     assert run.end[0] == "FAILED"
     assert "rank_1: its disk is broken" in run.end[1]
@@ -192,14 +185,14 @@ def test_a_run_that_finds_another_at_the_same_step_ends_well(
 ) -> None:
     save_step(source, "1_0")
     under_way, go_on = threading.Event(), threading.Event()
-    write = reshard.core.conversion.session.convert_rank
+    write = RankWork.make
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         under_way.set()
         go_on.wait(60)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.convert_rank", slow)
+    monkeypatch.setattr(RankWork, "make", slow)
     request = latest_request(source, target)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(copy_context().run, convert_latest_checkpoint, request)

@@ -17,6 +17,7 @@ from prefect.logging import disable_run_logger
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from reshard.core.conversion.convert import convert
+from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import ConversionError, InputError
@@ -148,13 +149,13 @@ class SlowWorkers:
 
     MODULE = """
 import os, time
-import reshard.core.conversion.session, reshard.core.transfer.writer
+import reshard.core.conversion.rank_work, reshard.core.transfer.writer
 def slowly(*args, **options):
     while os.path.exists({gate!r}):
         open({seen!r}, "a").close()
         time.sleep(0.05)
     return reshard.core.transfer.writer.transform_ranks(*args, **options)
-reshard.core.conversion.session.transform_ranks = slowly
+reshard.core.conversion.rank_work.transform_ranks = slowly
 """
 
     def __init__(self, directory: Path) -> None:
@@ -238,10 +239,10 @@ def test_a_worker_that_does_not_see_the_files_says_so(cluster: DaskProcesses, tm
         assignment = Assignment.of(session)
         elsewhere = dataclasses.replace(assignment, plan_url="/not/here/.reshard/plan.json.gz")
         with pytest.raises(InputError, match="is not seen on .*have to be on a file system that all machines"):
-            contextvars.Context().run(transform_rank.fn, elsewhere, 0, (0,))
+            contextvars.Context().run(transform_rank.fn, elsewhere, Unit(Kind.WRITE, (0,)))
         skewed = dataclasses.replace(assignment, version="0.0")
         with pytest.raises(InputError, match="the run's is 0.0: install the same"):
-            contextvars.Context().run(transform_rank.fn, skewed, 0, (0,))
+            contextvars.Context().run(transform_rank.fn, skewed, Unit(Kind.WRITE, (0,)))
 
 
 # ---- between buckets ----

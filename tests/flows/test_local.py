@@ -24,20 +24,20 @@ FOUR_TO_THREE = case(7009)
 
 ENDLESS_RUN = """
 import json, sys, time
-import reshard.core.conversion.session
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.request.conversion import build_request
 from reshard.flows.embedded_server import start_server
 from reshard.flows.local import run_locally
 
-def endless(workspace, plan, rank, budget, advance, **_):
-    if rank == 0:
+def endless(work, unit):
+    if unit.rank == 0:
         print(start_server().process.pid, flush=True)
     while True:
-        advance(1)
+        work.advance(1)
         time.sleep(0.01)
 
-reshard.core.conversion.session.convert_rank = endless
+RankWork.make = endless
 run_locally(build_request(**json.loads(sys.argv[1])), SilentProgress())
 """
 

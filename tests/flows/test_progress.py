@@ -11,7 +11,6 @@ from prefect import get_client
 from prefect.artifacts import update_progress_artifact
 from prefect.events.worker import EventsWorker
 
-import reshard.core.conversion.session
 import reshard.tasks.progress
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import StorageError
@@ -20,6 +19,7 @@ from reshard.core.runtime.progress import Progress, reporting_to
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
+from tests.support.flow_runs import failing
 
 FOUR_TO_THREE = case(7009)
 
@@ -85,14 +85,7 @@ def test_what_was_there_already_needs_no_bar(target: Path) -> None:
 
 
 def test_a_failed_run_stays_where_it_was_and_says_so(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = reshard.core.conversion.session.convert_rank
-
-    def broken_for_one(workspace: Any, plan: Any, rank: int, *others: Any, **options: Any) -> Any:
-        if rank == 1:
-            raise StorageError("its disk is broken")
-        return real(workspace, plan, rank, *others, **options)
-
-    monkeypatch.setattr(reshard.core.conversion.session, "convert_rank", broken_for_one)
+    failing(monkeypatch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
     state = convert_checkpoint(FOUR_TO_THREE.request(target), return_state=True)
     assert state.is_failed()
     [(percent, said)] = progress_of(run_id_of(state))

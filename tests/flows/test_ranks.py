@@ -14,19 +14,20 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalC
 from prefect.logging import disable_run_logger
 from prefect.states import Completed
 
-import reshard.core.conversion.session
+from reshard.core.conversion.dispatch import Dispatch, Kind, Unit
 from reshard.core.conversion.planning import make_plan
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import ConversionError, InputError, StorageError
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import SilentProgress
 from reshard.flows.convert_checkpoint import convert_checkpoint
-from reshard.flows.ranks import _Dispatch, _Turn, _Unit, failures_of, run_ranks
+from reshard.flows.ranks import _Tasks, failures_of, run_ranks
 from reshard.flows.runner import RunnerLostError
 from reshard.flows.slots import Slot
-from reshard.tasks.assignment import Deeds
+from reshard.tasks.assignment import TaskResult
 from reshard.tasks.conversion import transform_rank, transform_ranks
 from reshard.tasks.progress import RunProgress
 from tests.support.checkpoints import case, read_tree
@@ -41,8 +42,8 @@ PIPELINES = case(7001)
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than two ranks are done in three batches."""
-    monkeypatch.setattr("reshard.flows.ranks.MOST_SINGLE_RANKS", 2)
-    monkeypatch.setattr("reshard.flows.ranks.MOST_BATCHES", 3)
+    monkeypatch.setattr("reshard.flows.ranks.MAX_SINGLE_RANKS", 2)
+    monkeypatch.setattr("reshard.flows.ranks.MAX_BATCHES", 3)
     monkeypatch.setattr(transform_ranks, "retry_delay_seconds", [0.01] * 3)
 
 
@@ -125,7 +126,7 @@ def test_a_batch_that_is_tried_again_does_what_is_not_done(tmp_path: Path, monke
 
 @pytest.mark.usefixtures("batches")
 def test_a_storage_that_is_down_is_not_asked_for_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.flows.ranks.MOST_BATCHES", 1)
+    monkeypatch.setattr("reshard.flows.ranks.MAX_BATCHES", 1)
     monkeypatch.setattr(transform_ranks, "retries", 0)
     tried = failing(monkeypatch, lambda _: StorageError("down", transient=True))
     with pytest.raises(ConversionError, match="12 of 12 target ranks failed.*(?s:.*)rank_11: not tried"):
@@ -144,7 +145,7 @@ def test_a_lost_batch_fails_all_its_ranks(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_no_state_is_a_lost_task() -> None:
-    [failure] = failures_of(KeyError("killed"), [3]).values()
+    [failure] = failures_of(KeyError("killed"), Unit(Kind.CHECK, (3,))).values()
     assert str(failure) == "its task was lost: KeyError: 'killed'"
 
 
@@ -159,22 +160,21 @@ def test_ranks_hold_a_slot_while_they_are_written_and_checked(
     lock = threading.Lock()
 
     def seen(step: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> Any:
+        def counted(work: RankWork, rank: Unit | int) -> Any:
+            number = rank.rank if isinstance(rank, Unit) else rank
             with lock:
-                at_work.append(rank)
+                at_work.append(number)
                 taken.append(slots_taken(limit))
-                assert set(at_work) == {rank}, "two at once"
+                assert set(at_work) == {number}, "two at once"
             try:
-                return step(workspace, plan, rank, *args, **kwargs)
+                return step(work, rank)
             finally:
-                at_work.remove(rank)
+                at_work.remove(number)
 
         return counted
 
-    monkeypatch.setattr(
-        "reshard.core.conversion.session.convert_rank", seen(reshard.core.conversion.session.convert_rank)
-    )
-    monkeypatch.setattr("reshard.core.conversion.session.check_rank", seen(reshard.core.conversion.session.check_rank))
+    monkeypatch.setattr(RankWork, "make", seen(RankWork.make))
+    monkeypatch.setattr(RankWork, "check", seen(RankWork.check))
     report = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=3))
     assert report.committed
     assert taken == [1] * 6
@@ -278,20 +278,17 @@ class _OneByOne:
         self._left -= 1
         if not self._left:
             raise RunnerLostError("the scheduler does not answer any more")
-        workspace, plan, rank = self._session.workspace, self._session.plan, parameters["rank"]
+        work, unit = self._session.work(lambda _: None), parameters["unit"]
         if task is transform_rank:
-            budget, group = self._session.budget, parameters["group"]
-            reshard.core.conversion.session.convert_rank(
-                workspace, plan, rank, budget, lambda _: None, group=group, prefetch=1
-            )
+            work.make(unit)
         else:
-            reshard.core.conversion.session.check_rank(workspace, plan, rank, VerifyLevel.CHECKSUM, lambda _: None)
+            work.check(unit.rank)
         future = _Ended()
         ended(future)
         return future
 
     def outcome(self, future: Any, ended: Callable[[Any], None]) -> Any:
-        return Completed(data=Deeds())
+        return Completed(data=TaskResult())
 
     def check(self) -> None:
         pass
@@ -313,14 +310,14 @@ def test_a_slot_goes_to_the_group_that_asked_for_it(tmp_path: Path) -> None:
     with open_session(request, make_plan(request)) as session, disable_run_logger():
         slots: Any = SimpleNamespace(ask=asked.append)
         progress = RunProgress(SilentProgress(), threading.Event())
-        dispatch = _Dispatch(session, _OneByOne(session, 0), slots, progress)
-        one, other = (_Unit((group,), copies=False, batch=False) for group in ((0, 1), (2,)))
-        dispatch._waiting.extend(_Turn(unit, unit.groups[0][0]) for unit in (one, other))
-        dispatch._start_waiting()
+        one, other = Unit(Kind.WRITE, (0, 1)), Unit(Kind.WRITE, (2,))
+        dispatch = Dispatch([one, other])
+        tasks = _Tasks(dispatch, session, _OneByOne(session, 0), slots, progress)
+        tasks._begin_ready()
         first, second = Slot(), Slot()
-        dispatch._take(first)
-        dispatch._start_waiting()
+        tasks._take(first)
         # the first rank of the group is written: the next one is put before those that wait
-        dispatch._waiting.appendleft(_Turn(one, 1))
-        dispatch._take(second)
-    assert (one.slot, other.slot) == (first, second)
+        dispatch.end(dispatch.begin(), {})
+        tasks._asked = True
+        tasks._take(second)
+    assert tasks._slot_of == {one: first, other: second}

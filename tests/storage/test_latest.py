@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from reshard.core.conversion.latest import LatestReport, convert_latest
-from reshard.core.conversion.session import convert_rank
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.storage import lease
 from reshard.core.storage.publishing import REMOVING_NAME
 from reshard.core.storage.removal import remove_files
@@ -150,14 +150,15 @@ def test_a_removal_that_was_cut_short_is_gone_on_with(
 @pytest.mark.slow
 def test_runs_that_overlap_do_not_convert_twice(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, tmp_path, "1_0")
+    make = RankWork.make
     under_way, go_on = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         under_way.set()
         go_on.wait(60)
-        return convert_rank(*args, **kwargs)
+        return make(*args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.convert.convert_rank", slow)
+    monkeypatch.setattr(RankWork, "make", slow)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(run, store)
         assert under_way.wait(60)

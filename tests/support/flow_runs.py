@@ -12,7 +12,8 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.objects import TaskRun as PrefectTaskRun
 from prefect.client.schemas.sorting import TaskRunSort
 
-import reshard.core.conversion.session
+from reshard.core.conversion.dispatch import Unit
+from reshard.core.conversion.rank_work import RankWork
 
 Request = TypeVar("Request")
 Report = TypeVar("Report")
@@ -57,15 +58,14 @@ class Run(Generic[Request, Report]):
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None]) -> list[int]:
     """Makes writing a rank raise what `fails` says; returns the list of the ranks that were tried."""
     tried: list[int] = []
-    write = reshard.core.conversion.session.convert_rank
+    make = RankWork.make
 
-    def step(workspace: Any, plan: Any, rank: int, *args: Any, **kwargs: Any) -> Any:
-        tried.append(rank)
-        error = fails(rank)
+    def step(work: RankWork, unit: Unit) -> Any:
+        tried.append(unit.rank)
+        error = fails(unit.rank)
         if error is not None:
             raise error
-        return write(workspace, plan, rank, *args, **kwargs)
+        return make(work, unit)
 
-    monkeypatch.setattr("reshard.core.conversion.session.convert_rank", step)
-    monkeypatch.setattr("reshard.core.conversion.batches.convert_rank", step)
+    monkeypatch.setattr(RankWork, "make", step)
     return tried

@@ -17,6 +17,7 @@ from prefect.utilities.annotations import quote
 from prefect.utilities.collections import StopVisiting, visit_collection
 
 from reshard.core.conversion.convert import convert
+from reshard.core.conversion.dispatch import Kind, Unit
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
@@ -33,6 +34,7 @@ from reshard.tasks.verification import verify_rank
 from tests.support.checkpoints import case, read_tree
 
 FOUR_TO_THREE = case(7009)
+FIRST_RANK = Unit(Kind.WRITE, (0,))
 STORAGE_TASKS = [merge_strategy, catalog_source, transform_rank, transform_ranks, verify_rank, commit_target]
 
 
@@ -44,10 +46,10 @@ def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
     with open_session(request, plan) as session:
         assignment = Assignment.of(session)
         for rank in session.ranks:
-            written = transform_rank.fn(assignment, rank, group=(rank,))
+            written = transform_rank.fn(assignment, Unit(Kind.WRITE, (rank,)))
             assert str(written.message).startswith(f"rank {rank}: ")
             assert "from source ranks" in str(written.message)
-            checked = verify_rank.fn(assignment, rank)
+            checked = verify_rank.fn(assignment, Unit(Kind.CHECK, (rank,)))
             assert str(checked.message).startswith(f"rank {rank}: every byte is right")
         report = commit_target.fn(session, 1.0)
     assert report.committed
@@ -75,7 +77,7 @@ def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:
     with open_session(request, make_plan(request)) as session:
         other = replace(Assignment.of(session), identity="0" * 32)
         with pytest.raises(TargetError, match="another conversion"):
-            transform_rank.fn(other, 0, group=(0,))
+            transform_rank.fn(other, FIRST_RANK)
 
 
 def test_another_key_of_the_same_name_in_another_process_is_refused(
@@ -90,7 +92,7 @@ def test_another_key_of_the_same_name_in_another_process_is_refused(
         assignment = Assignment.of(session)
         monkeypatch.setenv("KEY", "16 other letters")
         with pytest.raises(InputError, match=r"^env:KEY: is another key on .* than where the run began: give it"):
-            contextvars.Context().run(transform_rank.fn, assignment, 0, (0,))
+            contextvars.Context().run(transform_rank.fn, assignment, FIRST_RANK)
 
 
 def failed(error: BaseException) -> State[object]:
@@ -157,6 +159,6 @@ def test_a_task_that_is_stopped_is_cancelled_and_did_not_fail(tmp_path: Path) ->
         progress = RunProgress(SilentProgress(), threading.Event())
         progress.stop()
         with reporting_to(progress):
-            ended: State[Any] = transform_rank.fn(Assignment.of(session), 0, (0,))
+            ended: State[Any] = transform_rank.fn(Assignment.of(session), FIRST_RANK)
     assert ended.is_cancelled()
     assert isinstance(ended.data, StoppedError)

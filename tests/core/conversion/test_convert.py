@@ -19,10 +19,13 @@ import numpy as np
 import pytest
 
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
-from reshard.core.conversion.convert import _run_ranks, convert
+from reshard.core.conversion.convert import convert, run_ranks
+from reshard.core.conversion.dispatch import Kind, Unit
+from reshard.core.conversion.finish import finish
 from reshard.core.conversion.planning import make_plan
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
-from reshard.core.conversion.session import Session, check_rank, convert_rank, open_session
+from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
@@ -82,11 +85,11 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
             raise StorageError("rank 1's disk is broken")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(ConversionError, match=r"1 of 3 target ranks failed.*\n  rank_1: rank 1's disk is broken"):
         convert(FOUR_TO_THREE.request(target))
     assert not target.exists()
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", transform_ranks)
     report = convert(FOUR_TO_THREE.request(target))
     assert outcomes(report) == ["resumed", "written", "resumed"]
     assert read_tree(target) == FOUR_TO_THREE.want
@@ -102,7 +105,7 @@ def test_transient_failures_are_tried_again(target: Path, monkeypatch: pytest.Mo
             raise error
         return transform_ranks(*args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", flaky)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", flaky)
     assert convert(FOUR_TO_THREE.request(target)).committed
 
 
@@ -113,10 +116,10 @@ def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pyte
     def failing(*_: Any, **__: Any) -> tuple[ShardRecord, ...]:
         raise StorageError("broken")
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(ConversionError, match="rank_1: not written, because it is a copy of rank_0, which failed"):
         convert(request)
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", transform_ranks)
     assert outcomes(convert(request)) == ["written", "copied", "copied"]
     [first, *others] = read_tree(target).values()
     assert others == [first, first]
@@ -223,9 +226,7 @@ def test_another_checkpoint_at_the_target_needs_overwrite(target: Path) -> None:
 
 def test_the_old_target_stays_until_the_new_one_is_whole(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert(PIPELINES.request(target))
-    monkeypatch.setattr(
-        "reshard.core.conversion.convert.check_rank", lambda *_: (_ for _ in ()).throw(StorageError("no"))
-    )
+    monkeypatch.setattr(RankWork, "check", lambda *_: (_ for _ in ()).throw(StorageError("no")))
     with pytest.raises(ConversionError):
         convert(FOUR_TO_THREE.request(target, overwrite=True))
     assert read_tree(target) == PIPELINES.want
@@ -364,9 +365,9 @@ def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
     file = source / "rank_1" / "checkpoint_1.ckpt"
     os.utime(file, ns=(1, 1))
     with open_session(request, plan) as session:
-        failures = _run_ranks(session, threading.Event())
+        failures = run_ranks(session, threading.Event())
         with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
-            session.finish(failures, 1.0)
+            finish(session, failures, 1.0)
 
 
 def test_disk_full(tmp_path: Path) -> None:
@@ -694,7 +695,7 @@ def damage(path: Path) -> None:
 
 
 def do_ranks(session: Session) -> None:
-    assert not _run_ranks(session, threading.Event())
+    assert not run_ranks(session, threading.Event())
 
 
 def test_a_finished_target_verified_more_closely_later_stays_sound(target: Path) -> None:
@@ -711,8 +712,8 @@ def test_a_run_whose_target_was_completed_by_another_says_so(target: Path) -> No
         do_ranks(slow)
         with open_session(first, plan) as quick:
             do_ranks(quick)
-            assert quick.finish({}, 0).committed
-        report = slow.finish({}, 0)
+            assert finish(quick, {}, 0).committed
+        report = finish(slow, {}, 0)
     assert (report.committed, report.missing_ranks) == (True, ())
     assert [rank.rank for rank in report.ranks] == [2]
     assert not partial(target).exists()
@@ -728,7 +729,7 @@ def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
     def slow_read(workspace: Workspace, rank: int) -> ShardRecord:
         if rank == 1 and workspace.directory.path.endswith(PARTIAL_SUFFIX) and not ended:
             ended.append(True)
-            assert quick.finish({}, 0).committed
+            assert finish(quick, {}, 0).committed
         return read_record(workspace, rank)
 
     ended: list[bool] = []
@@ -737,7 +738,7 @@ def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
         with open_session(first, plan) as quick:
             do_ranks(quick)
             monkeypatch.setattr(Workspace, "read_record", slow_read)
-            report = slow.finish({}, 0)
+            report = finish(slow, {}, 0)
     assert ended
     assert (report.committed, report.missing_ranks) == (True, ())
     assert [rank.outcome for rank in report.ranks] == ["written"]
@@ -783,7 +784,7 @@ def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
 
     with open_session(FOUR_TO_THREE.request(target, ranks="0-1", verify="none"), plan_of(target)) as session:
         do_ranks(session)
-    monkeypatch.setattr("reshard.core.conversion.session.verify_rank", slow_verify)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.verify_rank", slow_verify)
     report = convert(FOUR_TO_THREE.request(target, ranks="2", verify="checksum"))
     assert ended
     assert report.committed
@@ -870,7 +871,7 @@ def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path
     damage(next((target / "rank_1").iterdir()))
     request = FOUR_TO_THREE.request(target)
     with open_session(request, make_plan(request)) as session:
-        assert session.finish(_run_ranks(session, threading.Event()), 1.0).committed
+        assert finish(session, run_ranks(session, threading.Event()), 1.0).committed
         manifest = read_manifest(parse_url(str(target)))
         assert manifest is not None
         session.target.commit(
@@ -912,7 +913,7 @@ def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypa
     damage(next((target / "rank_1").iterdir()))
     with monkeypatch.context() as patch:
         patch.setattr(
-            "reshard.core.conversion.session.transform_ranks",
+            "reshard.core.conversion.rank_work.transform_ranks",
             lambda *_, **__: (_ for _ in ()).throw(StorageError("no")),
         )
         with pytest.raises(ConversionError, match="1 of 3 target ranks failed"):
@@ -966,13 +967,13 @@ def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp
     """A task that was given to two workers: one ends when the other's file is checked already."""
     request = FOUR_TO_THREE.request(tmp_path / "out")
     with open_session(request, make_plan(request)) as session:
-        workspace, plan, budget = session.workspace, session.plan, session.budget
+        work = session.work(lambda _: None)
         for rank in (0, 1, 2):
-            convert_rank(workspace, plan, rank, budget, lambda _: None, group=(rank,), prefetch=1)
-            check_rank(workspace, plan, rank, request.verify, lambda _: None)
-        convert_rank(workspace, plan, 1, budget, lambda _: None, group=(1,), prefetch=1)
+            work.make(Unit(Kind.WRITE, (rank,)))
+            work.check(rank)
+        work.make(Unit(Kind.WRITE, (1,)))
         with pytest.raises(StorageError, match="rank_1: said to be done, but no checked file is recorded"):
-            session.finish({}, 1.0)
+            finish(session, {}, 1.0)
     assert not (tmp_path / "out").exists()
     assert convert(request).committed
 
@@ -1000,12 +1001,12 @@ def test_a_source_rewritten_with_its_old_time_while_it_is_converted(own_source: 
     plan = make_plan(request)
     rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
     with open_session(request, plan) as session:
-        failures = _run_ranks(session, threading.Event())
+        failures = run_ranks(session, threading.Event())
         message = (
             r"rank_1: .*checkpoint_1.ckpt changed while it was being converted .* it was rewritten and given its old"
         )
         with pytest.raises(InputError, match=message):
-            session.finish(failures, 1.0)
+            finish(session, failures, 1.0)
 
 
 def test_a_source_rewritten_with_its_old_time_before_an_interrupted_run_goes_on(

@@ -254,10 +254,10 @@ def test_a_rerun_does_only_what_is_missing(target: Path, tmp_path: Path, monkeyp
             raise StorageError("rank 1's disk is broken")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(ConversionError, match="rank 1's disk is broken"):
         convert(FOUR_TO_THREE.request(target, **to_key()))
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", transform_ranks)
     for other in (to_key(name="env:OTHER"), to_key(EncryptionMode.AES_CBC), {}):
         with pytest.raises(TargetError, match="unfinished conversion by another plan"):
             convert(FOUR_TO_THREE.request(target, **other))
@@ -388,7 +388,7 @@ def test_the_unfinished_work_says_nothing_either(target: Path, monkeypatch: pyte
     def failing(*args: Any, **kwargs: Any) -> tuple[ShardRecord, ...]:
         raise StorageError("no")
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(ConversionError):
         convert(FOUR_TO_THREE.request(target, **to_key()))
     names = [name.encode() for contents in FOUR_TO_THREE.want.values() for name in contents]
@@ -405,7 +405,7 @@ def test_nothing_plain_is_left_of_unfinished_work_that_it_takes_the_place_of(
             raise StorageError("no")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(ConversionError):
         convert(FOUR_TO_THREE.request(target))
     folder = partial(target) / "rank_0"

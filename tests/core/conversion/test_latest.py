@@ -14,8 +14,8 @@ import reshard.core.conversion.convert
 import reshard.core.conversion.latest
 import reshard.core.conversion.training_steps
 from reshard.core.conversion.latest import LatestOutcome, LatestReport, convert_latest, run_latest
+from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
-from reshard.core.conversion.session import convert_rank
 from reshard.core.errors import (
     CatalogError,
     ConversionError,
@@ -389,14 +389,15 @@ def together(count: int, request: Any) -> list[LatestReport]:
 def test_runs_that_overlap_do_not_convert_twice(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_step(source, "2_1")
     monkeypatch.setattr("reshard.core.conversion.latest.RENEWAL_SECONDS", 0.1)
+    make = RankWork.make
     under_way, go_on = threading.Event(), threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         under_way.set()
         go_on.wait(30)
-        return convert_rank(*args, **kwargs)
+        return make(*args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.convert.convert_rank", slow)
+    monkeypatch.setattr(RankWork, "make", slow)
     request = latest_request(source, target)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(convert_latest, request)

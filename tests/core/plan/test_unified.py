@@ -303,7 +303,7 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
             raise StorageError("no luck")
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(
         ConversionError, match=r"1 of 5 target files failed;(.|\n)*\n  model-00004-of-00005\.safetensors: no luck"
     ):
@@ -311,7 +311,7 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
     assert not target.exists()
     killed = target.with_name("out.reshard-partial") / ".model-00004-of-00005.safetensors.0123abcd.tmp"
     killed.write_bytes(b"half of it")
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", transform_ranks)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", transform_ranks)
     assert [rank.outcome.value for rank in unify(target).ranks] == [*["resumed"] * 3, "written", "resumed"]
     assert len(names_in(target)) == 7
     assert read_as_transformers_does(target) == whole_model()

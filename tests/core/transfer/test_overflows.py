@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import reshard.core.conversion.session as session_module
+import reshard.core.conversion.rank_work as rank_work_module
 from reshard.core.checkpoint.manifest import ShardRecord, dump_record, parse_shard_record, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
@@ -80,7 +80,7 @@ def test_it_is_not_tried_again(paths: Path, monkeypatch: pytest.MonkeyPatch) -> 
         tried.append(ranks)
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr(session_module, "transform_ranks", counting)
+    monkeypatch.setattr(rank_work_module, "transform_ranks", counting)
     with pytest.raises(InputError, match="parameter 'shared': 2 finite Float32 values become infinite as Float16"):
         run(paths, target_strategy="", exclude=["cut"])
     assert tried == [(0,)]

@@ -142,7 +142,7 @@ def test_a_failing_rank_of_a_group_lets_the_others_finish(case: ColumnCase, monk
 
     notes = Notes()
     with monkeypatch.context() as patch:
-        patch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+        patch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
         with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: rank 5's disk is broken"):
             convert(case.request(workers=1), notes)
     assert "rank_0 and 7 more are written one by one: rank 5's disk is broken" in notes.notes
@@ -164,7 +164,7 @@ def test_a_rank_that_cannot_be_written_for_long_does_not_fail_its_group(
             raise StorageError("busy", transient=True)
         return transform_ranks(plan, ranks, *args, **kwargs)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", flaky)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", flaky)
     with pytest.raises(ConversionError, match=r"1 of 8 target ranks failed.*\n  rank_5: busy"):
         convert(case.request(workers=1))
     alone = [(rank,) for rank in range(COLUMN_RANKS)]
@@ -181,7 +181,7 @@ def test_when_the_storage_is_down_not_every_rank_waits_for_it(
         tried.append(tuple(ranks))
         raise StorageError("busy", transient=True)
 
-    monkeypatch.setattr("reshard.core.conversion.session.transform_ranks", failing)
+    monkeypatch.setattr("reshard.core.conversion.rank_work.transform_ranks", failing)
     with pytest.raises(
         ConversionError, match=r"8 of 8 target ranks failed(.|\n)*rank_3: not tried, because the storage"
     ):

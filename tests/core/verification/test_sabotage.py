@@ -354,7 +354,7 @@ def _copy_another_rank(patch: Patch) -> None:
         other = {"checkpoint_0.ckpt": "checkpoint_2.ckpt", "checkpoint_2.ckpt": "checkpoint_0.ckpt"}[source.name]
         copy_file(source.parent.parent.child(f"rank_{other[11]}", other), target)
 
-    patch.setattr("reshard.core.conversion.session.copy_file", wrong)
+    patch.setattr("reshard.core.conversion.rank_work.copy_file", wrong)
 
 
 def _write_a_wrong_index(patch: Patch) -> None:

@@ -1,0 +1,272 @@
+"""The end of a run: failures become one error; or contents are compared, the target is committed, a report is made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import xxhash
+
+from reshard import __version__
+from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
+from reshard.core.conversion.rank_work import rank_or_file
+from reshard.core.conversion.report import (
+    ConversionReport,
+    Outcome,
+    RankReport,
+    plan_notes,
+    source_kind,
+    substitutes_of,
+    target_kind,
+)
+from reshard.core.conversion.session import Session
+from reshard.core.errors import CastError, ConversionError, InputError, ReshardError, StorageError, VerificationError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.plan.plan_file import dump_plan
+from reshard.core.request.conversion import TargetLayout, VerifyLevel
+from reshard.core.runtime.keys import needed_target_key
+from reshard.core.runtime.progress import SilentProgress
+from reshard.core.runtime.retry import retries_counted
+from reshard.core.runtime.wording import rank_names
+from reshard.core.target.index import index_of
+from reshard.core.target.workspace import Workspace, read_records, record_digest
+from reshard.core.transfer.overflows import overflow_notes, total_overflows
+from reshard.core.verification.values import ContentCheck, content_problems_text
+
+
+def finish(
+    session: Session,
+    failures: Mapping[int, ReshardError],
+    seconds: float,
+    source_parts: Mapping[int, np.ndarray] | None = None,
+) -> ConversionReport:
+    """Commit the target if all of its ranks are done, and report the run.
+
+    If contents are compared, `source_parts` are the results of `ContentCheck.source_parts` by source rank; missing
+    ones are read here.
+
+    Raises:
+        InputError, VerificationError, ConversionError: ranks failed, or contents differ; the message lists them.
+    """
+    raise_failures(failures, session)
+    plan, level = session.plan, session.request.verify
+    found = _finished_ranks(session)
+    if found.committed and (unchecked := found.unchecked & found.results.keys() & set(session.ranks)):
+        # another run, which checks less closely, has completed the target before this one had checked its ranks
+        work = session.work(SilentProgress().advance, found.workspace)
+        for rank in sorted(unchecked):
+            work.check(rank)
+        found = _finished_ranks(session)
+    missing = tuple(
+        rank
+        for rank in plan.target_ranks
+        if rank not in found.results or (not found.committed and rank in found.unchecked)
+    )
+    undone = sorted(set(missing).intersection(session.ranks))
+    if undone and not found.committed:
+        # for example: a task that was given to two workers ended after its file was checked. Transient, because another
+        # run may have committed the target just now
+        raise StorageError(
+            f"{rank_names(undone, 10)}: said to be done, but no checked file is recorded; the same command does "
+            f"only these again ({session.workspace.directory} holds what is done)",
+            transient=True,
+        )
+    compared = found.content if not found.unchecked else None
+    if compared:
+        _compare_contents(session, compared, source_parts or {}, found.workspace)
+    if not found.committed and not missing:
+        plan_data = dump_plan(plan)
+        session.target.commit(_manifest(session, found, plan_data, compared=compared is not None), plan_data)
+    elif found.committed and compared:
+        session.target.confirm(level)
+    return _report(session, found, missing, seconds, compared)
+
+
+def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> None:
+    """Raise one error for all ranks that failed, of the kind that most concerns the user; none if none failed.
+
+    Raises:
+        InputError, VerificationError, ConversionError: ranks failed.
+    """
+    if not failures:
+        return
+    plan, kind = session.plan, target_kind(session.plan)
+    lines = [f"{rank_or_file(plan, rank)}: {error}" for rank, error in sorted(failures.items())]
+    # a copy fails as its primary does
+    causes = [error for rank, error in failures.items() if plan.copies.get(rank) not in failures]
+    # values stay too large, however often they are cast
+    is_lasting = any(isinstance(error, CastError) for error in causes)
+    advice = "" if is_lasting else "; the same command does only these again"
+    message = (
+        f"{len(failures)} of {len(session.ranks)} target {kind}s failed{advice} "
+        f"({session.workspace.directory} holds what is done)\n  " + "\n  ".join(lines)
+    )
+    if all(isinstance(error, InputError) for error in causes):
+        raise InputError(message)
+    if any(isinstance(error, VerificationError) for error in failures.values()):
+        raise VerificationError(message)
+    raise ConversionError(message) from next(
+        (error for error in failures.values() if isinstance(error, StorageError)), None
+    )
+
+
+@dataclass(frozen=True)
+class _FinishedRanks:
+    """The target's recorded ranks at the end of a run.
+
+    Attributes:
+        committed: the target was complete before.
+        workspace: where the records were read.
+        results: the report of each rank that has a record.
+        unchecked: ranks that are not recorded as checked as closely as the run asks for.
+        content: the fingerprint contributions of the checked ranks, if contents are compared.
+        overflowed: number of finite values that became infinite, by parameter.
+    """
+
+    committed: bool
+    workspace: Workspace
+    results: Mapping[int, RankReport]
+    unchecked: frozenset[int]
+    content: ContentCheck | None
+    overflowed: dict[str, int]
+
+
+def _finished_ranks(session: Session) -> _FinishedRanks:
+    """Read the records of the target's ranks, wherever they are by now.
+
+    Raises:
+        TargetError: another run converts something else into the target.
+        StorageError: the records cannot be read.
+    """
+    plan, level, target = session.plan, session.request.verify, session.target
+    while True:
+        # a run that did other ranks may have completed the target a moment ago, with the ranks of this run
+        committed = session.committed or target.is_committed()
+        if not committed:
+            target.check_not_taken()
+        workspace = Workspace(target.final, session.workspace.identity) if committed else session.workspace
+        # a record has a line for every parameter: thousands of them are never in memory together
+        results: dict[int, RankReport] = {}
+        content = ContentCheck(plan) if level is VerifyLevel.CONTENT else None
+        unchecked = set(plan.target_ranks)
+        for record in read_records(workspace, plan.target_ranks):
+            results[record.rank] = _rank_report(record, resumed=record.rank in session.done)
+            if record.is_checked(level):
+                unchecked.discard(record.rank)
+                if content:
+                    content.add_target(record)
+        # or the other run completed it while the records were read: they were moved, and are read at their new place
+        if committed or not target.is_committed():
+            overflowed = total_overflows(plan, [(rank, result.overflowed) for rank, result in results.items()])
+            return _FinishedRanks(committed, workspace, results, frozenset(unchecked), content, overflowed)
+
+
+def _compare_contents(
+    session: Session, content: ContentCheck, source_parts: Mapping[int, np.ndarray], workspace: Workspace
+) -> None:
+    """Compare contents; target ranks that may be to blame lose their records, so a rerun repeats them.
+
+    Raises:
+        VerificationError: contents differ.
+        CatalogError, CheckpointError, StorageError: a source file cannot be read.
+    """
+    for rank in content.source_ranks:
+        parts = source_parts.get(rank)
+        content.add_source(rank, content.source_parts(rank) if parts is None else parts)
+    problems = content.problems()
+    if not problems:
+        return
+    for rank in sorted({rank for problem in problems for rank in problem.ranks}):
+        workspace.remove_record(rank)
+    raise VerificationError(content_problems_text(str(session.target.final), problems))
+
+
+def _rank_report(record: ShardRecord, resumed: bool) -> RankReport:
+    made = Outcome.COPIED if record.copy_of is not None else Outcome.WRITTEN
+    return RankReport(
+        rank=record.rank,
+        outcome=Outcome.RESUMED if resumed else made,
+        file=record.file,
+        size_bytes=record.size_bytes,
+        read_bytes=record.read_bytes,
+        seconds=record.seconds,
+        source_ranks=record.source_ranks,
+        verified=record.verified,
+        record_digest=record_digest(record),
+        overflowed={overflow.name: overflow.count for overflow in record.overflows},
+    )
+
+
+def _report(
+    session: Session, found: _FinishedRanks, missing: tuple[int, ...], seconds: float, compared: ContentCheck | None
+) -> ConversionReport:
+    plan, level = session.plan, session.request.verify
+    ranks = tuple(found.results[rank] for rank in session.ranks if rank in found.results)
+    written = [rank for rank in ranks if rank.outcome is not Outcome.RESUMED]
+    written_bytes = sum(rank.size_bytes for rank in written)
+    return ConversionReport(
+        identity=session.workspace.identity,
+        source=plan.inputs.catalog.url,
+        step=plan.inputs.catalog.step,
+        target=str(session.target.final),
+        source_world_size=plan.inputs.catalog.world_size,
+        target_world_size=len(plan.target_ranks),
+        committed=not missing,
+        missing_ranks=missing,
+        seconds=round(seconds, 3),
+        written_bytes=written_bytes,
+        read_bytes=sum(rank.read_bytes for rank in written),
+        crc_bytes=_crc_bytes(plan) if session.request.check_crc else 0,
+        verified_bytes=0 if level.is_below(VerifyLevel.CHECKSUM) else written_bytes,
+        compared=compared.parameter_count if compared else 0,
+        compared_bytes=compared.source_bytes() if compared else 0,
+        retried_requests=retries_counted(),
+        verified=level if compared else level.of_files,
+        dropped=plan.match.dropped,
+        excused=plan.match.allowed_missing,
+        carried=plan.match.beyond_strategies,
+        stand_ins=substitutes_of(plan),
+        overflowed=found.overflowed,
+        notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
+        ranks=ranks,
+        source_kind=source_kind(plan),
+        target_kind=target_kind(plan),
+    )
+
+
+def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, compared: bool) -> Manifest:
+    plan = session.plan
+    least_verified = min((rank.verified for rank in found.results.values()), key=list(VerifyLevel).index)
+    manifest = Manifest(
+        identity=session.workspace.identity,
+        writer=f"reshard {__version__}",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        source=plan.inputs.catalog.url,
+        step=plan.inputs.catalog.step,
+        source_world_size=plan.inputs.catalog.world_size,
+        target_world_size=len(plan.target_ranks),
+        format=str(plan.inputs.format),
+        verified=VerifyLevel.CONTENT if compared else least_verified,
+        dropped=plan.match.dropped,
+        excused=plan.match.missing,
+        carried=plan.match.beyond_strategies,
+        notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
+        ranks=tuple(_rank_summary(found.results[rank]) for rank in plan.target_ranks),
+        layout=TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS,
+        index=index.summary if (index := index_of(plan)) else None,
+        changes=plan.inputs.changes,
+        excluded=tuple(plan.match.excluded),
+        plan_digest=xxhash.xxh3_128_hexdigest(plan_data),
+    )
+    return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
+
+
+def _rank_summary(report: RankReport) -> RankSummary:
+    return RankSummary(
+        rank=report.rank, file=report.file, size_bytes=report.size_bytes, record_digest=report.record_digest
+    )
+
+
+def _crc_bytes(plan: ConversionPlan) -> int:
+    """Bytes of the source's files that carry a CRC."""
+    return sum(record.size_bytes for record in plan.inputs.catalog.records.values() if record.index.has_crc)
