@@ -68,6 +68,24 @@ def read_ahead(file: SourceFile, ranges: Iterable[tuple[int, int]]) -> Iterator[
             future.cancel()
 
 
+def read_in_blocks(
+    file: SourceFile, ranges: Iterable[tuple[int, int]], block_bytes: int = REQUEST_BYTES
+) -> Iterator[tuple[int, memoryview]]:
+    """The bytes of ranges, in order, in blocks, each with its range's number; of a remote file they are read ahead.
+
+    A block is valid until the next one is requested.
+    """
+    if not file.location.is_local:
+        yield from ((number, memoryview(data)) for number, data in read_ahead(file, ranges))
+        return
+    buffer = memoryview(bytearray(block_bytes))
+    for number, (offset, length) in enumerate(ranges):
+        for start in range(0, length, block_bytes):
+            block = buffer[: min(block_bytes, length - start)]
+            file.read_into(offset + start, block)
+            yield number, block
+
+
 def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_ReadRange]]:
     """The pieces of ranges, in order, those together that one request gets."""
     group: list[_ReadRange] = []

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
 from reshard.core.checkpoint.numpy_values import Value
@@ -40,7 +41,6 @@ from reshard.core.mindspore_api.arguments import (
     key_of,
     rank_in_environment,
 )
-from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.layouts import merge_slices, parse_layouts_of
 from reshard.core.mindspore_api.loading import open_readable, read_values

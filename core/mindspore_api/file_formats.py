@@ -23,22 +23,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
 from reshard.core.checkpoint.formats.any_format import check_crc, read_index
-from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, TensorEntry
-from reshard.core.checkpoint.remote_reads import read_ahead
+from reshard.core.checkpoint.model import CheckpointFormat, Content
+from reshard.core.checkpoint.remote_index.templates import output_entry
+from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.errors import CatalogError, CheckpointError, ReshardError
-from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.mindspore_api.loading import open_readable
 from reshard.core.storage.listing import kind_of, list_folder
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.tensor.dtypes import MAP_TENSOR
-from reshard.core.tensor.slices import Extent
 
 NameMap = Mapping[str, str] | None
-
-_BLOCK_BYTES = 4 << 20
 
 
 def ckpt_to_safetensors(
@@ -190,40 +187,17 @@ def _convert_file(job: _Job, file: SourceFile, target: Location) -> None:
     in_order = index.entries if index.format is CheckpointFormat.CKPT else sorted(index.entries)
     found = [replace(index.entries[name], name=job.names.get(name, name)) for name in in_order]
     by_name = {entry.name: entry for entry in found}
-    kind = FileKind(job.target_format)
 
     def blocks(contents: Sequence[Content]) -> Iterator[memoryview]:
-        return _stream(file, [extent for content in contents for extent in _extents(by_name[content.name], content)])
+        ranges = (
+            (extent.offset, extent.length)
+            for content in contents
+            if content.start < content.stop
+            for extent in by_name[content.name].extents_of(content.start, content.stop - content.start)
+        )
+        return (block for _, block in read_in_blocks(file, ranges))
 
     try:
-        write_checkpoint(target, kind, list(map(_output_entry, found)), blocks)
+        write_checkpoint(target, FileKind(job.target_format), list(map(output_entry, found)), blocks)
     except CheckpointError as error:
         raise CheckpointError(f"{file.location}: {error}") from error
-
-
-def _output_entry(entry: TensorEntry) -> OutputEntry:
-    pieces = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
-    return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, pieces)
-
-
-def _extents(entry: TensorEntry, content: Content) -> Iterator[Extent]:
-    """Where bytes `content.start` to `content.stop` of an entry's contents are in its file."""
-    position = 0
-    for extent in entry.extents:
-        start, stop = max(content.start, position), min(content.stop, position + extent.length)
-        if start < stop:
-            yield Extent(extent.offset + start - position, stop - start)
-        position += extent.length
-
-
-def _stream(file: SourceFile, extents: Sequence[Extent]) -> Iterator[memoryview]:
-    if not file.location.is_local:
-        for _, data in read_ahead(file, ((extent.offset, extent.length) for extent in extents)):
-            yield memoryview(data)
-        return
-    buffer = memoryview(bytearray(_BLOCK_BYTES))
-    for extent in extents:
-        for start in range(0, extent.length, _BLOCK_BYTES):
-            block = buffer[: min(_BLOCK_BYTES, extent.length - start)]
-            file.read_into(extent.offset + start, block)
-            yield block

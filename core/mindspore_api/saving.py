@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from reshard.core.checkpoint.block_writing import FileKind, write_checkpoint
 from reshard.core.checkpoint.map_parameters import build_map_parameter
 from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry, text_entry
 from reshard.core.checkpoint.numpy_values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
@@ -41,7 +42,6 @@ from reshard.core.mindspore_api.arguments import (
     check_safetensors_has_none,
     key_of,
 )
-from reshard.core.mindspore_api.block_writing import FileKind, write_checkpoint
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.runtime.keys import Key
 from reshard.core.storage.listing import kind_of

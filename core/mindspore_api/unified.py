@@ -48,7 +48,7 @@ class Slice:
         # reading a part of each row means reading what is between the parts, too
         most = max(1, _BLOCK_BYTES // itemsize * self.box.size // whole)
         for box in contiguous_boxes(self.box.shape, start // itemsize, stop // itemsize, most):
-            yield self._read(_shifted(box, self.box.start)).data
+            yield self._read(box.shifted(self.box.start)).data
 
     def value(self) -> Value:
         """It as a value."""
@@ -154,8 +154,11 @@ class UnifiedCheckpoint:
         return ((name, TensorSlice.whole(entry.shape)) for name, (_, entry) in self._files.items())
 
     def _boxes(self, strategy: Strategy, rank: int) -> Iterator[tuple[str, TensorSlice]]:
-        if rank not in strategy.ranks:
-            raise CatalogError(f"{strategy.origin}: is for ranks {_told(strategy.ranks)}, there is no rank {rank}")
+        ranks = strategy.ranks
+        if rank not in ranks:
+            raise CatalogError(
+                f"{strategy.origin}: is for ranks {ranks.start} to {ranks.stop - 1}, there is no rank {rank}"
+            )
         stage = strategy.stage_of(rank)
         stage_rank = rank - strategy.stage_ranks(stage).start
         for name, layout in stage.layouts.items():
@@ -171,14 +174,3 @@ def slice_blocks(slices: Mapping[str, Slice], contents: Sequence[Content]) -> It
     """The bytes of the contents of a file that holds `slices`."""
     for content in contents:
         yield from slices[content.name].blocks(content.start, content.stop)
-
-
-def _shifted(box: TensorSlice, start: Sequence[int]) -> TensorSlice:
-    return TensorSlice(
-        tuple(low + base for low, base in zip(box.start, start, strict=True)),
-        tuple(high + base for high, base in zip(box.stop, start, strict=True)),
-    )
-
-
-def _told(ranks: range) -> str:
-    return f"{ranks.start} to {ranks.stop - 1}"

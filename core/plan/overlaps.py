@@ -127,8 +127,8 @@ def _overlap(planned: ParameterPlan, read: ReadItem) -> Overlap:
     return Overlap(
         read.source,
         read.source_rank,
-        _moved(read.source_box, held.start),
-        _moved(read.target_box, planned.box.start),
+        read.source_box.shifted(held.start),
+        read.target_box.shifted(planned.box.start),
     )
 
 
@@ -149,10 +149,3 @@ def _source_cells(number: int, source: SourceTensor) -> list[SourceCell]:
         ranks = tuple(copy.first_rank + rank for rank in held_by if copy.first_rank + rank not in copy.missing_ranks)
         cells.append(SourceCell(number, cut.box_of(held_by[0], source.shape), ranks))
     return cells
-
-
-def _moved(box: TensorSlice, by: tuple[int, ...]) -> TensorSlice:
-    return TensorSlice(
-        tuple(low + offset for low, offset in zip(box.start, by, strict=True)),
-        tuple(high + offset for high, offset in zip(box.stop, by, strict=True)),
-    )

@@ -73,6 +73,13 @@ class TensorSlice:
             tuple(high - base for high, base in zip(self.stop, outer.start, strict=True)),
         )
 
+    def shifted(self, by: Shape) -> "TensorSlice":
+        """The same box in coordinates whose origin is `by` elements before its own."""
+        return TensorSlice(
+            tuple(low + offset for low, offset in zip(self.start, by, strict=True)),
+            tuple(high + offset for high, offset in zip(self.stop, by, strict=True)),
+        )
+
     def contains(self, other: "TensorSlice") -> bool:
         """Whether `other` lies inside this box."""
         return all(a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True))

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from reshard.core.checkpoint.remote_reads import read_ahead
+from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.storage.reading import SourceFile
 
 BLOCK_BYTES = 4 << 20
@@ -25,7 +25,7 @@ def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> It
     The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; of a remote
     one several are under way. A part's checksum comes when it has been read.
     """
-    blocks = _blocks(file, offset, sum(lengths))
+    blocks = (block for _, block in read_in_blocks(file, [(offset, sum(lengths))], BLOCK_BYTES))
     block = memoryview(b"")
     for length in lengths:
         crc = 0
@@ -35,17 +35,6 @@ def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> It
             crc = zlib.crc32(piece, crc)
             length -= len(piece)
         yield crc
-
-
-def _blocks(file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
-    if not file.location.is_local:
-        yield from (memoryview(piece) for _, piece in read_ahead(file, [(offset, length)]))
-        return
-    buffer = memoryview(bytearray(BLOCK_BYTES))
-    for start in range(0, length, BLOCK_BYTES):
-        block = buffer[: min(BLOCK_BYTES, length - start)]
-        file.read_into(offset + start, block)
-        yield block
 
 
 def combine_crc32(left: int, right: int, right_bytes: int) -> int:

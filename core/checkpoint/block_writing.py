@@ -1,4 +1,4 @@
-"""Writing of one checkpoint file from contents that come in order, a block at a time."""
+"""Writes a checkpoint file from blocks of its contents that arrive in the file's order."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from reshard.core.checkpoint.encryption import opening
 from reshard.core.checkpoint.formats.any_format import plan_file
 from reshard.core.checkpoint.formats.running_crc import RunningCrc, is_crc_in_header, running_crc
-from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
+from reshard.core.checkpoint.model import CheckpointFormat, Content, FilePlan, OutputEntry
 from reshard.core.errors import InputError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.keys import Key
@@ -16,19 +16,19 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import OutputFile, takes_rewriting
 
 Blocks = Callable[[Sequence[Content]], Iterator[memoryview]]
-"""The bytes of contents, in their order; no block has bytes of two of them."""
+"""Returns the bytes of contents, in their order, in blocks of one content each."""
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file is to be.
+    """The kind of a file to write.
 
     Attributes:
         format: its format.
         with_crc: whether it carries a CRC-32.
-        redundancy_removed: whether slices that ranks share are in some ranks' files only, as a .safetensors file says;
-            None: it says nothing.
-        key: what it is encrypted with, if it is.
+        redundancy_removed: the mark in a .safetensors file that only some ranks' files hold the slices that ranks
+            share; None: no mark.
+        key: the key to encrypt it with, if any.
     """
 
     format: CheckpointFormat
@@ -38,12 +38,12 @@ class FileKind:
 
 
 def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[OutputEntry], blocks: Blocks) -> None:
-    """Writes a checkpoint file, which appears when it is whole; as MindSpore's, only its owner may read it.
+    """Write a checkpoint file, which appears when it is whole; like MindSpore's, only its owner may read it.
 
     Raises:
         CheckpointError: the format cannot hold an entry, or two have the same name.
-        InputError: the storage cannot take a CRC that stands at the beginning of the file.
-        StorageError: it cannot be written.
+        InputError: the storage cannot take a CRC at the beginning of the file.
+        StorageError: the file cannot be written.
     """
     changes_beginning = kind.with_crc and is_crc_in_header(kind.format)
     if changes_beginning and not takes_rewriting(location):
@@ -51,22 +51,29 @@ def write_checkpoint(location: Location, kind: FileKind, entries: Sequence[Outpu
     plan = plan_file(kind.format, entries, redundancy_removed=kind.redundancy_removed, with_crc=kind.with_crc)
     crc = running_crc(kind.format, plan, entries)
     contents = [segment for segment in plan.segments if isinstance(segment, Content)]
-    coming = blocks(contents)
-    upload = UploadBuffers(keeps_first=changes_beginning)
-    with opening.write_checkpoint(location, kind.key, upload) as file:
-        for segment in plan.segments:
-            if isinstance(segment, bytes):
-                _write(file, crc, memoryview(segment), None)
-                continue
-            left = segment.stop - segment.start
-            while left:
-                block = next(coming)
-                _write(file, crc, block, segment.name)
-                left -= len(block)
-        if crc is not None:
-            crc.put_into(file)
+    with opening.write_checkpoint(location, kind.key, UploadBuffers(keeps_first=changes_beginning)) as file:
+        write_segments(file, plan, crc, blocks(contents))
     if location.is_local:
         os.chmod(location.path, stat.S_IRUSR)
+
+
+def write_segments(file: OutputFile, plan: FilePlan, crc: RunningCrc | None, blocks: Iterator[memoryview]) -> None:
+    """Write a planned file, and its CRC if it has one; `blocks` are those of its contents, in order.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    for segment in plan.segments:
+        if isinstance(segment, bytes):
+            _write(file, crc, memoryview(segment), None)
+            continue
+        left = segment.stop - segment.start
+        while left:
+            block = next(blocks)
+            _write(file, crc, block, segment.name)
+            left -= len(block)
+    if crc is not None:
+        crc.put_into(file)
 
 
 def _write(file: OutputFile, crc: RunningCrc | None, block: memoryview, name: str | None) -> None:
