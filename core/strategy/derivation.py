@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reshard.core.errors import LayoutError, StrategyError
-from reshard.core.runtime.wording import counted
+from reshard.core.errors import LayoutError, StrategyError, raise_problems
+from reshard.core.runtime.wording import counted, listed
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.optimizer_shards import (
     has_optimizer_shard,
@@ -25,9 +25,8 @@ from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.tensor.slices import Shape
 
-_MOST_TOLD = 12
 _ASSUMED_ITEMSIZE = 4
-_LARGEST = 1 << 20
+_MAX_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -84,51 +83,51 @@ def facts_from_strategy(source: Strategy) -> dict[str, TensorFacts]:
     }
 
 
-def derive_strategy(source: Strategy, wish: TargetJob, facts: Mapping[str, TensorFacts]) -> DerivedStrategy:
+def derive_strategy(source: Strategy, job: TargetJob, facts: Mapping[str, TensorFacts]) -> DerivedStrategy:
     """The strategy of a job, like that of another; `facts` are of those parameters of which they are known.
 
     Raises:
         StrategyError: the source does not tell what is asked for, or parameters do not divide; names all of them.
     """
-    _check_sizes(wish)
+    _check_sizes(job)
     names = source.parameters
-    rules = _rules_of(wish.cuts, names)
+    rules = _rules_of(job.cuts, names)
     layouts = [(name, layout) for stage in source.stages for name, layout in stage.layouts.items()]
     try:
         roles = device_roles([each for each in layouts if each[0] not in rules], source.devices_per_stage)
     except LayoutError as error:
         raise StrategyError(f"{source.origin}: {error}") from error
-    rescaler = Rescaler(roles, wish.data_parallel, wish.model_parallel, bool(rules))
+    rescaler = Rescaler(roles, job.data_parallel, job.model_parallel, bool(rules))
     rescaler.check(source.origin)
-    staging = assign_stages(source, wish.pipeline, wish.layers, [parse_place(text) for text in wish.places])
-    sharder = _Sharder(source, wish, facts)
-    stages = _made_stages(source, staging, rescaler, sharder, rules, facts, wish)
+    staging = assign_stages(source, job.pipeline, job.layers, [parse_place(text) for text in job.places])
+    sharder = _OptimizerSharder(source, job, facts)
+    stages = _derive_stages(source, staging, rescaler, sharder, rules, facts, job)
     unchecked = len({name for stage in stages for name in stage.layouts} - facts.keys())
     notes = (
         *staging.notes,
         *rescaler.notes,
         *sharder.notes,
-        *_unchecked_note(unchecked, len(names), wish.optimizer_parallel),
+        *_unchecked_note(unchecked, len(names), job.optimizer_parallel),
     )
     origin = f"a strategy like {source.origin}"
     return DerivedStrategy(Strategy(stages, origin), roles, staging, unchecked, notes)
 
 
-def _made_stages(
+def _derive_stages(
     source: Strategy,
     staging: Staging,
     rescaler: Rescaler,
-    sharder: "_Sharder",
+    sharder: "_OptimizerSharder",
     rules: Mapping[str, CutRule],
     facts: Mapping[str, TensorFacts],
-    wish: TargetJob,
+    job: TargetJob,
 ) -> tuple[StageStrategy, ...]:
     """The stages' layouts."""
     problems: dict[str, dict[str, None]] = {}
     stages = []
-    for number, held in enumerate(staging.held):
+    for number, sources in enumerate(staging.sources):
         made: dict[str, ParameterLayout] = {}
-        for name, like in held.items():
+        for name, like in sources.items():
             layout = source.stages[like].layouts[name]
             shape = facts[name].shape if name in facts else None
             try:
@@ -139,31 +138,30 @@ def _made_stages(
             except LayoutError as error:
                 problems.setdefault(str(error), {})[name] = None
         stages.append(StageStrategy(number, made))
-    if problems:
-        heading = (
-            f"{source.origin}: cannot be made over into data parallel {wish.data_parallel} x model parallel "
-            f"{wish.model_parallel}"
-        )
-        lines = [f"{error}: {_named([*of_error])}" for error, of_error in problems.items()]
-        raise StrategyError("\n  - ".join([heading, *lines]))
+    raise_problems(
+        StrategyError,
+        f"{source.origin}: cannot be converted to data parallel {job.data_parallel} x model parallel "
+        f"{job.model_parallel}",
+        [f"{error}: {listed([*map(repr, names)])}" for error, names in problems.items()],
+    )
     return tuple(stages)
 
 
-def _check_sizes(wish: TargetJob) -> None:
+def _check_sizes(job: TargetJob) -> None:
     for option, number in (
-        ("--data-parallel", wish.data_parallel),
-        ("--model-parallel", wish.model_parallel),
-        ("--pipeline", wish.pipeline),
+        ("--data-parallel", job.data_parallel),
+        ("--model-parallel", job.model_parallel),
+        ("--pipeline", job.pipeline),
     ):
-        if not 1 <= number <= _LARGEST:
-            raise StrategyError(f"{option} {number}: it has to be a number from 1 to {_LARGEST}")
+        if not 1 <= number <= _MAX_SIZE:
+            raise StrategyError(f"{option} {number}: it has to be a number from 1 to {_MAX_SIZE}")
 
 
-class _Sharder:
+class _OptimizerSharder:
     """Decides which parameters optimizer parallel cuts, and keeps count of those that it cannot."""
 
-    def __init__(self, source: Strategy, wish: TargetJob, facts: Mapping[str, TensorFacts]) -> None:
-        self._wish = wish
+    def __init__(self, source: Strategy, job: TargetJob, facts: Mapping[str, TensorFacts]) -> None:
+        self._job = job
         self._facts = facts
         self._names = source.parameters
         # of several stages' the lowest one's
@@ -174,7 +172,7 @@ class _Sharder:
             for layout in stage.layouts.values()
             if has_optimizer_shard(layout)
         }
-        self._told = bool(sizes)
+        self._has_shards = bool(sizes)
         # a limit is one for all of a job
         self._size = max(sizes, default=ALL_REPEATED_AXES)
         self._whole: dict[str, None] = {}
@@ -183,9 +181,9 @@ class _Sharder:
 
     def sharded(self, name: str, like: ParameterLayout, base: ParameterLayout) -> ParameterLayout:
         """The layout with its optimizer shard, if it gets one."""
-        if not self._wish.optimizer_parallel:
+        if not self._job.optimizer_parallel:
             return base
-        if self._told and without_optimizer_shard(like) == base:
+        if self._has_shards and without_optimizer_shard(like) == base:
             return replace(like, tensor_shape=base.tensor_shape)
         size = self._size_for(name, like)
         if size is None:
@@ -204,11 +202,11 @@ class _Sharder:
             return self._size_like(like)
         owner = owner_of(name, self._names)
         of_owner = self._layouts.get(owner, like)
-        if self._told and has_optimizer_shard(of_owner):
+        if self._has_shards and has_optimizer_shard(of_owner):
             return self._size_like(of_owner)
         facts = self._facts.get(owner) or self._facts.get(name)
         shape = facts.shape if facts else None
-        if self._told and with_optimizer_shard(of_owner, shape, self._size) is not None:
+        if self._has_shards and with_optimizer_shard(of_owner, shape, self._size) is not None:
             return None  # it could have been cut: the network decided, and its states follow
         if facts is None:
             raise LayoutError(
@@ -218,7 +216,7 @@ class _Sharder:
         if facts.dtype is None:
             self._assumed = True
         size_bytes = math.prod(facts.shape) * (facts.dtype.itemsize if facts.dtype else _ASSUMED_ITEMSIZE)
-        return self._size if size_bytes >= self._wish.optimizer_threshold_bytes else None
+        return self._size if size_bytes >= self._job.optimizer_threshold_bytes else None
 
     def _size_like(self, layout: ParameterLayout) -> int:
         size = scaled_shard_size(layout)
@@ -232,8 +230,7 @@ class _Sharder:
         if self._whole:
             notes.append(
                 f"optimizer parallel leaves {counted(len(self._whole), 'parameter')} as they are, as MindSpore does, "
-                f"since axis 0 does not divide or there is one copy only: {', '.join([*self._whole][:4])}"
-                f"{', …' if len(self._whole) > 4 else ''}"
+                f"since axis 0 does not divide or there is one replica only: {listed([*self._whole], 4)}"
             )
         if self._all_copies:
             sizes = ", ".join(map(str, sorted(self._all_copies)))
@@ -259,11 +256,6 @@ def _rules_of(texts: Sequence[str], names: frozenset[str]) -> dict[str, CutRule]
             raise StrategyError(f"--cut {text}: no parameter's name fits {rule.pattern!r}")
         rules |= dict.fromkeys(fitting, rule)
     return rules
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
-    return f"{', '.join(map(repr, names[:_MOST_TOLD]))}{more}"
 
 
 def _unchecked_note(unchecked: int, count: int, optimizer_parallel: bool) -> Iterable[str]:

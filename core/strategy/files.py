@@ -35,16 +35,10 @@ def read_strategy(url: str) -> Strategy:
         StorageError: the storage failed in a way that may go away.
     """
     location = parse_url(url)
-    try:
+    with storage_errors_as_strategy():
         if _is_directory(location):
             return read_strategies(_list_files(location), str(location))
         return _parse(_read_file(location), location)
-    except StorageError as error:
-        if error.transient:
-            raise
-        raise StrategyError(str(error)) from error
-    except CheckpointError as error:  # what the storage raises for a file that shrinks while being read
-        raise StrategyError(str(error)) from error
 
 
 def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
@@ -78,10 +72,10 @@ def stages_beside(url: str) -> Iterator[int]:
     Raises:
         StorageError: the storage failed in a way that may go away.
     """
-    with _passed_over():
+    with _skip_unusable():
         # the last first: ranks are in the names, and the last stage's rarely are stage 0's
         for location in reversed(_list_files(parse_url(url).parent)):
-            with _passed_over():
+            with _skip_unusable():
                 strategy = read_strategy(str(location))
                 if not strategy.merged:
                     yield strategy.stages[0].stage
@@ -99,13 +93,22 @@ def write_strategy(strategy: Strategy, url: str) -> None:
 
 
 @contextmanager
-def _passed_over() -> Iterator[None]:
-    with suppress(StrategyError, LimitError):
-        try:
-            yield
-        except StorageError as error:
-            if error.transient:
-                raise
+def storage_errors_as_strategy() -> Iterator[None]:
+    """Turn permanent storage errors into StrategyErrors."""
+    try:
+        yield
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise StrategyError(str(error)) from error
+    except CheckpointError as error:  # raised by the storage for a file that shrinks while being read
+        raise StrategyError(str(error)) from error
+
+
+@contextmanager
+def _skip_unusable() -> Iterator[None]:
+    with suppress(StrategyError, LimitError), storage_errors_as_strategy():
+        yield
 
 
 def _is_json(location: Location) -> bool:

@@ -4,15 +4,17 @@ from collections.abc import Iterable, Sequence
 
 from google.protobuf.message import DecodeError
 
-from reshard.core.errors import CheckpointError, StorageError, StrategyError
+from reshard.core.errors import StrategyError
 from reshard.core.runtime.metadata import check_metadata, load_json, protobuf_bytes
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.files import storage_errors_as_strategy
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
 MAX_FILE_BYTES = 64 << 20
 # ranks are enumerated, so a number of them must be believed before it is acted on
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that hold the same, together; every rank in one group, groups and ranks in ascending order."""
@@ -34,10 +36,9 @@ def read_groups(urls: Iterable[str]) -> Groups:
             seen[rank] = group
     missing = [rank for rank in range(max(seen, default=0)) if rank not in seen]
     if missing:
-        told = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
         raise StrategyError(
-            f"group info: ranks {told} are in no group. MindSpore's group file is one rank's and tells of its group "
-            "alone: name those of all ranks, by one --group-info each"
+            f"group info: ranks {listed([*map(str, missing)])} are in no group. MindSpore's group file describes the "
+            "group of one rank only: name the files of all ranks, by one --group-info each"
         )
     return tuple(sorted(groups))
 
@@ -48,9 +49,9 @@ def parse_groups(data: bytes, origin: str) -> Groups:
     for group in groups:
         if not group or len(set(group)) != len(group):
             raise StrategyError(f"{origin}: a group is {list(group)}: it has to have ranks, each once")
-        if max(group) >= _MOST_RANKS:
+        if max(group) >= _MAX_RANKS:
             raise StrategyError(
-                f"{origin}: has rank {max(group)}, beyond {_MOST_RANKS}: damaged, or another kind of file"
+                f"{origin}: has rank {max(group)}, beyond {_MAX_RANKS}: damaged, or another kind of file"
             )
     return tuple(tuple(sorted(group)) for group in groups)
 
@@ -69,14 +70,8 @@ def restore_ranks(data: bytes, origin: str) -> list[int]:
 
 
 def _read(location: Location) -> Groups:
-    try:
+    with storage_errors_as_strategy():
         return parse_groups(read_small_file(location, MAX_FILE_BYTES), str(location))
-    except CheckpointError as error:
-        raise StrategyError(str(error)) from error
-    except StorageError as error:
-        if error.transient:
-            raise
-        raise StrategyError(str(error)) from error
 
 
 def _from_json(data: bytes, origin: str) -> Sequence[Sequence[int]]:

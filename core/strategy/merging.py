@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from reshard.core.errors import StrategyError
+from reshard.core.runtime.wording import listed
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.layout import ParameterLayout
-
-_MOST_FILES_TOLD = 8
 
 
 def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
@@ -38,9 +37,8 @@ def split_strategy(strategy: Strategy) -> tuple[Strategy, ...]:
 def _check_complete(ordered: Sequence[Strategy]) -> None:
     for expected, strategy in enumerate(ordered):
         if strategy.stages[0].stage != expected:
-            found = [f"stage {each.stages[0].stage} in {each.origin}" for each in ordered[:_MOST_FILES_TOLD]]
-            more = " …" if len(ordered) > len(found) else ""
-            raise StrategyError(f"stage {expected} is missing; found {', '.join(found)}{more}")
+            found = [f"stage {each.stages[0].stage} in {each.origin}" for each in ordered]
+            raise StrategyError(f"stage {expected} is missing; found {listed(found)}")
 
 
 def _check_device_counts(ordered: Sequence[Strategy]) -> None:
@@ -55,7 +53,6 @@ def _check_device_counts(ordered: Sequence[Strategy]) -> None:
 
 def _check_equal(first: Strategy, second: Strategy) -> None:
     stage, other = first.stages[0], second.stages[0]
-    difference = None
     for name in [*stage.layouts, *other.layouts]:
         difference = _difference(stage.layouts.get(name), other.layouts.get(name))
         if difference:

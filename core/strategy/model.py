@@ -3,11 +3,12 @@
 Ranks are numbered stage by stage: a stage's first rank is its number times the devices per stage.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.errors import StrategyError
+from reshard.core.runtime.wording import listed
 from reshard.core.tensor.layout import ParameterLayout
 
 
@@ -49,8 +50,8 @@ class StageStrategy:
         if not by_count:
             raise StrategyError(f"stage {self.stage} has no parameter layouts")
         if len(by_count) > 1:
-            told = ", ".join(f"{count} for {name!r}" for count, name in sorted(by_count.items()))
-            raise StrategyError(f"the device matrices of stage {self.stage} give different device counts: {told}")
+            counts = ", ".join(f"{count} for {name!r}" for count, name in sorted(by_count.items()))
+            raise StrategyError(f"the device matrices of stage {self.stage} give different device counts: {counts}")
         return next(iter(by_count))
 
 
@@ -73,14 +74,16 @@ class Strategy:
         numbers = [stage.stage for stage in self.stages]
         complete = numbers == list(range(len(numbers)))
         if not numbers or not (complete or (len(numbers) == 1 and not self.merged)):
-            raise StrategyError(f"{self.origin}: holds stages {_told(numbers)}, not 0..n-1 without a hole")
+            raise StrategyError(
+                f"{self.origin}: holds stages [{listed([*map(str, numbers)], 16)}], not 0..n-1 without a hole"
+            )
         try:
             counts = {stage.device_count for stage in self.stages}
         except StrategyError as error:
             raise StrategyError(f"{self.origin}: {error}") from error
         if len(counts) > 1:
-            told = ", ".join(f"stage {stage.stage}: {stage.device_count}" for stage in self.stages)
-            raise StrategyError(f"{self.origin}: stages have different numbers of devices ({told})")
+            devices = ", ".join(f"stage {stage.stage}: {stage.device_count}" for stage in self.stages)
+            raise StrategyError(f"{self.origin}: stages have different numbers of devices ({devices})")
 
     @property
     def devices_per_stage(self) -> int:
@@ -110,7 +113,3 @@ class Strategy:
     def parameters(self) -> frozenset[str]:
         """Names of all parameters of all stages."""
         return frozenset(name for stage in self.stages for name in stage.layouts)
-
-
-def _told(numbers: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, numbers[:16]))}{', …' if len(numbers) > 16 else ''}]"

@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from reshard.core.runtime.wording import counted
+from reshard.core.runtime.wording import counted, listed
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
-
-_MOST_NAMED = 2
 
 NamedLayouts = Sequence[tuple[str, ParameterLayout]]
 """Parameters and their layouts; one that several stages hold is in it for each."""
@@ -98,15 +96,14 @@ class Roles:
         sizes: dict[frozenset[tuple[str, int]], int] = {}
         for axis in self.model_axes:
             sizes[axis.cuts] = sizes.get(axis.cuts, 1) * axis.size
-        told = []
+        kinds = []
         for cuts, size in sizes.items():
-            # what tells a kind from the others is what it alone cuts
+            # a kind is best described by what it alone cuts
             others = frozenset[tuple[str, int]]().union(*(other for other in sizes if other != cuts))
             named = sorted(cuts - others) or sorted(cuts)
-            names = ", ".join(f"{name!r} along axis {axis}" for name, axis in named[:_MOST_NAMED])
-            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            told.append(f"{counted(size, 'device')} {'cuts' if size == 1 else 'cut'} {names}{more}")
-        return f"different devices cut different parameters: {'; '.join(told)}"
+            names = listed([f"{name!r} along axis {axis}" for name, axis in named], 2)
+            kinds.append(f"{counted(size, 'device')} {'cuts' if size == 1 else 'cut'} {names}")
+        return f"different devices cut different parameters: {'; '.join(kinds)}"
 
 
 def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:

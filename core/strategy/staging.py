@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from reshard.core.errors import StrategyError
-from reshard.core.runtime.wording import counted, ranks_text
+from reshard.core.runtime.wording import counted, listed, ranks_text
 from reshard.core.strategy.model import Strategy
 
 _NUMBER = re.compile(r"(?:^|(?<=[._]))(?:(?:layers?|blocks?|h)_?)?([0-9]{1,6})(?=\.)")
@@ -23,7 +23,6 @@ _STATE_WORDS = frozenset(
 _FIRST = re.compile(r"embed|wte\b|wpe\b|\btok_")
 _LAST = re.compile(r"head|norm|ln_f|logits|output")
 _PLACES = ("first", "last", "all")
-_MOST_TOLD = 8
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,12 @@ class Staging:
     """Who holds what.
 
     Attributes:
-        held: per stage its parameters, each with the source's stage whose layout it is to be like.
+        sources: per stage its parameters, each with the source's stage whose layout it is to be like.
         layers: per stage its layers, in words: `0-11`.
         notes: sentences on what was assumed.
     """
 
-    held: tuple[Mapping[str, int], ...]
+    sources: tuple[Mapping[str, int], ...]
     layers: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -118,17 +117,19 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
         stages |= _beside_layers(
             [name for name in names if name not in stages], known, sources, len(source.stages), stage_count, notes
         )
-    held = tuple(
-        {name: _like(sources[name], stage, stages[name]) for name in names if stage in stages[name]}
+    source_stages = tuple(
+        {name: _source_stage(sources[name], stage, stages[name]) for name in names if stage in stages[name]}
         for stage in range(stage_count)
     )
-    empty = [stage for stage, of_stage in enumerate(held) if not of_stage]
+    empty = [stage for stage, of_stage in enumerate(source_stages) if not of_stage]
     if empty:
-        which = f"stage{'' if len(empty) == 1 else 's'} {_listed(list(map(str, empty)))}"
+        which = f"stage{'' if len(empty) == 1 else 's'} {listed(list(map(str, empty)))}"
         why = ": --place moves all whose names fit, those of layers, too" if rules else ""
         raise StrategyError(f"{source.origin}: {which} would hold no parameter{why}")
-    texts = tuple(_layers_text({layer for name in of_stage if (layer := layer_of[name])}, ordered) for of_stage in held)
-    return Staging(held, texts, tuple(notes))
+    texts = tuple(
+        _layers_text({layer for name in of_stage if (layer := layer_of[name])}, ordered) for of_stage in source_stages
+    )
+    return Staging(source_stages, texts, tuple(notes))
 
 
 _Layer = tuple[str, int]
@@ -251,7 +252,7 @@ def _beside_layers(
     placed: dict[str, tuple[int, ...]] = {}
     by_name: list[str] = []
     in_both: list[str] = []
-    untold: list[str] = []
+    unplaced: list[str] = []
     for name in names:
         where = sources[name]
         if stage_count == 1:
@@ -262,37 +263,37 @@ def _beside_layers(
                 in_both.append(name)
         elif source_count > 1 and len(where) == source_count:
             placed[name] = tuple(range(stage_count))
-        elif source_count == 1 and (told := _told_by_name(owner_of(name, known))):
-            placed[name] = (0,) if told == "first" else (last,)
+        elif source_count == 1 and (end := _stage_by_name(owner_of(name, known))):
+            placed[name] = (0,) if end == "first" else (last,)
             if owner_of(name, known) == name:
-                by_name.append(f"{name} in the {told} stage")
+                by_name.append(f"{name} in the {end} stage")
         else:
-            untold.append(name)
-    if untold:
+            unplaced.append(name)
+    if unplaced:
         raise StrategyError(
-            f"which stages hold {_listed(list(map(repr, untold)))} cannot be told: they are of no layer, and in no "
+            f"which stages hold {listed(list(map(repr, unplaced)))} cannot be told: they are of no layer, and in no "
             "stage that says it. Say it with --place PATTERN=first, =last, =first,last or =all"
         )
     if in_both:
         notes.append(
-            f"in both of the source's stages, so taken to be in the first and the last: {_listed(in_both)}. If all "
+            f"in both of the source's stages, so taken to be in the first and the last: {listed(in_both)}. If all "
             "stages hold one of these, as they do tables of positions, say so: --place PATTERN=all"
         )
     if by_name:
         notes.append(
-            f"told by their names, since the source has one stage: {_listed(by_name)}. If embeddings are tied, or one "
+            f"told by their names, since the source has one stage: {listed(by_name)}. If embeddings are tied, or one "
             "of these is elsewhere, say so: --place PATTERN=first,last"
         )
     return placed
 
 
-def _told_by_name(name: str) -> str:
+def _stage_by_name(name: str) -> str:
     if _FIRST.search(name):
         return "first"
     return "last" if _LAST.search(name) else ""
 
 
-def _like(sources: Sequence[int], stage: int, stages: Sequence[int]) -> int:
+def _source_stage(sources: Sequence[int], stage: int, stages: Sequence[int]) -> int:
     """Which of the source's stages a parameter's layout is taken from."""
     if stage in sources and len(sources) == len(stages):
         return stage
@@ -307,8 +308,3 @@ def _layers_text(layers: set[_Layer], ordered: Sequence[_Layer]) -> str:
         if numbers:
             texts.append(ranks_text(numbers) if len(stacks) == 1 else f"{stack}{ranks_text(numbers)}")
     return ", ".join(texts)
-
-
-def _listed(items: Sequence[str]) -> str:
-    more = f" and {len(items) - _MOST_TOLD} more" if len(items) > _MOST_TOLD else ""
-    return f"{', '.join(items[:_MOST_TOLD])}{more}"

@@ -117,7 +117,7 @@ def test_what_does_not_divide_is_named() -> None:
     with pytest.raises(StrategyError) as error:
         derived(strategy(NETWORK), 1, 5, 1)
     assert str(error.value).splitlines() == [
-        "src: cannot be made over into data parallel 1 x model parallel 5",
+        "src: cannot be converted to data parallel 1 x model parallel 5",
         "  - axis 0 has 24 elements, which 5 devices cannot share evenly: 'l.0.wq', 'adam_m.l.0.wq'",
         "  - axis 1 has 24 elements, which 5 devices cannot share evenly: 'l.0.wo'",
     ]

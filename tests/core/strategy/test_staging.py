@@ -22,7 +22,7 @@ def staged(source: Strategy, count: int, layers: str = "", *places: str) -> Stag
 
 
 def names(staging: Staging) -> list[str]:
-    return [" ".join(sorted(held)) for held in staging.held]
+    return [" ".join(sorted(held)) for held in staging.sources]
 
 
 TWO = strategy("embed l.0.w l.1.w", "l.2.w l.3.w norm head")
@@ -33,8 +33,8 @@ def test_more_stages() -> None:
     staging = staged(TWO, 4)
     assert names(staging) == ["embed l.0.w", "l.1.w", "l.2.w", "head l.3.w norm"]
     assert staging.layers == ("0", "1", "2", "3")
-    assert staging.held[1] == {"l.1.w": 0}
-    assert staging.held[3] == {"l.3.w": 1, "norm": 1, "head": 1}
+    assert staging.sources[1] == {"l.1.w": 0}
+    assert staging.sources[3] == {"l.3.w": 1, "norm": 1, "head": 1}
 
 
 def test_one_stage() -> None:
@@ -85,7 +85,7 @@ def test_wrong_layers(layers: str, message: str) -> None:
 def test_tied_embeddings_stay_in_the_first_and_the_last_stage() -> None:
     tied = strategy("embed l.0.w", "l.1.w", "l.2.w embed")
     assert names(staged(tied, 2)) == ["embed l.0.w l.1.w", "embed l.2.w"]
-    assert [held.get("embed") for held in staged(tied, 3).held] == [0, None, 2]
+    assert [held.get("embed") for held in staged(tied, 3).sources] == [0, None, 2]
     assert names(staged(tied, 1)) == ["embed l.0.w l.1.w l.2.w"]
 
 
