@@ -1,7 +1,8 @@
-"""A strategy for other numbers of devices, derived from one that the network was compiled to.
+"""Derives a strategy for other numbers of devices from one that the network was compiled to.
 
-What the network decides is kept: which tensor axes of which parameters model parallel cuts, which parameters pipeline
-stages share, which ones optimizer parallel cuts. What a job decides is changed: how many devices there are for each.
+The network decides, and so this keeps: which tensor axes of which parameters model parallel shards, which parameters
+pipeline stages share, which ones optimizer parallel shards. The job decides, and so this changes: the number of devices
+for each kind of parallelism.
 """
 
 import math
@@ -31,17 +32,17 @@ _MAX_SIZE = 1 << 20
 
 @dataclass(frozen=True)
 class TargetJob:
-    """The job that a strategy is made for.
+    """The job that a strategy is derived for.
 
     Attributes:
-        data_parallel: copies of the model in each stage; context parallel is among them.
-        model_parallel: devices that share each copy.
-        pipeline: stages.
-        optimizer_parallel: whether the copies share parameters and optimizer states.
-        optimizer_threshold_bytes: smaller parameters are not shared so, where the source does not tell.
-        layers: each stage's layers, `0-11,12-23`; empty: evenly.
-        cuts: rules `PATTERN=AXIS` for what model parallel cuts, in place of what the source says.
-        places: rules `PATTERN=first` for who holds what is of no layer.
+        data_parallel: replicas of the model in each stage, context parallel included.
+        model_parallel: devices that share one replica.
+        pipeline: number of pipeline stages.
+        optimizer_parallel: shard parameters and optimizer states over the replicas.
+        optimizer_threshold_bytes: smaller parameters are not sharded over replicas, unless the source shows it.
+        layers: layers of each stage, `0-11,12-23`; empty: evenly.
+        cuts: rules `PATTERN=AXIS` for model parallel, which override the source.
+        places: rules `PATTERN=first` for the stages of parameters that belong to no layer.
     """
 
     data_parallel: int
@@ -56,7 +57,7 @@ class TargetJob:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What is known of a whole tensor; the dtype only if there is a checkpoint."""
+    """Shape of a whole tensor, and its dtype if a checkpoint is at hand."""
 
     shape: Shape
     dtype: DType | None = None
@@ -64,7 +65,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class DerivedStrategy:
-    """A derived strategy, and what is to be said of it."""
+    """A derived strategy, how it came about, and notes for the user; `unchecked` counts parameters of unknown shape."""
 
     strategy: Strategy
     roles: Roles
@@ -74,7 +75,7 @@ class DerivedStrategy:
 
 
 def facts_from_strategy(source: Strategy) -> dict[str, TensorFacts]:
-    """The shapes that a JSON strategy tells."""
+    """Return the tensor shapes in a JSON strategy."""
     return {
         name: TensorFacts(layout.tensor_shape)
         for stage in source.stages
@@ -84,10 +85,10 @@ def facts_from_strategy(source: Strategy) -> dict[str, TensorFacts]:
 
 
 def derive_strategy(source: Strategy, job: TargetJob, facts: Mapping[str, TensorFacts]) -> DerivedStrategy:
-    """The strategy of a job, like that of another; `facts` are of those parameters of which they are known.
+    """Derive a job's strategy from another one; `facts` describe the parameters whose shapes are known.
 
     Raises:
-        StrategyError: the source does not tell what is asked for, or parameters do not divide; names all of them.
+        StrategyError: the source lacks information, or parameters do not divide; lists all of them.
     """
     _check_sizes(job)
     names = source.parameters
@@ -122,7 +123,7 @@ def _derive_stages(
     facts: Mapping[str, TensorFacts],
     job: TargetJob,
 ) -> tuple[StageStrategy, ...]:
-    """The stages' layouts."""
+    """Derive the layouts of all stages, collecting the problems of all parameters."""
     problems: dict[str, dict[str, None]] = {}
     stages = []
     for number, sources in enumerate(staging.sources):
@@ -158,13 +159,13 @@ def _check_sizes(job: TargetJob) -> None:
 
 
 class _OptimizerSharder:
-    """Decides which parameters optimizer parallel cuts, and keeps count of those that it cannot."""
+    """Decides which parameters optimizer parallel shards, and records what to tell the user."""
 
     def __init__(self, source: Strategy, job: TargetJob, facts: Mapping[str, TensorFacts]) -> None:
         self._job = job
         self._facts = facts
         self._names = source.parameters
-        # of several stages' the lowest one's
+        # the lowest stage wins
         self._layouts = {name: layout for stage in reversed(source.stages) for name, layout in stage.layouts.items()}
         sizes = {
             scaled_shard_size(layout)
@@ -173,14 +174,14 @@ class _OptimizerSharder:
             if has_optimizer_shard(layout)
         }
         self._has_shards = bool(sizes)
-        # a limit is one for all of a job
+        # a job has one limit
         self._size = max(sizes, default=ALL_REPEATED_AXES)
         self._whole: dict[str, None] = {}
         self._assumed = False
-        self._all_copies: set[int] = set()
+        self._all_replicas: set[int] = set()
 
     def sharded(self, name: str, like: ParameterLayout, base: ParameterLayout) -> ParameterLayout:
-        """The layout with its optimizer shard, if it gets one."""
+        """Return the layout, with an optimizer shard if the parameter gets one."""
         if not self._job.optimizer_parallel:
             return base
         if self._has_shards and without_optimizer_shard(like) == base:
@@ -189,7 +190,7 @@ class _OptimizerSharder:
         if size is None:
             return base
         if size == ALL_REPEATED_AXES and 0 < like.optimizer_shard_size < replica_count(base):
-            self._all_copies.add(like.optimizer_shard_size)
+            self._all_replicas.add(like.optimizer_shard_size)
         shape = self._facts[name].shape if name in self._facts else None
         cut = with_optimizer_shard(base, shape, size)
         if cut is None:
@@ -197,7 +198,7 @@ class _OptimizerSharder:
         return cut or base
 
     def _size_for(self, name: str, like: ParameterLayout) -> int | None:
-        """Into how many pieces an optimizer shard should cut a parameter, -1 for all copies; None: it should not."""
+        """Return the number of optimizer shards of a parameter, -1 for one per replica; None if it is not sharded."""
         if has_optimizer_shard(like):
             return self._size_like(like)
         owner = owner_of(name, self._names)
@@ -207,10 +208,10 @@ class _OptimizerSharder:
         facts = self._facts.get(owner) or self._facts.get(name)
         shape = facts.shape if facts else None
         if self._has_shards and with_optimizer_shard(of_owner, shape, self._size) is not None:
-            return None  # it could have been cut: the network decided, and its states follow
+            return None  # it could have been sharded: the network decided against it, also for its states
         if facts is None:
             raise LayoutError(
-                "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not tell. "
+                "whether optimizer parallel cuts a parameter depends on its shape, which this strategy does not have. "
                 "Name a checkpoint of it with --checkpoint, or a JSON strategy"
             )
         if facts.dtype is None:
@@ -220,34 +221,33 @@ class _OptimizerSharder:
 
     def _size_like(self, layout: ParameterLayout) -> int:
         size = scaled_shard_size(layout)
-        # a parameter that has as few copies as the limit has it all the same
+        # the limit also holds for a parameter with exactly as many replicas
         return self._size if size == ALL_REPEATED_AXES < layout.optimizer_shard_size else size
 
     @property
     def notes(self) -> list[str]:
-        """What is to be said of it."""
         notes = []
         if self._whole:
             notes.append(
                 f"optimizer parallel leaves {counted(len(self._whole), 'parameter')} as they are, as MindSpore does, "
                 f"since axis 0 does not divide or there is one replica only: {listed([*self._whole], 4)}"
             )
-        if self._all_copies:
-            sizes = ", ".join(map(str, sorted(self._all_copies)))
+        if self._all_replicas:
+            sizes = ", ".join(map(str, sorted(self._all_replicas)))
             notes.append(
-                f"optimizer parallel cut parameters into {sizes} pieces, as many as there were copies, and now cuts "
-                "them into as many as there will be. If optimizer_weight_shard_size keeps the number, the job will not"
+                f"optimizer parallel cut parameters into {sizes} pieces, one per replica, and now cuts "
+                "them into one per new replica. If optimizer_weight_shard_size keeps the number, the job will not"
             )
         if self._assumed:
             notes.append(
-                "what optimizer parallel cuts was told by size, of 4 bytes a value since the strategy tells no dtypes; "
-                "--checkpoint would tell them"
+                "optimizer parallel's threshold was applied assuming 4 bytes a value, since the strategy has no "
+                "dtypes; --checkpoint provides them"
             )
         return notes
 
 
 def _rules_of(texts: Sequence[str], names: frozenset[str]) -> dict[str, CutRule]:
-    """Parameter -> the last of the rules that fit it, or the parameter that it is a state of."""
+    """Map each parameter to the last rule that matches it or the parameter whose optimizer state it is."""
     rules: dict[str, CutRule] = {}
     for text in texts:
         rule = parse_cut(text)

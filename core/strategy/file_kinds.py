@@ -1,7 +1,7 @@
-"""Telling from its first bytes what a file is that was given for a strategy and is none."""
+"""Guesses from a file's first bytes what it is, if it was given as a strategy and is none."""
 
 START_BYTES = 16
-"""How many bytes it takes."""
+"""Number of bytes needed for a guess."""
 
 _STARTS = {
     b"\x0a": "a checkpoint (.ckpt)",
@@ -15,14 +15,14 @@ _STARTS = {
 
 
 def guess_other_kind(start: bytes) -> str | None:
-    """What a file looks like that begins with `start` and is not a strategy; None if it might be one or is unknown."""
-    # before the others: a safetensors file begins with its header's length, whose bytes may be any
+    """Name the kind of file that begins with `start`; None if it may be a strategy or is unknown."""
+    # first of all: a safetensors file begins with its header's length, whose bytes may look like any other kind
     if start[8:9] == b"{" and start[7:8] == b"\0":
         return "a checkpoint (.safetensors)"
     return next((kind for magic, kind in _STARTS.items() if start.startswith(magic)), None)
 
 
 def guess_suffix(start: bytes) -> str:
-    """The end of a sentence "… is not a strategy": what it looks like instead, if that can be told."""
+    """Complete a sentence "… is not a strategy" with a guess at what it is, if there is one."""
     kind = guess_other_kind(start)
     return f"; it looks like {kind}" if kind else ""

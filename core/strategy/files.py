@@ -1,4 +1,4 @@
-"""Strategies where they are kept: a file, or a directory of the files that the ranks of a job wrote."""
+"""Reads and writes strategies: a single file, or a directory with one file per rank of a job."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,16 +23,15 @@ _MAX_FILE_BYTES = 128 << 20
 
 
 def read_strategy(url: str) -> Strategy:
-    """The strategy in a file, or merged from a directory's files.
+    """Read the strategy in a file, or merge those in a directory.
 
-    A file is JSON if its name ends in .json, else protobuf. All files of a directory but hidden ones are taken,
-    whatever their names; subdirectories are not. Several files of one stage must agree. A directory may also hold just
-    one merged strategy.
+    A file whose name ends in .json is JSON, any other protobuf. In a directory every file counts, whatever its name,
+    except hidden ones and subdirectories. Files of one stage must agree. A directory may also hold one merged strategy.
 
     Raises:
-        StrategyError: a file is missing, empty, not a strategy or contradicts itself; the files of a directory do not
-            make one strategy. Names the files.
-        StorageError: the storage failed in a way that may go away.
+        StrategyError: a file is missing, empty, no strategy or inconsistent; or the files of a directory do not form
+            one strategy. Names the files.
+        StorageError: a transient failure of the storage.
     """
     location = parse_url(url)
     with storage_errors_as_strategy():
@@ -42,14 +41,14 @@ def read_strategy(url: str) -> Strategy:
 
 
 def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
-    """The strategy that files make together, as those of a directory do; `origin` names them in messages.
+    """Read the strategy that files form together, as in a directory; `origin` names them in messages.
 
     Raises:
         StrategyError: as for a directory.
         StorageError: the storage failed.
     """
     _check_one_format(files)
-    # the ranks of a stage write the same bytes: each content is parsed once, under the first file's name
+    # the ranks of a stage write the same bytes: parse each content once, under the first file's name
     first_with: dict[bytes, Location] = {}
     with parsing(origin) as parse:
         for location, data in _read_all(files):
@@ -60,20 +59,20 @@ def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
     if len(strategies) == 1 and strategies[0].merged:
         return replace(strategies[0], origin=origin)
     for strategy in strategies:
-        _check_stage_told(strategy)
+        _check_stage_known(strategy)
     return replace(merge_strategies(strategies), origin=origin)
 
 
 def stages_beside(url: str) -> Iterator[int]:
-    """The stages whose own strategies are in the directory of a strategy file, that file's among them.
+    """Yield the stages whose own strategies are in the directory of a strategy file, its own included.
 
-    What is no such strategy, or cannot be read, is passed over.
+    Skips files that are unreadable or no stage's own strategy.
 
     Raises:
-        StorageError: the storage failed in a way that may go away.
+        StorageError: a transient failure of the storage.
     """
     with _skip_unusable():
-        # the last first: ranks are in the names, and the last stage's rarely are stage 0's
+        # last name first: names contain ranks, and the last ones are rarely stage 0's
         for location in reversed(_list_files(parse_url(url).parent)):
             with _skip_unusable():
                 strategy = read_strategy(str(location))
@@ -82,11 +81,11 @@ def stages_beside(url: str) -> Iterator[int]:
 
 
 def write_strategy(strategy: Strategy, url: str) -> None:
-    """Writes a strategy file, JSON if its name ends in .json, else protobuf.
+    """Write a strategy file: JSON if its name ends in .json, else protobuf.
 
     Raises:
-        StrategyError: the format cannot hold it, or a layout is impossible.
-        StorageError: it cannot be written.
+        StrategyError: the format cannot represent it, or a layout is impossible.
+        StorageError: the file cannot be written.
     """
     location = parse_url(url)
     write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
@@ -120,7 +119,7 @@ def _parse(data: bytes, location: Location) -> Strategy:
 
 
 def _is_directory(location: Location) -> bool:
-    """Whether it is a directory; if not, it is a file. Links are followed."""
+    """True for a directory, False for a file; follows links."""
     kind = file_info(location, "read the strategy")["type"]
     # opening a pipe would wait for a writer, and a device may never end
     if kind not in ("file", "directory"):
@@ -147,10 +146,10 @@ def _list_files(directory: Location) -> list[Location]:
     files = []
     for entry in list_folder(directory, "list the strategy files"):
         location = Location(directory.fs, str(entry["name"]).rstrip("/"))
-        # an object store may list the directory's own marker, an object of no bytes
+        # an object store may list the directory's own marker, an empty object
         if location.name.startswith(".") or location.path == directory.path:
             continue
-        # a listing follows no links: what is neither file nor directory in it has to be looked at
+        # a listing follows no links: look at entries that are neither files nor directories
         if entry["type"] == "file" or (entry["type"] != "directory" and not _is_directory(location)):
             files.append(location)
     if not files:
@@ -166,8 +165,8 @@ def _check_one_format(files: Sequence[Location]) -> None:
     if json and len(json) < len(files):
         other = next(location for location in files if not _is_json(location))
         raise StrategyError(
-            f"JSON and protobuf strategies are mixed in one directory: {json[0]} and {other}; in such a directory "
-            "there may be the ranks' strategy files alone"
+            f"JSON and protobuf strategies are mixed in one directory: {json[0]} and {other}; such a directory "
+            "may hold only the ranks' strategy files"
         )
 
 
@@ -175,9 +174,9 @@ def _read_all(files: Sequence[Location]) -> Iterator[tuple[Location, bytes]]:
     return zip(files, at_once(_read_file, files), strict=True)
 
 
-def _check_stage_told(strategy: Strategy) -> None:
+def _check_stage_known(strategy: Strategy) -> None:
     if not strategy.merged and not strategy.stages[0].operators:
         raise StrategyError(
-            f"{strategy.origin}: has no operator strategies, and they alone would say which stage it is of. "
+            f"{strategy.origin}: has no operator strategies, from which alone its stage would follow. "
             "If there is only one stage, give the file itself, not its directory"
         )

@@ -1,4 +1,4 @@
-"""Which ranks hold the same, said by files other than strategies: MindX's `group_info`, MindSpore's group files."""
+"""Reads groups of ranks with equal content from files other than strategies: MindX's `group_info`, MindSpore's own."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,19 +13,19 @@ from reshard.core.strategy.files import storage_errors_as_strategy
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
 MAX_FILE_BYTES = 64 << 20
-# ranks are enumerated, so a number of them must be believed before it is acted on
+# ranks get enumerated, so an implausible number is refused first
 _MAX_RANKS = 1 << 20
 
 Groups = tuple[tuple[int, ...], ...]
-"""Ranks that hold the same, together; every rank in one group, groups and ranks in ascending order."""
+"""Groups of ranks with equal content; every rank in one group, groups and ranks ascending."""
 
 
 def read_groups(urls: Iterable[str]) -> Groups:
-    """The groups of all these files together; every rank from 0 to the highest has to be in one.
+    """Read the groups in several files; every rank up to the highest must be in one.
 
     Raises:
-        StrategyError: a file is none, or they do not give every rank one group.
-        StorageError: the storage failed in a way that may go away.
+        StrategyError: a file is no group file, or a rank is in no group or in several.
+        StorageError: a transient failure of the storage.
     """
     groups = {group for url in urls for group in _read(parse_url(url))}
     seen: dict[int, tuple[int, ...]] = {}
@@ -44,7 +44,7 @@ def read_groups(urls: Iterable[str]) -> Groups:
 
 
 def parse_groups(data: bytes, origin: str) -> Groups:
-    """The groups in a file's bytes: JSON, a list of lists of ranks, or the protobuf file of a rank's group."""
+    """Parse a group file: a JSON list of lists of ranks, or the protobuf file of one rank's group."""
     groups = _from_json(data, origin) if data.lstrip()[:1] == b"[" else [restore_ranks(data, origin)]
     for group in groups:
         if not group or len(set(group)) != len(group):
@@ -57,7 +57,11 @@ def parse_groups(data: bytes, origin: str) -> Groups:
 
 
 def restore_ranks(data: bytes, origin: str) -> list[int]:
-    """The ranks of a MindSpore group file, any of whose checkpoint files its rank can be restored from."""
+    """Parse a MindSpore group file: the ranks from whose checkpoint files its rank can be restored.
+
+    Raises:
+        StrategyError: it is no such file.
+    """
     message = ParallelGroupMap()
     try:
         check_metadata(protobuf_bytes(data), origin)

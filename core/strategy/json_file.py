@@ -6,10 +6,10 @@
                               "opt_weight_shard_step": 0, "opt_weight_shard_size": 0
                               [, "param_split_shape": [..], "indices_offset": [..]]}}}
 
-What JSON cannot hold, protobuf being able to: a tensor axis cut by several device axes (refused), and two operators of
-one name (the first, of the lowest stage, is kept; MindSpore keeps the one it merges last; none of them matters to where
-data is). What protobuf cannot hold is `tensor_shape`. It is left out where it is not known: MindSpore's merging and
-conversion never read it, and its training side, which does, then says so; an invented one it would believe.
+Unlike protobuf, JSON cannot represent a tensor axis sharded by several device axes (refused), nor two operators of one
+name (the first one, of the lowest stage, is kept; MindSpore keeps the one that it merges last; neither affects where
+data is). Only JSON has `tensor_shape`. It is omitted where unknown: MindSpore's merging and conversion never read it,
+and its training reports that it is missing, but would believe an invented one.
 """
 
 import json
@@ -35,14 +35,17 @@ from reshard.core.tensor.slices import Shape
 
 
 class _UnsuitableError(ValueError):
-    """A value of another type or range than its place requires; the message says what stands where."""
+    """A value has the wrong type or range; the message says where."""
 
 
 def parse_json(data: bytes, origin: str) -> Strategy:
-    """The strategy in a JSON file's bytes; `origin` names the file in messages.
+    """Parse a JSON strategy; `origin` names the file in messages.
 
-    Keys that are not in the module's picture are passed over: MindSpore's newer versions write more of them, about
-    operators only.
+    Unknown keys are ignored: newer versions of MindSpore write more of them, all about operators.
+
+    Raises:
+        StrategyError: the file is empty, not JSON, malformed or inconsistent.
+        LimitError: parsing would exceed the memory limit.
     """
     if not data.strip():
         raise StrategyError(f"{origin}: is empty, not a strategy")
@@ -64,7 +67,11 @@ def parse_json(data: bytes, origin: str) -> Strategy:
 
 
 def build_json(strategy: Strategy) -> bytes:
-    """The bytes of a strategy's JSON file."""
+    """Return the bytes of a strategy's JSON file.
+
+    Raises:
+        StrategyError: JSON cannot represent the strategy, or a layout is impossible.
+    """
     records = list_records(strategy)
     operators: dict[str, object] = {}
     for operator in records.operators:
@@ -94,7 +101,7 @@ def _unique_object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     document = dict(pairs)
     if len(document) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise _UnsuitableError(f"{twice!r} stands twice in one object")
+        raise _UnsuitableError(f"{twice!r} occurs twice in one object")
     return document
 
 
@@ -149,14 +156,14 @@ def _build_layout(layout: ParameterLayout, where: str) -> dict[str, object]:
 
 
 def _check_flat(layout: ParameterLayout, where: str) -> None:
-    """A nested map is written flat where that means the same."""
+    """A nested map is written as a flat one where both mean the same."""
     if any(len(axes) > 1 for axes in layout.tensor_map):
         raise StrategyError(
             f"{where}: its tensor map {[list(axes) for axes in layout.tensor_map]} cuts a tensor axis by several "
             "device axes, which a JSON strategy cannot hold: write it under a name that does not end in .json"
         )
     try:
-        # flat maps have a rule on the optimizer shard's step that nested ones have not
+        # the optimizer shard's step has a rule for flat maps only
         replace(layout, nested=False).shard_grid(len(layout.tensor_map))
     except LayoutError as error:
         raise StrategyError(f"{where}: cannot be written as JSON: {error}") from error
@@ -170,13 +177,13 @@ def _required(item: Mapping[str, object], key: str, where: str = "") -> object:
 
 def _object(value: object, what: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise _UnsuitableError(f"{what} is {_told(value)}, not an object")
+        raise _UnsuitableError(f"{what} is {_shortened(value)}, not an object")
     return value
 
 
 def _list(value: object, what: str) -> list[object]:
     if not isinstance(value, list):
-        raise _UnsuitableError(f"{what} is {_told(value)}, not a list")
+        raise _UnsuitableError(f"{what} is {_shortened(value)}, not a list")
     return value
 
 
@@ -186,10 +193,10 @@ def _integers(value: object, what: str) -> Shape:
 
 def _integer(value: object, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _UnsuitableError(f"{what} is {_told(value)}, not an integer")
+        raise _UnsuitableError(f"{what} is {_shortened(value)}, not an integer")
     return value
 
 
-def _told(value: object) -> str:
+def _shortened(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:59] + "…"

@@ -1,4 +1,4 @@
-"""One strategy from the strategies of its pipeline stages, and back."""
+"""Merges the strategies of pipeline stages into one, and splits them again."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -10,9 +10,13 @@ from reshard.core.tensor.layout import ParameterLayout
 
 
 def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
-    """The merged strategy of stages' own ones, in any order; several of one stage must say the same.
+    """Merge the strategies of stages, in any order; several of one stage must agree.
 
-    Only layouts are compared: of several files of a stage the first one's operators are kept.
+    Compares layouts only: the operators of a stage's first file are kept.
+
+    Raises:
+        StrategyError: two of one stage differ, a stage is missing, one is already merged, or stages have different
+            numbers of devices; names the strategies' origins.
     """
     if not strategies:
         raise StrategyError("there are no strategies to merge")
@@ -30,7 +34,7 @@ def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
 
 
 def split_strategy(strategy: Strategy) -> tuple[Strategy, ...]:
-    """The stages' own strategies, in ascending order; merging them gives the strategy back."""
+    """Split a strategy into its stages' own, in ascending order; merging restores it."""
     return tuple(replace(strategy, stages=(stage,), merged=False) for stage in strategy.stages)
 
 
@@ -63,7 +67,7 @@ def _check_equal(first: Strategy, second: Strategy) -> None:
 
 
 def _difference(first: ParameterLayout | None, second: ParameterLayout | None) -> str | None:
-    """How two layouts of one parameter differ, in words that go on after its name; None if they do not."""
+    """Describe how two layouts of one parameter differ, as the end of a sentence; None if they are equal."""
     if first is None or second is None:
         return f"is only in the {'second' if first is None else 'first'}"
     for field in fields(ParameterLayout):

@@ -1,4 +1,4 @@
-"""The strategy of a whole checkpoint: one part per pipeline stage, each giving a layout to its parameters.
+"""The strategy of a checkpoint: for each pipeline stage the layouts of its parameters.
 
 Ranks are numbered stage by stage: a stage's first rank is its number times the devices per stage.
 """
@@ -14,7 +14,7 @@ from reshard.core.tensor.layout import ParameterLayout
 
 @dataclass(frozen=True)
 class OperatorStrategy:
-    """How one operator's inputs are cut: carried along so that files can be rewritten without loss."""
+    """How one operator's inputs are sharded; kept so that files can be rewritten without loss."""
 
     node_name: str
     stage: int
@@ -26,10 +26,10 @@ class StageStrategy:
     """One pipeline stage: the layout of each of its parameters.
 
     Attributes:
-        stage: the stage's number.
-        layouts: parameter name (without any stage prefix) -> layout, in the file's order.
-        operators: the operator strategies of the stage.
-        devices: how many devices it has, if it may have no parameters, from which that would follow.
+        stage: number of the stage.
+        layouts: parameter name (without a stage prefix) -> layout, in the file's order.
+        operators: operator strategies of the stage.
+        devices: number of devices, for a stage that may have no parameters to derive it from.
     """
 
     stage: int
@@ -39,11 +39,7 @@ class StageStrategy:
 
     @cached_property
     def device_count(self) -> int:
-        """Devices of this stage.
-
-        Raises:
-            StrategyError: it has no parameters, or they do not agree.
-        """
+        """Devices of this stage, which all layouts must agree on."""
         by_count = {layout.device_count: name for name, layout in self.layouts.items()}
         if not by_count and self.devices is not None:
             return self.devices
@@ -60,10 +56,9 @@ class Strategy:
     """The strategy of a checkpoint.
 
     Attributes:
-        stages: its pipeline stages in ascending order; stages 0..n-1, or a single one of any number when the strategy
-            is one stage's own.
-        origin: the URL it came from, for messages.
-        merged: False if it is one stage's own file, whose stage may be one of several.
+        stages: pipeline stages in ascending order: 0..n-1, or a single one of any number in a stage's own strategy.
+        origin: URL that it was read from, for messages.
+        merged: False for a stage's own file, whose stage may be one of several.
     """
 
     stages: tuple[StageStrategy, ...]
@@ -87,29 +82,29 @@ class Strategy:
 
     @property
     def devices_per_stage(self) -> int:
-        """Devices of each stage."""
+        """Number of devices of each stage."""
         return self.stages[0].device_count
 
     @property
     def ranks(self) -> range:
-        """The global ranks that the strategy describes."""
+        """Global ranks that the strategy describes."""
         first = self.stages[0].stage * self.devices_per_stage
         return range(first, first + len(self.stages) * self.devices_per_stage)
 
     def stage_of(self, rank: int) -> StageStrategy:
-        """The stage that a global rank belongs to."""
+        """Return the stage of a global rank."""
         return self.stages[(rank - self.ranks.start) // self.devices_per_stage]
 
     def stage_ranks(self, stage: StageStrategy) -> range:
-        """The global ranks of a stage."""
+        """Return the global ranks of a stage."""
         first = stage.stage * self.devices_per_stage
         return range(first, first + self.devices_per_stage)
 
     def stages_with(self, parameter: str) -> Iterator[StageStrategy]:
-        """The stages that hold a parameter, lowest first."""
+        """Yield the stages that have a parameter, lowest first."""
         return (stage for stage in self.stages if parameter in stage.layouts)
 
     @cached_property
     def parameters(self) -> frozenset[str]:
-        """Names of all parameters of all stages."""
+        """Names of the parameters of all stages."""
         return frozenset(name for stage in self.stages for name in stage.layouts)

@@ -1,9 +1,9 @@
-"""Optimizer parallel as MindSpore writes it: which parameters it cuts, and what their layouts say of it.
+"""Optimizer parallel as MindSpore writes it: which parameters it shards, and how layouts record it.
 
-A parameter whose copies are on several devices is cut along axis 0 by these, inside what model parallel cuts. It stays
-as it is where axis 0 does not divide by both together, where it is small (MindSpore's `parallel_optimizer_threshold`),
-and where the network says so, of which only a strategy of the network tells. An optimizer's states are cut as their
-parameter is, whatever their own size.
+A parameter with replicas on several devices is sharded over them along axis 0, within its model-parallel shard. It
+stays whole if axis 0 does not divide by both together, if it is small (MindSpore's `parallel_optimizer_threshold`), or
+if the network says so, which only a strategy of the network shows. Optimizer states are sharded like their parameter,
+whatever their own size.
 """
 
 from dataclasses import replace
@@ -15,39 +15,39 @@ from reshard.core.tensor.slices import Shape
 
 
 def without_optimizer_shard(layout: ParameterLayout) -> ParameterLayout:
-    """The layout of a parameter that model parallel alone cuts."""
+    """Return the layout as model parallel alone shards the parameter."""
     return replace(layout, optimizer_shard_step=0, optimizer_shard_size=0)
 
 
 def has_optimizer_shard(layout: ParameterLayout) -> bool:
-    """Whether an optimizer shard cuts a parameter."""
+    """True if optimizer parallel shards the parameter."""
     return layout.optimizer_shard_size != 0 and layout.optimizer_shard_step != 0
 
 
 def replica_count(layout: ParameterLayout) -> int:
-    """On how many devices of a stage the same piece of a parameter is, were there no optimizer shard."""
+    """Number of devices in a stage with the same slice of a parameter, leaving aside optimizer shards."""
     matrix = layout.device_matrix
     named = {axis for axes in layout.tensor_map for axis in axes}
     return prod(size for axis, size in enumerate(reversed(matrix)) if axis not in named)
 
 
 def scaled_shard_size(layout: ParameterLayout) -> int:
-    """The size of an optimizer shard with other numbers of devices, -1 for all copies.
+    """Return the optimizer shard's size for other numbers of devices, -1 for one shard per replica.
 
-    A size below the number of copies is a limit that the job sets (`optimizer_weight_shard_size`), and kept.
+    A size below the number of replicas is a limit set by the job (`optimizer_weight_shard_size`), and kept.
     """
     size = layout.optimizer_shard_size
     return ALL_REPEATED_AXES if size == replica_count(layout) else size
 
 
 def with_optimizer_shard(layout: ParameterLayout, shape: Shape | None, size: int) -> ParameterLayout | None:
-    """The layout with an optimizer shard of `size` pieces, -1 for all copies; None where MindSpore would not cut.
+    """Return the layout with `size` optimizer shards, -1 for one per replica; None where MindSpore would not shard.
 
-    `shape` is that of the whole tensor, if it is known.
+    `shape` is the whole tensor's, if known.
     """
-    copies = replica_count(layout)
-    pieces = copies if size == ALL_REPEATED_AXES else size
-    if copies < 2 or copies % pieces or not layout.tensor_map or shape == ():
+    replicas = replica_count(layout)
+    pieces = replicas if size == ALL_REPEATED_AXES else size
+    if replicas < 2 or replicas % pieces or not layout.tensor_map or shape == ():
         return None
     base = without_optimizer_shard(layout)
     axis_count = len(layout.tensor_map) if shape is None else len(shape)

@@ -1,8 +1,8 @@
-"""Strategy files in protobuf, MindSpore's usual ones.
+"""Strategy files in protobuf, MindSpore's usual format.
 
-A tensor map is *flat* where one `tensor_map` message lists a device axis for each tensor axis, and *nested* where each
-tensor axis has a message of its own listing all the device axes that cut it. MindSpore marks the nested map of a 1-d
-tensor, which would be a single message, by an empty second one.
+A tensor map is *flat* if one `tensor_map` message lists a device axis for each tensor axis, and *nested* if each tensor
+axis has its own message listing all device axes that shard it. The nested map of a 1-d tensor would be a single
+message, so MindSpore marks it by an empty second one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,16 +35,20 @@ from reshard.core.tensor.slices import Shape
 
 
 class _Dims(Protocol):
-    """A message that is a list of numbers: DevMatrix, TensorMap, ParamSplitShape or IndicesOffset."""
+    """A message with a list of numbers: DevMatrix, TensorMap, ParamSplitShape or IndicesOffset."""
 
     @property
     def dim(self) -> Sequence[int]: ...
 
 
 def parse_protobuf(data: bytes, origin: str) -> Strategy:
-    """The strategy in a protobuf file's bytes; `origin` names the file in messages.
+    """Parse a protobuf strategy; `origin` names the file in messages.
 
-    A file cut off exactly between two parameters is a valid shorter one: no format can tell.
+    A file truncated exactly between two parameters is a valid shorter one: the format cannot show it.
+
+    Raises:
+        StrategyError: the file is empty, damaged, of another kind or inconsistent.
+        LimitError: parsing would exceed the memory limit.
     """
     if not data:
         raise StrategyError(f"{origin}: is empty, not a strategy")
@@ -61,7 +65,11 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
 
 
 def build_protobuf(strategy: Strategy) -> bytes:
-    """The bytes of a strategy's protobuf file."""
+    """Return the bytes of a strategy's protobuf file.
+
+    Raises:
+        StrategyError: a layout is impossible, or a stage's own strategy would be read back as something else.
+    """
     records = list_records(strategy)
     message = ParallelStrategyMap(current_stage=CURRENT_STAGE)
     for operator in records.operators:
@@ -79,7 +87,7 @@ def _parse_into(message: Message, data: bytes) -> bool:
         message.ParseFromString(data)
     except DecodeError:
         return False
-    return message.IsInitialized()  # a missing required field is no error to the parser
+    return message.IsInitialized()  # the parser accepts missing required fields
 
 
 def _kind(data: bytes) -> str:
@@ -94,15 +102,15 @@ def _kind(data: bytes) -> str:
 def _parse_operator(item: ParallelStrategyItem, origin: str) -> OperatorStrategy:
     strategys = item.parallel_strategys
     dims = tuple(tuple(strategy.dim) for strategy in strategys.parallel_strategy)
-    return OperatorStrategy(_text(item.node_name, origin), strategys.stage, dims)
+    return OperatorStrategy(_checked_name(item.node_name, origin), strategys.stage, dims)
 
 
 def _parse_items(items: Iterable[ParallelLayoutItem], origin: str) -> list[tuple[str, ParameterLayout]]:
-    """Names and layouts; thousands of parameters share a handful of layouts, which are made once."""
+    """Parse names and layouts; thousands of parameters share a handful of layouts, each built once."""
     known: dict[bytes, ParameterLayout] = {}
     parsed = []
     for item in items:
-        name = _text(item.param_name, origin)
+        name = _checked_name(item.param_name, origin)
         key = item.parallel_layouts.SerializeToString()
         layout = known.get(key)
         if layout is None:
@@ -112,11 +120,7 @@ def _parse_items(items: Iterable[ParallelLayoutItem], origin: str) -> list[tuple
 
 
 def parse_layouts(layouts: ParallelLayouts, where: str) -> ParameterLayout:
-    """The layout in a message, however impossible; `where` says in messages whose it is.
-
-    Raises:
-        StrategyError: parts of it are missing, or repeated.
-    """
+    """Parse a layout message, however impossible the layout; `where` names its parameter in messages."""
     return ParameterLayout(
         device_matrix=_single(layouts.dev_matrix, "dev_matrix", where),
         tensor_map=_parse_tensor_map(layouts.tensor_map, where),
@@ -150,15 +154,15 @@ def _optional(messages: Sequence[_Dims], field: str, where: str) -> Shape:
     return _single(messages, field, where) if messages else ()
 
 
-def _text(value: str | bytes, origin: str) -> str:
-    # protobuf hands out the bytes of a text that is not UTF-8
+def _checked_name(value: str | bytes, origin: str) -> str:
+    # protobuf returns text that is not UTF-8 as bytes
     if isinstance(value, bytes):
         raise StrategyError(f"{origin}: the name {value!r} is not UTF-8 text: damaged, or not a strategy")
     return value
 
 
 def build_layouts(layout: ParameterLayout) -> ParallelLayouts:
-    """The message of a layout."""
+    """Return the message of a layout."""
     layouts = ParallelLayouts()
     layouts.dev_matrix.add(dim=layout.device_matrix)
     if layout.nested:
@@ -168,7 +172,7 @@ def build_layouts(layout: ParameterLayout) -> ParallelLayouts:
             layouts.tensor_map.add()
     else:
         layouts.tensor_map.add(dim=[axis for axes in layout.tensor_map for axis in encode_axes(axes)])
-    # MindSpore reads the first of these two whether there is anything in it or not
+    # MindSpore reads the first of these two even if it is empty
     layouts.param_split_shape.add(dim=layout.param_split_shape)
     layouts.indices_offset.add(dim=layout.indices_offset)
     layouts.field = layout.field

@@ -1,9 +1,9 @@
-"""What stands in a strategy file whatever its format, and what a Strategy is made of it.
+"""Format-independent content of a strategy file, and its conversion to and from a Strategy.
 
 A file is a list of *records*: operator strategies, and layouts under the names that parameters have in the file. In a
 merged file each name begins with its stage, `"{stage}-"`; a stage's own file has plain names, and its stage is that of
-its first operator strategy. Both formats read and write records; here alone is known what the names mean, and what
-any file must satisfy.
+its first operator strategy. Both formats read and write records; this module alone interprets the names and checks the
+rules that all files obey.
 """
 
 import math
@@ -17,36 +17,33 @@ from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
 from reshard.core.tensor.slices import Shape
 
 REPEATED = -1
-"""What a tensor map says of a tensor axis that no device axis cuts."""
+"""Marks, in a tensor map, a tensor axis that no device axis shards."""
 
 CURRENT_STAGE = 1
-"""`current_stage` of every file: MindSpore writes 1 and never looks at it."""
+"""`current_stage` of every file: MindSpore writes 1 and never reads it."""
 
-# only the first dash separates, more may follow in the parameter's own name
+# the first dash separates; the parameter's own name may contain more
 _STAGE_PREFIX = re.compile(r"([0-9]{1,10})-", re.ASCII)
 
-# Ranks are enumerated, so a number of devices must be believed before it is acted on: a million is ten times the
+# Ranks get enumerated, so an implausible number of devices is refused first: a million is ten times the
 # largest cluster. numpy can number the coordinates of at most 64 axes.
-_MOST_DEVICES = 1 << 20
-_MOST_DEVICE_AXES = 64
+_MAX_DEVICES = 1 << 20
+_MAX_DEVICE_AXES = 64
 
 
 @dataclass(frozen=True)
 class StrategyRecords:
-    """The content of a strategy file, in its order; `layouts` pairs a parameter's name in the file with its layout."""
+    """Content of a strategy file, in its order; `layouts` pairs parameter names as in the file with layouts."""
 
     operators: Sequence[OperatorStrategy]
     layouts: Sequence[tuple[str, ParameterLayout]]
 
 
 def assemble_strategy(records: StrategyRecords, origin: str) -> Strategy:
-    """The strategy that a file's records describe: merged if every parameter's name begins with a stage.
+    """Build the strategy that a file's records describe: merged if every parameter's name begins with a stage.
 
-    A stage's own file without operator strategies does not say its stage. It is taken for stage 0 as MindSpore takes
-    it, which is right wherever there is only one stage; whoever reads it beside others must refuse it.
-
-    Raises:
-        StrategyError: no layouts, an impossible or a repeated one, a stage is missing, numbers of devices differ.
+    A stage's own file without operator strategies does not show its stage. Like MindSpore this assumes stage 0, which
+    is right where there is only one stage; a caller that reads several files must refuse such a one.
     """
     if not records.layouts:
         raise StrategyError(f"{origin}: has no parameter layouts: a strategy saved before compiling, or not a strategy")
@@ -59,10 +56,10 @@ def assemble_strategy(records: StrategyRecords, origin: str) -> Strategy:
 
 
 def list_records(strategy: Strategy) -> StrategyRecords:
-    """The records to write for a strategy, such that reading them gives it back.
+    """Return the records to write for a strategy; reading them restores it.
 
     Raises:
-        StrategyError: a layout is impossible, or it is a stage's own strategy that would be read as something else.
+        StrategyError: a layout is impossible, or a stage's own strategy would be read back as something else.
     """
     if not strategy.merged:
         _check_own(strategy)
@@ -77,14 +74,14 @@ def list_records(strategy: Strategy) -> StrategyRecords:
 
 
 def check_layouts(strategy: Strategy) -> None:
-    """Checks a strategy from another place than a strategy file as strictly as one from a file.
+    """Check a strategy of another origin as strictly as one from a file.
 
     Raises:
-        StrategyError: a number is no integer or too large, or a layout is impossible.
+        StrategyError: a number is not an integer or is too large, or a layout is impossible.
     """
     for stage in strategy.stages:
         counts = stage.stage, stage.device_count
-        if any(type(number) is not int or not 0 <= number <= _MOST_DEVICES for number in counts):
+        if any(type(number) is not int or not 0 <= number <= _MAX_DEVICES for number in counts):
             raise StrategyError(f"{strategy.origin}: stage {stage.stage!r} cannot have {stage.device_count!r} devices")
     layouts = [(name, layout) for stage in strategy.stages for name, layout in stage.layouts.items()]
     for name, layout in layouts:
@@ -96,17 +93,17 @@ def check_layouts(strategy: Strategy) -> None:
             *(*layout.param_split_shape, *layout.indices_offset, *(shape or ())),
         )
         if any(type(number) is not int for number in numbers) or type(layout.nested) is not bool:
-            raise StrategyError(f"{strategy.origin}: parameter {name!r}: its layout has what are no integers")
+            raise StrategyError(f"{strategy.origin}: parameter {name!r}: its layout has values that are not integers")
     _check_records(StrategyRecords((), layouts), strategy.origin)
 
 
 def decode_axes(axes: Sequence[int]) -> Shape:
-    """The device axes that cut one tensor axis, from how a file lists them: a sole -1 is none."""
+    """Return the device axes that shard one tensor axis, from a file's list: a sole -1 means none."""
     return () if tuple(axes) == (REPEATED,) else tuple(axes)
 
 
 def encode_axes(axes: Shape) -> Shape:
-    """How a file lists the device axes that cut one tensor axis."""
+    """Return a file's list of the device axes that shard one tensor axis."""
     return axes or (REPEATED,)
 
 
@@ -115,7 +112,7 @@ def _split_stages(records: StrategyRecords, origin: str) -> Iterable[StageStrate
     for name, layout in records.layouts:
         prefix, _, plain_name = name.partition("-")
         layouts.setdefault(int(prefix), []).append((plain_name, layout))
-    # an operator of a stage without parameters belongs nowhere and decides nothing: it stays with the first stage
+    # an operator of a stage without parameters matters nowhere: keep it with the first stage
     operators: dict[int, list[OperatorStrategy]] = {stage: [] for stage in sorted(layouts)}
     first = next(iter(operators))
     for operator in records.operators:
@@ -130,18 +127,18 @@ def _unique(layouts: Iterable[tuple[str, ParameterLayout]], origin: str) -> dict
         if not name:
             raise StrategyError(f"{origin}: has a parameter without a name")
         if name in unique:
-            raise StrategyError(f"{origin}: parameter {name!r} stands in it twice")
+            raise StrategyError(f"{origin}: parameter {name!r} occurs twice")
         unique[name] = layout
     return unique
 
 
 def _check_own(strategy: Strategy) -> None:
     (stage,) = strategy.stages
-    told = stage.operators[0].stage if stage.operators else 0
-    if told != stage.stage:
-        reason = f"its first one is of stage {told}" if stage.operators else "it has none"
+    stage_in_file = stage.operators[0].stage if stage.operators else 0
+    if stage_in_file != stage.stage:
+        reason = f"its first one is of stage {stage_in_file}" if stage.operators else "it has none"
         raise StrategyError(
-            f"{strategy.origin}: cannot be written as a file of its own: only operator strategies could say that it is "
+            f"{strategy.origin}: cannot be written as a file of its own: only operator strategies could show it to be "
             f"stage {stage.stage}, and {reason}. Write the merged strategy instead"
         )
     if all(_STAGE_PREFIX.match(name) for name in stage.layouts):
@@ -157,7 +154,7 @@ def _check_records(records: StrategyRecords, origin: str) -> None:
         if not all(0 <= number < 1 << 32 for number in numbers):
             raise StrategyError(f"{origin}: operator {operator.node_name!r} has sizes or a stage beyond 0..2^32-1")
         _check_text(operator.node_name, origin)
-    sound: set[int] = set()  # parameters share layouts, by identity: equal ones may tell of different tensor shapes
+    sound: set[int] = set()  # by identity: equal layouts may have different tensor shapes
     for name, layout in records.layouts:
         _check_text(name, origin)
         if id(layout) in sound:
@@ -177,12 +174,12 @@ def _check_text(name: str, origin: str) -> None:
 
 
 def _layout_problem(layout: ParameterLayout) -> str | None:
-    """What no tensor and no number of devices could make right, in words; None if there is nothing."""
+    """Describe why a layout is impossible for any tensor and number of devices; None if it is possible."""
     matrix = layout.device_matrix
-    if not 0 < len(matrix) <= _MOST_DEVICE_AXES or min(matrix) < 1:
+    if not 0 < len(matrix) <= _MAX_DEVICE_AXES or min(matrix) < 1:
         return f"its device matrix is {list(matrix[:16])}"
-    if math.prod(matrix) > _MOST_DEVICES:
-        return f"its device matrix {list(matrix)} has more than {_MOST_DEVICES} devices"
+    if math.prod(matrix) > _MAX_DEVICES:
+        return f"its device matrix {list(matrix)} has more than {_MAX_DEVICES} devices"
     shape = layout.tensor_shape
     try:
         layout.map_for(len(layout.tensor_map) if shape is None else len(shape))

@@ -1,7 +1,7 @@
-"""The cut of a parameter over other numbers of devices: the same tensor axes, other sizes.
+"""Reshards a parameter's layout over other numbers of devices: the same tensor axes, other sizes.
 
-A device matrix is made of one axis for data parallel and one for model parallel, the faster one unless the source cuts
-the parameter by the slower one. Where model parallel keeps its size, its axes stay as they are, of however many kinds.
+A new device matrix has one axis for data parallel and one for model parallel, the faster one unless the source shards
+the parameter by the slower one. If model parallel keeps its size, its axes stay as they are, of whatever kinds.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ _CUT_FORM = "it has to be PATTERN=AXIS, PATTERN=AXIS:model,AXIS:data or PATTERN=
 
 @dataclass(frozen=True)
 class CutRule:
-    """Which tensor axes of the parameters that fit `pattern` are cut, and by which of `model` and `data` devices."""
+    """Which tensor axes of the parameters that match `pattern` are sharded, and by `model` or `data` devices."""
 
     pattern: str
     axes: tuple[tuple[int, str], ...]
 
 
 def parse_cut(text: str) -> CutRule:
-    """A rule from `PATTERN=0`, `PATTERN=0:model,1:data` or `PATTERN=whole`."""
+    """Parse a rule: `PATTERN=0`, `PATTERN=0:model,1:data` or `PATTERN=whole`."""
     pattern, equals, cut = text.rpartition("=")
     if not pattern or not equals:
         raise StrategyError(f"--cut {text!r}: {_CUT_FORM}")
@@ -44,7 +44,7 @@ def parse_cut(text: str) -> CutRule:
 
 
 class Rescaler:
-    """Makes layouts for `data_parallel` x `model_parallel` devices a stage; `has_rules`: rules cut some parameters."""
+    """Builds layouts for `data_parallel` x `model_parallel` devices; `has_rules`: rules shard some parameters."""
 
     def __init__(self, roles: Roles, data_parallel: int, model_parallel: int, has_rules: bool = False) -> None:
         self._roles = roles
@@ -58,7 +58,7 @@ class Rescaler:
 
     @property
     def notes(self) -> Iterable[str]:
-        """What was assumed."""
+        """Sentences on assumptions that were made."""
         if self._roles.model_parallel == 1 < self._model:
             yield "the source cuts nothing by model parallel: what the rules do not name stays whole"
         if self._model > 1 and self._roles.pieces > 1 and not self._keeps_all and not self._roles.is_one_kind:
@@ -69,20 +69,16 @@ class Rescaler:
             )
 
     def check(self, origin: str) -> None:
-        """Makes sure that the source tells which axes model parallel of that size cuts.
-
-        Raises:
-            StrategyError: it does not.
-        """
+        """Raise a StrategyError unless the source shows which axes model parallel of the new size shards."""
         if self._model == 1 or self._keeps_all or self._keeps_axes:
             return
         had, data = self._roles.model_parallel, self._roles.data_parallel
         if had == 1 and not self._has_rules:
             raise StrategyError(
-                f"{origin}: cuts no parameter by model parallel, so it cannot tell which tensor axes "
-                f"--model-parallel {self._model} should cut. Say it with --cut PATTERN=AXIS for each kind of "
-                "parameter, --cut '*.wq.weight=0' --cut '*.wo.weight=1' say, or name a strategy of the network that "
-                "was compiled with model parallel"
+                f"{origin}: cuts no parameter by model parallel, so it does not show which tensor axes "
+                f"--model-parallel {self._model} should cut. Name them with --cut PATTERN=AXIS for each kind of "
+                "parameter, such as --cut '*.wq.weight=0' --cut '*.wo.weight=1', or name a strategy of the network "
+                "that was compiled with model parallel"
             )
         if self._roles.several_sizes:
             kept = "" if self._roles.conflict else f"keep --model-parallel {had}, or "
@@ -96,7 +92,11 @@ class Rescaler:
     def rescaled(
         self, name: str, layout: ParameterLayout, shape: Shape | None, rule: CutRule | None
     ) -> ParameterLayout:
-        """The layout of a parameter, which has no optimizer shard."""
+        """Return the new layout of a parameter without optimizer shard.
+
+        Raises:
+            LayoutError: the layout does not fit the tensor's shape, or only fits the old devices.
+        """
         if rule is None and self._keeps_all:
             return layout
         axis_count = len(layout.tensor_map) if shape is None else len(shape)
@@ -113,7 +113,7 @@ class Rescaler:
             uneven = offset = ()
         if uneven and (rule or not self._keeps_model):
             raise LayoutError(
-                f"axis 0 is cut unevenly, into {list(uneven)}: how it would be with other devices cannot be told. "
+                f"axis 0 is cut unevenly, into {list(uneven)}: the cut for other devices is unknown. "
                 "Keep the size of model parallel, take 1, or say --cut PATTERN=whole"
             )
         return replace(
@@ -126,7 +126,7 @@ class Rescaler:
         )
 
     def _with_one_axis(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, tuple[Shape, ...]]:
-        """Device matrix and tensor map with one axis for model parallel."""
+        """Return device matrix and tensor map with a single axis for model parallel."""
         by_steps = is_cut_by_steps(layout)
         matrix = (self._model, self._data) if by_steps else (self._data, self._model)
         cut = (int(by_steps),) if self._model > 1 else ()
@@ -134,7 +134,7 @@ class Rescaler:
         return matrix, tuple(cut if count > 1 else () for count in pieces)
 
     def _with_axes_kept(self, layout: ParameterLayout, axis_count: int) -> tuple[Shape, tuple[Shape, ...]]:
-        """Device matrix and tensor map with the role axes of model parallel, and one for data parallel."""
+        """Return device matrix and tensor map with the source's model-parallel axes, and one for data parallel."""
         order: list[int] = []  # numbers of model axes, slowest first; the data axis where the slowest of them was
         for axis in self._roles.axes:
             if axis.cuts:
@@ -150,7 +150,7 @@ class Rescaler:
 
 
 def _by_rule(rule: CutRule, axis_count: int) -> tuple[Shape, ...]:
-    """The tensor map that a rule gives, data parallel being the slower device axis."""
+    """Return the tensor map that a rule gives; data parallel is the slower device axis."""
     tensor_map: list[list[int]] = [[] for _ in range(axis_count)]
     for axis, role in rule.axes:
         if axis >= axis_count:

@@ -1,20 +1,20 @@
-"""What the devices of a stage are for: which of them share a parameter, which hold copies of it.
+"""Roles of the devices of a stage: which of them share a parameter, which hold replicas of it.
 
 Layouts of one stage may spell its devices differently: [2, 4], [8] and [2, 1, 4] are the same eight. So a device axis
-is told by the ranks that it steps over, its *stride* and size. The borders of all the axes that any layout cuts by
-divide the devices into *role axes*:
+is identified by its *stride*, the ranks that it steps over, and its size. The borders of all axes that shard any
+parameter divide the devices into *role axes*:
 
 =================================  ===================================================================================
-no parameter is cut by it          data parallel: its ranks hold copies, which an optimizer shard may cut; context
-                                   parallel is one, too
-parameters are cut by it           model parallel, whatever the network calls it: tensor or expert parallel
+shards no parameter                data parallel: its ranks hold replicas, which an optimizer shard may divide; context
+                                   parallel counts as one
+shards parameters                  model parallel, whatever the network calls it: tensor or expert parallel
 =================================  ===================================================================================
 
-Where every parameter that is cut at all is cut along one tensor axis, and all into the same number of pieces, that is
-the size of model parallel, whichever devices share which parameter: operators arrange them in different ways, so that
-an embedding may be shared by every other rank where matrices are by neighbours. Else axes that cut the same parameters
-along the same tensor axes are of one *kind*, and there are several, expert parallel beside tensor parallel say: then
-model parallel has no one size.
+If every sharded parameter is sharded along one tensor axis, and all into the same number of shards, that number is the
+size of model parallel, whichever devices share which parameter: operators arrange devices in different ways, so every
+other rank may share an embedding, and neighbours a matrix. Otherwise axes that shard the same parameters along the same
+tensor axes are of one *kind*. There are several kinds, for example expert parallel beside tensor parallel, and model
+parallel has no single size.
 """
 
 import math
@@ -28,7 +28,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
 
 NamedLayouts = Sequence[tuple[str, ParameterLayout]]
-"""Parameters and their layouts; one that several stages hold is in it for each."""
+"""Parameters and their layouts; a parameter of several stages occurs once for each."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class RoleAxis:
     """A device axis.
 
     Attributes:
-        stride: the distance between neighbouring ranks on it.
-        size: devices on it.
-        cuts: (parameter, tensor axis) that it cuts; empty if it is data parallel.
+        stride: distance between neighbouring ranks on it.
+        size: number of devices on it.
+        cuts: (parameter, tensor axis) that it shards; empty for data parallel.
     """
 
     stride: int
@@ -48,12 +48,12 @@ class RoleAxis:
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a stage's devices.
+    """Roles of a stage's devices.
 
     Attributes:
-        axes: the role axes, slowest first.
-        pieces: into how many pieces all parameters are cut that are; 1 if none is, 0 if there is no one number.
-        conflict: why there is but one role axis, if there should be more.
+        axes: role axes, slowest first.
+        pieces: number of shards of every sharded parameter; 1 if there is none, 0 if the numbers differ.
+        conflict: why there is only one role axis where there should be more.
     """
 
     axes: tuple[RoleAxis, ...]
@@ -62,37 +62,37 @@ class Roles:
 
     @cached_property
     def model_axes(self) -> tuple[RoleAxis, ...]:
-        """The axes that cut parameters, slowest first."""
+        """Axes that shard parameters, slowest first."""
         return tuple(axis for axis in self.axes if axis.cuts)
 
     @property
     def data_parallel(self) -> int:
-        """Copies of each parameter that is cut."""
+        """Replicas of each sharded parameter."""
         return self.device_count // self.model_parallel
 
     @property
     def model_parallel(self) -> int:
-        """Devices that share one copy; of several kinds, those of all together."""
+        """Devices that share one replica; for several kinds, those of all together."""
         return self.pieces or math.prod(axis.size for axis in self.model_axes)
 
     @property
     def device_count(self) -> int:
-        """Devices of a stage."""
+        """Number of devices of a stage."""
         return math.prod(axis.size for axis in self.axes)
 
     @property
     def is_one_kind(self) -> bool:
-        """Whether the same devices share all parameters that are cut."""
+        """True if the same devices share all sharded parameters."""
         return not self.conflict and len({axis.cuts for axis in self.model_axes}) < 2
 
     @property
     def several_sizes(self) -> str:
-        """Why model parallel has no one size, in words; empty if it has."""
+        """Why model parallel has no single size, in words; empty if it has one."""
         return "" if self.pieces else self.conflict or self.kinds
 
     @property
     def kinds(self) -> str:
-        """Which devices cut which parameters, in words."""
+        """Which devices shard which parameters, in words."""
         sizes: dict[frozenset[tuple[str, int]], int] = {}
         for axis in self.model_axes:
             sizes[axis.cuts] = sizes.get(axis.cuts, 1) * axis.size
@@ -107,7 +107,11 @@ class Roles:
 
 
 def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
-    """The roles of the devices of each of a strategy's stages; optimizer shards do not matter."""
+    """Return the roles of the devices of a stage; optimizer shards do not matter.
+
+    Raises:
+        LayoutError: a tensor map names device axes that do not exist.
+    """
     spans = [(name, _spans(layout)) for name, layout in layouts]
     borders = sorted({1, device_count} | {border for _, cut in spans for _, low, high in cut for border in (low, high)})
     unlike = [(low, high) for low, high in pairwise(borders) if high % low]
@@ -126,7 +130,7 @@ def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
 
 
 def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> list[list[int]]:
-    """Per tensor axis the numbers of the roles' model axes that cut it, slowest first as in its tensor map."""
+    """Return, per tensor axis, the numbers of the model axes that shard it, slowest first as in its tensor map."""
     found: list[list[int]] = []
     for device_axes in layout.map_for(axis_count):
         numbers: list[int] = []
@@ -142,7 +146,7 @@ def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> lis
 
 
 def is_cut_by_steps(layout: ParameterLayout) -> bool:
-    """Whether neighbouring ranks hold the same of a parameter that is cut, and those a step apart do not."""
+    """True if neighbouring ranks hold replicas of a sharded parameter, and its shards are a step apart."""
     spans = _spans(layout)
     return (
         bool(spans) and min(low for _, low, _ in spans) > 1 and max(high for _, _, high in spans) == layout.device_count
@@ -150,7 +154,7 @@ def is_cut_by_steps(layout: ParameterLayout) -> bool:
 
 
 def _common_pieces(cuts: Iterable[Sequence[tuple[int, int, int]]]) -> int:
-    """The number of pieces of all that is cut, along one tensor axis each; 1 if nothing is, 0 if there is none."""
+    """Number of shards of each sharded parameter, along one tensor axis; 1 if none is sharded, 0 if numbers differ."""
     found: set[int] = set()
     for cut in cuts:
         if cut:
@@ -160,7 +164,7 @@ def _common_pieces(cuts: Iterable[Sequence[tuple[int, int, int]]]) -> int:
 
 
 def _spans(layout: ParameterLayout) -> list[tuple[int, int, int]]:
-    """(tensor axis, stride, stride of what is beyond) of each device axis that cuts."""
+    """(tensor axis, stride, stride beyond it) of each device axis that shards."""
     return [
         (tensor_axis, low, high)
         for tensor_axis, device_axes in enumerate(layout.map_for(len(layout.tensor_map)))

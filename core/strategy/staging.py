@@ -1,9 +1,9 @@
-"""Which pipeline stage holds which parameters when there are other stages than before.
+"""Assigns parameters to pipeline stages when the number of stages changes.
 
-Layers are told by the first number in a parameter's name (`model.layers.12.attention.wq.weight`), and go to stages in
-their order. What is of no layer stays where it was: in the first stage, in the last, in both (tied embeddings), or in
-all. What was in a stage between, or in a strategy of one stage only, is told by common words in names or by a rule;
-nothing is guessed beyond that.
+The first number in a parameter's name is its layer (`model.layers.12.attention.wq.weight`); layers go to stages in
+order. Parameters of no layer stay where they were: in the first stage, the last, both (tied embeddings), or all. For
+those of a middle stage, or of a strategy with one stage, common words in names or a rule decide; nothing else is
+guessed.
 """
 
 import re
@@ -27,17 +27,13 @@ _PLACES = ("first", "last", "all")
 
 @dataclass(frozen=True)
 class PlaceRule:
-    """Parameters of no layer whose names fit `pattern` are held by these stages: `first`, `last`, `all` or numbers."""
+    """Stages of the parameters of no layer that match `pattern`: `first`, `last`, `all` or numbers."""
 
     pattern: str
     places: tuple[str, ...]
 
     def stages(self, stage_count: int) -> tuple[int, ...]:
-        """The stages that it names, of so many.
-
-        Raises:
-            StrategyError: there is no such stage.
-        """
+        """Return the stages that the rule names, of `stage_count`."""
         found: set[int] = set()
         for place in self.places:
             if place == "all":
@@ -56,12 +52,12 @@ class PlaceRule:
 
 @dataclass(frozen=True)
 class Staging:
-    """Who holds what.
+    """Parameters of each stage.
 
     Attributes:
-        sources: per stage its parameters, each with the source's stage whose layout it is to be like.
+        sources: per stage its parameters, each with the source stage whose layout it takes.
         layers: per stage its layers, in words: `0-11`.
-        notes: sentences on what was assumed.
+        notes: sentences on assumptions that were made.
     """
 
     sources: tuple[Mapping[str, int], ...]
@@ -70,7 +66,7 @@ class Staging:
 
 
 def owner_of(name: str, names: frozenset[str]) -> str:
-    """The parameter that an optimizer's state is of (`adam_m.p` is p's); any other's own name."""
+    """Return the parameter that an optimizer state belongs to (`adam_m.p` to p); for any other its own name."""
     rest = name
     while "." in rest:
         head, _, rest = rest.partition(".")
@@ -80,7 +76,7 @@ def owner_of(name: str, names: frozenset[str]) -> str:
 
 
 def parse_place(text: str) -> PlaceRule:
-    """A rule from `PATTERN=first,last`."""
+    """Parse a rule: `PATTERN=first,last`."""
     pattern, equals, places = text.rpartition("=")
     if not pattern or not equals or not places:
         raise StrategyError(f"--place {text!r}: it has to be PATTERN=first, =last, =all or numbers of stages: 0,3")
@@ -88,10 +84,13 @@ def parse_place(text: str) -> PlaceRule:
 
 
 def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequence[PlaceRule]) -> Staging:
-    """The stages of every parameter of a strategy, of `stage_count` stages.
+    """Assign each parameter of a strategy to stages, of `stage_count`.
 
-    `layers` gives each stage its layers, `0-11,12-23`; several ranges of one stage are joined by a plus sign. If it is
-    empty, stages stay what they are if there are as many as before, and else get the layers evenly.
+    `layers` gives each stage its layers, `0-11,12-23`; a plus sign joins several ranges of one stage. If it is empty,
+    layers are divided evenly, or stay in their stages if the number of stages does not change.
+
+    Raises:
+        StrategyError: a parameter's stage is unknown, or rules and ranges do not fit the strategy.
     """
     names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
     known = frozenset(names)
@@ -133,7 +132,7 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
 
 
 _Layer = tuple[str, int]
-"""What stands before the number, and the number."""
+"""Text before the number, and the number."""
 
 
 def _layer(name: str) -> _Layer | None:
@@ -144,13 +143,13 @@ def _layer(name: str) -> _Layer | None:
 def _ordered_layers(
     names: Sequence[str], layer_of: Mapping[str, _Layer | None], sources: Mapping[str, Sequence[int]]
 ) -> list[_Layer]:
-    """All layers in their order: stacks of layers (an encoder's, a decoder's) by the stage where they begin."""
+    """All layers in order; stacks of layers (an encoder's, a decoder's) by the stage where they begin."""
     first_stage: dict[str, int] = {}
     for name in names:
         layer = layer_of[name]
         if layer is not None:
             first_stage[layer[0]] = min(sources[name][0], first_stage.get(layer[0], sources[name][0]))
-    stacks = sorted(first_stage, key=first_stage.__getitem__)  # stable: else in the order of the file
+    stacks = sorted(first_stage, key=first_stage.__getitem__)  # stable sort: otherwise in the file's order
     return sorted({layer for layer in layer_of.values() if layer}, key=lambda layer: (stacks.index(layer[0]), layer[1]))
 
 
@@ -160,7 +159,7 @@ def _take_turns(
     sources: Mapping[str, Sequence[int]],
     ordered: Sequence[_Layer],
 ) -> bool:
-    """Whether a later layer is in an earlier stage of the source."""
+    """True if a later layer is in an earlier stage of the source."""
     stages = {layer: sources[name][0] for name in names if (layer := layer_of[name]) is not None}
     return any(stages[one] > stages[other] for one, other in pairwise(ordered))
 
@@ -174,8 +173,8 @@ def _stage_of_layers(
         return dict.fromkeys(ordered, 0)
     if len(ordered) < stage_count:
         raise StrategyError(
-            f"there are {counted(len(ordered), 'layer')} for {stage_count} stages: layers are told by the numbers in "
-            "parameters' names, as in model.layers.0.weight"
+            f"there are {counted(len(ordered), 'layer')} for {stage_count} stages: layers are recognized by the "
+            "numbers in parameters' names, as in model.layers.0.weight"
         )
     least, more = divmod(len(ordered), stage_count)
     counts = [least + (stage < more) for stage in range(stage_count)]
@@ -216,7 +215,7 @@ def _numbers(part: str, layers: str) -> list[int]:
     for span in part.split("+"):
         found = re.fullmatch(r"\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6})\s*)?", span)
         if not found or int(found[2] or found[1]) < int(found[1]):
-            raise StrategyError(f"--layers {layers}: {span!r} is no range of layers: 0-11,12-23 say")
+            raise StrategyError(f"--layers {layers}: {span!r} is not a range of layers, such as 0-11,12-23")
         numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
     return numbers
 
@@ -224,7 +223,7 @@ def _numbers(part: str, layers: str) -> list[int]:
 def _placed(
     names: Sequence[str], known: frozenset[str], rules: Sequence[PlaceRule], stage_count: int
 ) -> dict[str, tuple[int, ...]]:
-    """What rules say; an optimizer's state goes where its parameter goes."""
+    """Stages by rules; an optimizer state goes with its parameter."""
     placed: dict[str, tuple[int, ...]] = {}
     for rule in rules:
         fitting = [name for name in names if fits(rule.pattern, name, known)]
@@ -235,7 +234,7 @@ def _placed(
 
 
 def fits(pattern: str, name: str, names: frozenset[str]) -> bool:
-    """Whether a shell-style pattern fits a name, or the name of the parameter that it is a state of."""
+    """True if a shell-style pattern matches a name, or the name of the parameter whose optimizer state it is."""
     return fnmatchcase(name, pattern) or fnmatchcase(owner_of(name, names), pattern)
 
 
@@ -247,7 +246,7 @@ def _beside_layers(
     stage_count: int,
     notes: list[str],
 ) -> dict[str, tuple[int, ...]]:
-    """The stages of what is of no layer, or is shared by stages."""
+    """Stages of parameters that belong to no layer, or are shared by stages."""
     last = stage_count - 1
     placed: dict[str, tuple[int, ...]] = {}
     by_name: list[str] = []
@@ -271,18 +270,18 @@ def _beside_layers(
             unplaced.append(name)
     if unplaced:
         raise StrategyError(
-            f"which stages hold {listed(list(map(repr, unplaced)))} cannot be told: they are of no layer, and in no "
-            "stage that says it. Say it with --place PATTERN=first, =last, =first,last or =all"
+            f"the stage of {listed(list(map(repr, unplaced)))} is unknown: they belong to no layer, and no "
+            "stage of the source shows it. Use --place PATTERN=first, =last, =first,last or =all"
         )
     if in_both:
         notes.append(
             f"in both of the source's stages, so taken to be in the first and the last: {listed(in_both)}. If all "
-            "stages hold one of these, as they do tables of positions, say so: --place PATTERN=all"
+            "stages hold one of these, such as a table of positions, use --place PATTERN=all"
         )
     if by_name:
         notes.append(
-            f"told by their names, since the source has one stage: {listed(by_name)}. If embeddings are tied, or one "
-            "of these is elsewhere, say so: --place PATTERN=first,last"
+            f"placed by their names, since the source has one stage: {listed(by_name)}. If embeddings are tied, or one "
+            "of these is elsewhere, use --place PATTERN=first,last"
         )
     return placed
 
@@ -294,7 +293,7 @@ def _stage_by_name(name: str) -> str:
 
 
 def _source_stage(sources: Sequence[int], stage: int, stages: Sequence[int]) -> int:
-    """Which of the source's stages a parameter's layout is taken from."""
+    """The source stage that a parameter's layout is taken from."""
     if stage in sources and len(sources) == len(stages):
         return stage
     return sources[-1] if stage == stages[-1] and stage > 0 else sources[0]

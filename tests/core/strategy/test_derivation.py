@@ -252,7 +252,7 @@ def test_without_a_word_of_the_network_the_size_decides() -> None:
     options = {"optimizer_parallel": True, "optimizer_threshold_bytes": 24 * 8 * 4}
     done = derive_strategy(strategy(NETWORK), TargetJob(2, 4, 1, **options), SHAPES)  # type: ignore[arg-type]
     assert shards(done.strategy) == {"l.0.wq": (-1, 4), "l.0.wo": (-1, 4), "adam_m.l.0.wq": (-1, 4)}
-    assert "of 4 bytes a value since the strategy tells no dtypes" in done.notes[-1]
+    assert "assuming 4 bytes a value, since the strategy has no dtypes" in done.notes[-1]
     with pytest.raises(StrategyError, match="depends on its shape, which this strategy does not tell.*'l.0.wo'"):
         derived(strategy(NETWORK), 2, 4, 1, facts={}, optimizer_parallel=True)
 
@@ -305,7 +305,7 @@ def test_all_copies_may_have_been_a_limit() -> None:
     source = strategy({"l.0.wq": sharded(ROWS, 2)})
     more = derive_strategy(source, TargetJob(6, 4, 1, optimizer_parallel=True), SHAPES)
     assert shards(more.strategy) == {"l.0.wq": (-1, 4)}
-    assert "cut parameters into 2 pieces, as many as there were copies" in more.notes[0]
+    assert "cut parameters into 2 pieces, one per replica" in more.notes[0]
     assert derive_strategy(source, TargetJob(2, 2, 1, optimizer_parallel=True), SHAPES).notes == ()
 
 

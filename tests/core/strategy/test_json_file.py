@@ -141,7 +141,7 @@ class TestNoStrategy:
             (b"{}", "has no 'parallel_layout_item'"),
             (b'{"parallel_layout_item": {}}', "has no parameter layouts"),
             (b'{"parallel_layout_item": []}', r"parallel_layout_item is \[\], not an object"),
-            (b'{"parallel_layout_item": {"a": {}, "a": {}}}', "'a' stands twice"),
+            (b'{"parallel_layout_item": {"a": {}, "a": {}}}', "'a' occurs twice"),
             (b'{"parallel_layout_item": {"a": 1}}', "parameter 'a' is 1, not an object"),
         ],
     )

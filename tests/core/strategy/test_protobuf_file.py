@@ -301,7 +301,7 @@ class TestNoStrategy:
         message.parallel_layout_item.add().CopyFrom(message.parallel_layout_item[0])
         for item, name in zip(message.parallel_layout_item, names, strict=True):
             item.param_name = name
-        with pytest.raises(StrategyError, match="stands in it twice"):
+        with pytest.raises(StrategyError, match="occurs twice"):
             parse(message)
 
     @pytest.mark.parametrize("name", ["", "0-"])

@@ -52,7 +52,7 @@ def test_layers_count_as_numbers_and_states_follow_them() -> None:
     assert names(staging) == ["l.0.w l.1.w model.embed", "adam_m.l.10.w adam_m.norm l.10.w l.2.w norm"]
     assert staging.layers == ("0-1", "2,10")
     [note] = staging.notes
-    assert "told by their names, since the source has one stage: model.embed in the first stage, norm in the" in note
+    assert "placed by their names, since the source has one stage: model.embed in the first stage, norm in the" in note
 
 
 def test_not_evenly() -> None:
@@ -73,8 +73,8 @@ def test_as_given() -> None:
         ("0-1,2-4", "layer 4: there are layers 0-3"),
         ("0-2,2-3", "layer 2: is given twice"),
         ("0-1,3", "gives no stage to layers 2"),
-        ("0-1,x", "'x' is no range of layers"),
-        ("1-0,2-3", "'1-0' is no range of layers"),
+        ("0-1,x", "'x' is not a range of layers"),
+        ("1-0,2-3", "'1-0' is not a range of layers"),
     ],
 )
 def test_wrong_layers(layers: str, message: str) -> None:
@@ -119,9 +119,9 @@ def test_stacks_of_layers_follow_each_other() -> None:
 
 
 def test_what_cannot_be_told_is_named() -> None:
-    with pytest.raises(StrategyError, match=r"which stages hold 'odd' cannot be told.*--place PATTERN=first"):
+    with pytest.raises(StrategyError, match=r"the stage of 'odd' is unknown.*--place PATTERN=first"):
         staged(strategy("odd l.0.w l.1.w"), 2)
-    with pytest.raises(StrategyError, match="which stages hold 'odd' cannot be told"):
+    with pytest.raises(StrategyError, match="the stage of 'odd' is unknown"):
         staged(strategy("l.0.w", "odd l.1.w", "l.2.w"), 2)
 
 
