@@ -253,7 +253,7 @@ def test_without_a_word_of_the_network_the_size_decides() -> None:
     done = derive_strategy(strategy(NETWORK), TargetJob(2, 4, 1, **options), SHAPES)  # type: ignore[arg-type]
     assert shards(done.strategy) == {"l.0.wq": (-1, 4), "l.0.wo": (-1, 4), "adam_m.l.0.wq": (-1, 4)}
     assert "assuming 4 bytes a value, since the strategy has no dtypes" in done.notes[-1]
-    with pytest.raises(StrategyError, match="depends on its shape, which this strategy does not tell.*'l.0.wo'"):
+    with pytest.raises(StrategyError, match="depends on its shape, which this strategy does not have.*'l.0.wo'"):
         derived(strategy(NETWORK), 2, 4, 1, facts={}, optimizer_parallel=True)
 
 
