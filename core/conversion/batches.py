@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, run_in_threads
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.errors import ReshardError, StorageError, is_transient
-from reshard.core.runtime.retry import Losses
+from reshard.core.runtime.retry import FailureStreak
 from reshard.core.target.workspace import read_records
 
 
@@ -32,12 +32,12 @@ def run_batch(work: RankWork, batch: Unit) -> None:
     records = read_records(work.workspace, batch.ranks)
     done = {record.rank for record in records if record.is_checked(work.level)}
     dispatch = Dispatch([left for unit in batch.units for left in _left_of(unit, done)])
-    losses = Losses()
+    streak = FailureStreak()
 
     def do(unit: Unit) -> None:
         work.advance(0)  # raises if the run is being stopped
         try:
-            with losses.counted():
+            with streak.counted():
                 work.make(unit)
                 work.check(unit.rank)
         except ReshardError:

@@ -19,7 +19,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
-from reshard.core.runtime.retry import Losses, counting_retries, stoppable, with_retries
+from reshard.core.runtime.retry import FailureStreak, counting_retries, stoppable, with_retries
 from reshard.core.runtime.threads import in_threads, rare_collections
 from reshard.core.verification.values import ContentCheck
 
@@ -60,10 +60,10 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
     progress = current_progress()
     work = session.work(advancing(progress, stop))
     dispatch = session.dispatch()
-    losses: dict[Unit, Losses] = defaultdict(Losses)
+    streak: dict[Unit, FailureStreak] = defaultdict(FailureStreak)
 
     def do(unit: Unit) -> None:
-        with losses[dispatch.origin(unit)].counted():
+        with streak[dispatch.origin(unit)].counted():
             with_retries(lambda: work.make(unit), progress.note)
             with_retries(lambda: work.check(unit.rank), progress.note)
 

@@ -20,7 +20,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.progress import Progress, SilentProgress, current_progress, reporting_to
-from reshard.core.runtime.retry import paused, stoppable, with_retries
+from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import printable, rank_names
 from reshard.core.source.opening import load_strategy
@@ -157,7 +157,7 @@ def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step
         except TargetBusyError as error:
             # it came first; or, on an object store, it came at the same moment, and gave way as well
             current_progress().note(f"{error}; looking again")
-            if not paused(random.uniform(0.1, 1) * RENEWAL_SECONDS):
+            if not sleep_unless_stopped(random.uniform(0.1, 1) * RENEWAL_SECONDS):
                 raise ConversionError("stopped, because all is to stop") from error
             continue
         if not done.committed:

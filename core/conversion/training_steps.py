@@ -24,7 +24,7 @@ from reshard.core.plan.plan_file import load_sources
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import current_progress
-from reshard.core.runtime.retry import paused
+from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
 from reshard.core.storage.file_versions import TOUCHED, Stamp, is_only_touched, is_same_version, read_stamps
 from reshard.core.storage.listing import unless_missing
@@ -120,7 +120,7 @@ class StepWatch:
                 if each.step not in told:
                     current_progress().note(f"waiting for step {each.step}, which is being written: {each.lacking}")
             told |= {each.step for each in awaited}
-            if not paused(LOOK_AGAIN_SECONDS):
+            if not sleep_unless_stopped(LOOK_AGAIN_SECONDS):
                 raise ConversionError("stopped while waiting for a checkpoint that is being written")
             source, seen = self.look()
 

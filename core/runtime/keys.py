@@ -1,7 +1,7 @@
-"""The keys of encrypted checkpoints: said by name, looked up where they are used, and carried by the context.
+"""The keys of encrypted checkpoints: given by name, looked up where they are used, and carried by the context.
 
-A key is the UTF-8 bytes of the text that is kept under its name, without a line end after it; `hex:` or `base64:` in
-front of that text say that it stands for other bytes. There are two at most: the source's and the target's.
+A key is the UTF-8 bytes of the text kept under its name, without a trailing line end; a text that begins with `hex:` or
+`base64:` is decoded. There are at most two: the source's and the target's.
 """
 
 import base64
@@ -33,16 +33,16 @@ _KEY_BYTES = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key, and what it is used for: a mode says which cipher, and how.
+    """A key and the encryption mode it is used with.
 
     Raises:
-        InputError: it is no key for that mode.
+        InputError: the key's length does not fit the mode.
     """
 
     secret: bytes = field(repr=False)
     mode: EncryptionMode
     name: str = "the key"
-    """As messages call it."""
+    """Name in messages."""
 
     def __post_init__(self) -> None:
         allowed = _KEY_BYTES[self.mode]
@@ -55,7 +55,7 @@ class Key:
 
 @dataclass(frozen=True)
 class KeyNames:
-    """Names of the keys of source and target, and their modes; an empty name: not encrypted."""
+    """Names and modes of the source's and the target's key; an empty name: not encrypted."""
 
     source: str = ""
     source_mode: EncryptionMode = EncryptionMode.AES_GCM
@@ -65,7 +65,7 @@ class KeyNames:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of source and target, those that there are."""
+    """The keys of source and target, as far as they are encrypted."""
 
     source: Key | None = None
     target: Key | None = None
@@ -76,20 +76,20 @@ _current: ContextVar[Keys] = ContextVar("reshard_keys", default=Keys())  # noqa:
 
 
 def source_key() -> Key | None:
-    """The key that source files are decrypted with; None: they are not encrypted."""
+    """The key that source files are decrypted with; None for plain files."""
     return _current.get().source
 
 
 def target_key() -> Key | None:
-    """The key that target files, and what is recorded of them, are encrypted with; None: they are not."""
+    """The key that target files and their records are encrypted with; None for plain files."""
     return _current.get().target
 
 
 def needed_target_key() -> Key:
-    """The key of a target that is to be encrypted.
+    """The key of an encrypted target.
 
     Raises:
-        InputError: none is in force.
+        InputError: no target key is in force.
     """
     key = target_key()
     if key is None:
@@ -98,10 +98,10 @@ def needed_target_key() -> Key:
 
 
 def resolve_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Keys:
-    """The keys of these names, to be put in force.
+    """Look up keys by name.
 
     Raises:
-        InputError: a name cannot be resolved, or what it stands for is no key.
+        InputError: a name cannot be resolved, or its value is not a key.
     """
     resolvers = resolvers or {}
     return Keys(
@@ -113,7 +113,7 @@ def resolve_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = Non
 
 @contextmanager
 def keys_in_force(keys: Keys) -> Iterator[None]:
-    """Inside the block these keys, and no others, are known."""
+    """Put these keys, and no others, in force inside the block."""
     token = _current.set(keys)
     try:
         yield
@@ -123,10 +123,10 @@ def keys_in_force(keys: Keys) -> Iterator[None]:
 
 @contextmanager
 def named_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Inside the block the keys of these names are known. Where they are in force already, nothing is looked up anew.
+    """Put the keys of these names in force inside the block; keys already in force are not looked up again.
 
     Raises:
-        InputError: a name cannot be resolved, or what it stands for is no key.
+        InputError: a name cannot be resolved, or its value is not a key.
     """
     if _current.get().asked == names:
         yield
@@ -136,7 +136,7 @@ def named_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None)
 
 
 def _resolved(name: str, mode: EncryptionMode, resolvers: Mapping[str, Resolver]) -> Key:
-    """The key that has a name. No error repeats it, nor is one caused by an error that does."""
+    """Look up a key. No error contains it, nor is caused by an error that does."""
     value = value_of(name, resolvers, f"the name of a key {KEY_ADVICE}")
     if type(value) is int:  # Prefect takes digits for a number
         value = str(value)
@@ -158,4 +158,4 @@ def _key_bytes(name: str, text: str) -> bytes:
             return base64.b64decode(digits, validate=True)
         return text.encode()
     except (ValueError, binascii.Error):
-        raise InputError(f"{name}: what stands there is not {kind if colon else 'UTF-8'}") from None
+        raise InputError(f"{name}: its value is not {kind if colon else 'UTF-8'}") from None

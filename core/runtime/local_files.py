@@ -1,4 +1,4 @@
-"""Opens local files, and only regular ones.
+"""Opens local files, refusing all but regular ones.
 
 Opening a pipe waits for a writer, a device may never end, and either can have any name. So every local file is opened
 non-blocking, and its type is checked before the first read.
@@ -21,7 +21,7 @@ class NotRegularError(OSError):
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file; links are followed unless `flags` say otherwise.
+    """Open a regular file and return its descriptor; links are followed unless `flags` forbid it.
 
     Raises:
         IsADirectoryError: the path is a directory.
@@ -32,10 +32,10 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
-            # a server holds it for a client, by a delegation or an oplock, and gives it up while this one waits
+            # another client has a delegation or an oplock, which the server recalls while this open waits
             _check_regular(os.stat(path), path)
             return os.open(path, flags | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
-        if error.errno == errno.ENXIO:  # a socket, or a pipe that nobody reads
+        if error.errno == errno.ENXIO:  # a socket, or a pipe without a reader
             _check_regular(os.stat(path), path)
         raise
     try:
@@ -47,7 +47,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def check_regular(path: str) -> None:
-    """Makes sure that a path leads to a regular file.
+    """Check that a path leads to a regular file.
 
     Raises:
         OSError: as for `open_regular`.
@@ -56,7 +56,7 @@ def check_regular(path: str) -> None:
 
 
 def is_irregular(error: BaseException | None) -> bool:
-    """Whether an error means that a path is no regular file, or a loop of links."""
+    """True if an error means that a path is not a regular file, or is a loop of links."""
     irregular = isinstance(error, NotRegularError | IsADirectoryError)
     return irregular or (isinstance(error, OSError) and error.errno == errno.ELOOP)
 

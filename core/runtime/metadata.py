@@ -29,7 +29,7 @@ ENTRY_BYTES = 600
 PARAMETER_BYTES = 2048
 """Memory for one parameter in a file's index and in the plan built from it."""
 
-_SMALL_PARTS = 32
+_SMALL_FRACTION = 32
 """Parses of up to 1/32 of the limit run at once; 16 threads then take at most half of it."""
 
 _LIST_BYTES, _OBJECT_BYTES, _MEMBER_BYTES, _VALUE_BYTES = 100, 100, 180, 70
@@ -48,7 +48,7 @@ _large_parse = threading.RLock()
 
 @contextmanager
 def metadata_limited(limit_bytes: int) -> Iterator[None]:
-    """Sets the memory limit of metadata inside the block."""
+    """Set the memory limit of metadata inside the block."""
     token = _limit.set(limit_bytes)
     try:
         yield
@@ -62,10 +62,10 @@ def metadata_limit_bytes() -> int:
 
 
 def check_metadata(needed_bytes: int, origin: object) -> None:
-    """Makes sure that metadata of `origin` stays within the memory limit.
+    """Check that metadata of `origin` stays within the memory limit.
 
     Raises:
-        LimitError: it exceeds the limit.
+        LimitError: the metadata exceeds the limit.
     """
     limit_bytes = metadata_limit_bytes()
     if needed_bytes > limit_bytes:
@@ -85,19 +85,19 @@ class Parse:
         self._is_large = False
 
     def take(self, needed_bytes: int) -> None:
-        """Reserves memory before it is used; a parse that becomes large waits for other large parses to end.
+        """Reserve memory before it is used; a parse that becomes large waits for other large parses to end.
 
         Raises:
             LimitError: the parse would exceed the limit.
         """
         self._taken_bytes += needed_bytes
         check_metadata(self._taken_bytes, self._origin)
-        if not self._is_large and self._taken_bytes > metadata_limit_bytes() // _SMALL_PARTS:
+        if not self._is_large and self._taken_bytes > metadata_limit_bytes() // _SMALL_FRACTION:
             _large_parse.acquire()
             self._is_large = True
 
     def end(self) -> None:
-        """Releases the reservation; the next large parse may begin."""
+        """Release the reservation; the next large parse may begin."""
         if self._is_large:
             self._is_large = False
             _large_parse.release()
@@ -105,7 +105,7 @@ class Parse:
 
 @contextmanager
 def parsing(origin: object) -> Iterator[Parse]:
-    """A block that parses metadata of `origin`, the name of a file or document."""
+    """Parse metadata of `origin`, the name of a file or document, inside the block."""
     parse = Parse(origin)
     try:
         yield parse
@@ -119,7 +119,7 @@ def parsing(origin: object) -> Iterator[Parse]:
 def load_json(
     data: bytes, origin: object, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parses a JSON document in UTF-8, within the memory limit.
+    """Parse a JSON document in UTF-8, within the memory limit.
 
     Raises:
         LimitError: parsing would exceed the limit.

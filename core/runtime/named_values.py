@@ -1,8 +1,8 @@
-"""What is kept under a name: requests, records and logs hold the name, and who uses the value looks it up.
+"""Values kept under names: requests, records and logs hold the name, and the code that uses the value looks it up.
 
 env:NAME    a variable of the environment
 file:PATH   a regular file; a pipe could be read only once
-block:NAME  what the caller's resolver knows
+block:NAME  a value that the caller's resolver knows
 """
 
 import os
@@ -13,22 +13,22 @@ from typing import Any
 from reshard.core.errors import InputError
 from reshard.core.runtime.local_files import open_regular
 
-_LARGEST_FILE_BYTES = 2**20
+_MAX_FILE_BYTES = 2**20
 
 Resolver = Callable[[str], Any]
-"""Gives the value of a name, without its kind in front: text, or a mapping.
+"""Returns the value of a name without its kind: text, or a mapping.
 
-It raises an InputError, whose message need not repeat the name, if there is none.
+Raises an InputError, whose message need not repeat the name, if there is none.
 """
 
 
 def value_of(name: str, resolvers: Mapping[str, Resolver], advice: str) -> Any:
-    """What is kept under a name; no error repeats it, nor is one caused by an error that does.
+    """Look up the value of a name. No error contains the value, nor is caused by an error that does.
 
-    `advice` says what a name has to be.
+    `advice` is the error message for a text that is not a name.
 
     Raises:
-        InputError: it is no name, or nothing is kept under it.
+        InputError: the text is not a name, or nothing is kept under it.
     """
     if not is_name(name):
         raise InputError(advice)
@@ -51,14 +51,14 @@ def _of_environment(name: str) -> str:
 def _of_file(path: str) -> str:
     try:
         with open(open_regular(os.path.expanduser(path)), "rb") as file:
-            content = file.read(_LARGEST_FILE_BYTES + 1)
-        if len(content) <= _LARGEST_FILE_BYTES:
+            content = file.read(_MAX_FILE_BYTES + 1)
+        if len(content) <= _MAX_FILE_BYTES:
             return content.decode()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}") from error
     except ValueError:
         raise InputError("is not text, in UTF-8") from None
-    raise InputError(f"cannot be read: has more than {_LARGEST_FILE_BYTES} bytes")
+    raise InputError(f"cannot be read: has more than {_MAX_FILE_BYTES} bytes")
 
 
 _RESOLVERS: Mapping[str, Resolver] = {"env": _of_environment, "file": _of_file}
@@ -74,5 +74,5 @@ KEY_ADVICE = "must be env:NAME, file:PATH or block:NAME, which says where the ke
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is the name of storage options, or of a key, that are kept elsewhere."""
+    """True if a text is the name of a value."""
     return _NAME.fullmatch(text) is not None

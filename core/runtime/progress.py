@@ -1,6 +1,6 @@
-"""How long work tells of itself, without knowing who listens.
+"""Progress of long work, reported to a listener that the work does not know.
 
-The listener is carried by the context, so that it reaches work that runs behind a task runner in other threads.
+The listener is in the context, so that it reaches work in other threads behind a task runner.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,36 +13,36 @@ from reshard.core.errors import StoppedError
 
 
 class Progress(Protocol):
-    """Who is told; called from many threads."""
+    """Progress listener; must be thread-safe."""
 
     def note(self, message: str) -> None:
-        """Something worth a line happened."""
+        """Report an event worth a line."""
 
     def begin(self, total_bytes: int) -> None:
-        """The long part begins: this much is to be written and read back."""
+        """Begin the long part: `total_bytes` will be written and read back."""
 
     def advance(self, count_bytes: int) -> None:
-        """So much more is done."""
+        """Report `count_bytes` more as done."""
 
 
 class SilentProgress:
-    """Tells nobody."""
+    """A listener that drops everything."""
 
     def note(self, message: str) -> None:
-        """Dropped."""
+        """Drop the message."""
 
     def begin(self, total_bytes: int) -> None:
-        """Dropped."""
+        """Drop the event."""
 
     def advance(self, count_bytes: int) -> None:
-        """Dropped."""
+        """Drop the event."""
 
 
 def advancing(progress: Progress, stop: Event) -> Callable[[int], None]:
-    """`progress.advance`, for work that cannot be interrupted from outside: once `stop` is set, it raises.
+    """Wrap `progress.advance` for work that cannot be interrupted from outside: it raises once `stop` is set.
 
-    The function raises:
-        StoppedError: the work has to stop.
+    The returned function raises:
+        StoppedError: `stop` is set.
     """
 
     def advance(count_bytes: int) -> None:
@@ -57,13 +57,13 @@ _listener: ContextVar[Progress] = ContextVar("reshard_progress", default=SilentP
 
 
 def current_progress() -> Progress:
-    """Who is to be told in this context."""
+    """Return the listener of this context."""
     return _listener.get()
 
 
 @contextmanager
 def reporting_to(progress: Progress) -> Iterator[None]:
-    """Makes `progress` the listener of all work begun inside the block."""
+    """Make `progress` the listener of all work begun inside the block."""
     token = _listener.set(progress)
     try:
         yield

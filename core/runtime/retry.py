@@ -1,7 +1,7 @@
-"""Trying again what may succeed later: transient failures of a storage, with growing pauses.
+"""Retries after transient failures of a storage, with growing pauses.
 
-There are two layers, and in each of them one set of attempts: a request is repeated soon, a unit of work (a rank, the
-plan) later and from its beginning.
+There are two layers with one set of attempts each: a request is repeated soon, a unit of work (a rank, the plan) later
+and from its beginning.
 """
 
 import random
@@ -18,7 +18,7 @@ from reshard.core.errors import ConversionError, ReshardError, is_transient
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often something is tried in all, and how long the first pause is; each further one is twice as long."""
+    """Number of attempts in all, and the first pause; each further pause is twice as long."""
 
     attempts: int
     first_pause_seconds: float
@@ -31,14 +31,14 @@ Result = TypeVar("Result")
 
 
 class RetryCount:
-    """How many requests were made again; counted by many threads."""
+    """Number of repeated requests; thread-safe."""
 
     def __init__(self) -> None:
         self.value = 0
         self._lock = threading.Lock()
 
     def add(self) -> None:
-        """One more."""
+        """Count one repeated request."""
         with self._lock:
             self.value += 1
 
@@ -48,7 +48,7 @@ _count: ContextVar[RetryCount | None] = ContextVar("reshard_retries", default=No
 
 @contextmanager
 def counting_retries() -> Iterator[RetryCount]:
-    """Counts the requests that are made again on behalf of what runs inside the block."""
+    """Count the requests repeated on behalf of the block."""
     count = RetryCount()
     token = _count.set(count)
     try:
@@ -58,13 +58,13 @@ def counting_retries() -> Iterator[RetryCount]:
 
 
 def retries_counted() -> int:
-    """How many there were until now; 0 if nobody counts."""
+    """Number of requests repeated so far; 0 where they are not counted."""
     count = _count.get()
     return 0 if count is None else count.value
 
 
 def count_retry(_: str) -> None:
-    """Takes note of a request that is made again; who counts is in the context."""
+    """Count a repeated request in this context's counter, if there is one."""
     count = _count.get()
     if count is not None:
         count.add()
@@ -75,7 +75,7 @@ _stop: ContextVar[threading.Event | None] = ContextVar("reshard_stop", default=N
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """Inside the block nothing is tried again once the event is set."""
+    """Yield an event that, once set, ends all retries inside the block."""
     stop = threading.Event()
     token = _stop.set(stop)
     try:
@@ -85,9 +85,9 @@ def stoppable() -> Iterator[threading.Event]:
 
 
 def with_retries(
-    work: Callable[[], Result], told: Callable[[str], None], *, policy: RetryPolicy | None = None
+    work: Callable[[], Result], note: Callable[[str], None], *, policy: RetryPolicy | None = None
 ) -> Result:
-    """The result of `work`, repeated after transient failures; `told` hears of each repetition."""
+    """Return the result of `work`, repeated after transient failures; `note` receives a message for each repetition."""
     policy = policy or WORK
     for attempt in range(1, policy.attempts):
         try:
@@ -98,14 +98,14 @@ def with_retries(
                 raise
             # jitter: workers that failed together should not come back together
             pause = policy.first_pause_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
-            told(f"{error}; trying again in {pause:.1f} s (attempt {attempt + 1} of {policy.attempts})")
-            if not paused(pause):
+            note(f"{error}; trying again in {pause:.1f} s (attempt {attempt + 1} of {policy.attempts})")
+            if not sleep_unless_stopped(pause):
                 raise
     return work()
 
 
-def paused(seconds: float) -> bool:
-    """Lets time pass; False, at once, where all is to stop."""
+def sleep_unless_stopped(seconds: float) -> bool:
+    """Sleep; return False as soon as the `stoppable` block is stopped."""
     stop = _stop.get()
     if stop is None:
         time.sleep(seconds)
@@ -113,22 +113,22 @@ def paused(seconds: float) -> bool:
     return not stop.wait(seconds)
 
 
-class Losses:
-    """Counts works that the storage failed, one after another and each after all its retries, as if it were down."""
+class FailureStreak:
+    """Counts consecutive units of work that failed transiently after all their retries, as if the storage were down."""
 
-    _MOST_IN_A_ROW = 3
+    _MAX_FAILURES = 3
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """The block is one work.
+        """Count the block as one unit of work.
 
         Raises:
-            ConversionError: so many before it failed that it is not tried.
+            ConversionError: too many failed before it; the block is not entered.
         """
-        if self._in_a_row >= self._MOST_IN_A_ROW:
+        if self._in_a_row >= self._MAX_FAILURES:
             raise ConversionError("not tried, because the storage failed for the ranks before it for so long")
         try:
             yield

@@ -1,8 +1,8 @@
-"""What stands beside an encrypted target, sealed with the target's key: records, the plan, what names parameters.
+"""Sealed documents beside an encrypted target: records, the plan, anything that names parameters.
 
-Whatever the mode of the files, it is AES-256-GCM under a key of its own, which HKDF-SHA256 derives from the target's:
-so what is sealed is authentic even where the files are not, and no key encrypts files and records alike. A digest that
-everybody may see would tell who guesses contents whether the guess is right: such digests are HMACs.
+Whatever the mode of the files, a document is sealed with AES-256-GCM under a key that HKDF-SHA256 derives from the
+target's key: documents are authentic even where the files are not, and no key encrypts both. Plain digests would
+confirm guesses of the contents, so digests are HMACs.
 
     the line "reshard-sealed-1" | nonce, 12 bytes | ciphertext | tag, 16 bytes
 """
@@ -25,22 +25,22 @@ _DIGEST_CHARACTERS = 32
 
 
 def seal(data: bytes, key: Key, purpose: str) -> bytes:
-    """`data`, so that only who has the key can read it, or make it anew; `purpose` says what it is."""
+    """Encrypt and authenticate `data`; `purpose` names the kind of document."""
     nonce = os.urandom(_NONCE_BYTES)
     return _MARK + nonce + AESGCM(_derived(key, "seal")).encrypt(nonce, data, purpose.encode())
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether it was made by `seal`."""
+    """True for the output of `seal`."""
     return data.startswith(_MARK)
 
 
 def unseal(data: bytes, key: Key | None, purpose: str, origin: str) -> bytes:
-    """What was sealed; `origin` is what messages call it.
+    """Decrypt a sealed document, or return a plain one if no key is given; `origin` names it in messages.
 
     Raises:
-        InputError: it is sealed, and the key is missing or not the right one, or it was changed; or it is not sealed,
-            although a key is there.
+        InputError: the document is sealed, and the key is missing or wrong, or the document was changed; or it is not
+            sealed, although a key is given.
     """
     if key is None:
         if is_sealed(data):
@@ -58,7 +58,7 @@ def unseal(data: bytes, key: Key | None, purpose: str, origin: str) -> bytes:
 
 
 def keyed_digest(data: bytes, key: Key) -> str:
-    """A digest in hex, as long as others are, that says nothing to who has not the key."""
+    """Return an HMAC in hex, as long as plain digests are."""
     return hmac.digest(_derived(key, "digest"), data, "sha256").hex()[:_DIGEST_CHARACTERS]
 
 

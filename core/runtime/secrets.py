@@ -1,7 +1,7 @@
-"""Secrets are said by name: URLs, requests, records, logs and messages hold none.
+"""Recognizes and hides credentials in URLs and messages.
 
-URLs end in logs, records, artifacts and Prefect's database, and so do the options of a run. What a storage needs to be
-opened is kept elsewhere, under a name, and only the name is passed around.
+URLs and options of a run end in logs, records, artifacts and Prefect's database. So they carry no secrets: credentials
+are kept elsewhere, under a name (`reshard.core.runtime.named_values`), and only the name is passed around.
 """
 
 import re
@@ -24,7 +24,7 @@ _SECRET_FIELD = re.compile(
     r"|(?:session|security|access)_?token|password|secret)(=|\">|>)[^&<>\"'\s]+",
     re.IGNORECASE,
 )
-_MOST_ENCODINGS = 3
+_MAX_ENCODINGS = 3
 """Rounds of percent-decoding: a URL encoded more often is meant to hide something."""
 
 ADVICE = (
@@ -34,8 +34,8 @@ ADVICE = (
 
 
 def carries_credentials(url: str) -> bool:
-    """Whether a URL, or one in a chain, contains a password or a token, percent-encoded or not."""
-    for _ in range(_MOST_ENCODINGS):
+    """True if a URL, or one in a chain, contains a password or a token, percent-encoded or not."""
+    for _ in range(_MAX_ENCODINGS):
         if _shows_credentials(url):
             return True
         decoded = unquote(url, errors="surrogateescape")
@@ -46,7 +46,7 @@ def carries_credentials(url: str) -> bool:
 
 
 def _shows_credentials(url: str) -> bool:
-    # from where they begin, and to where they end, all searches take one pass, however long and odd the text is
+    # bounded on both sides, every search takes a single pass, however long and odd the text
     begin, last = url.find("://"), url.rfind("@") + 1
     if begin < 0:
         return False
@@ -58,7 +58,7 @@ def _shows_credentials(url: str) -> bool:
 
 
 def scrubbed(text: str) -> str:
-    """Hides secrets in a text: signatures and tokens of URLs, passwords of proxies."""
+    """Replace secrets in a text by `…`: signatures and tokens of URLs, passwords of proxies."""
     if "://" in text:
         text = _WORD.sub(_without_users, text)
     return _SECRET_FIELD.sub(r"\1\2…", _FIELD.sub(r"\1…", text))

@@ -14,7 +14,7 @@ _MESSAGE = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, including memory for a new thread's stack."""
+    """True if an error means that memory ran out, including memory for a new thread's stack."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
@@ -24,7 +24,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def naming_shortage() -> Iterator[None]:
-    """Raises an OutOfMemoryError in place of any out-of-memory error inside the block."""
+    """Raise an OutOfMemoryError in place of any out-of-memory error inside the block."""
     try:
         yield
     except Exception as error:
@@ -35,7 +35,7 @@ def naming_shortage() -> Iterator[None]:
 
 
 def release_frames(error: BaseException) -> None:
-    """Clears the local variables that an error's traceback keeps alive."""
+    """Clear the local variables that an error's traceback keeps alive."""
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)

@@ -1,4 +1,4 @@
-"""The same work on many things, in threads."""
+"""Work on many items in threads, and garbage collection that does not slow it down."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
@@ -13,17 +13,16 @@ Answer = TypeVar("Answer")
 
 
 def in_threads(work: Callable[[Item], Answer], items: Iterable[Item], workers: int, stop: Event) -> list[Answer]:
-    """What `work` gives for each item, in order.
+    """Return the result of `work` for each item, in order.
 
-    The first error, or an interruption, ends all: what has not begun never does, and `stop` is set, for what is under
-    way to end soon.
+    The first error, or an interruption, cancels items not yet begun and sets `stop`, so that running ones end soon.
     """
     with ThreadPoolExecutor(workers, thread_name_prefix="reshard") as pool:
         futures = [pool.submit(copy_context().run, work, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:
-            stop.set()  # leaving the pool waits for what is under way
+            stop.set()  # leaving the pool waits for running items
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -34,9 +33,9 @@ _THRESHOLDS = (50_000, 20, 100)
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Lets the collector look for garbage after 50,000 new objects, not after 700, while the block runs.
+    """Collect garbage after 50,000 new objects, not after 700, while the block runs.
 
-    Plans and records are millions of small objects which all survive. Each full collection visits all of them: nine
+    Plans and records are millions of small objects which all survive, and each full collection visits all of them: nine
     took a third of the time of a conversion of 60,000 small parameters, and freed nothing.
     """
     before = gc.get_threshold()

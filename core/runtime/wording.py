@@ -12,7 +12,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size_text(count_bytes: float) -> str:
-    """Bytes in a unit that is easy to read: `1.5 GiB`; exact below 1 KiB."""
+    """Format bytes as `1.5 GiB`; exact below 1 KiB."""
     if count_bytes < 1024:
         return f"{count_bytes:.0f} B"
     exponent = min(int(math.log(count_bytes, 1024)), len(_UNITS))
@@ -20,7 +20,7 @@ def size_text(count_bytes: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration that is easy to read: `3.2 s`, `4 min 05 s`, `2 h 03 min`."""
+    """Format a duration as `3.2 s`, `4 min 05 s` or `2 h 03 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -30,7 +30,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Ascending ranks as `0-3,7`, the way that --ranks reads them."""
+    """Format ascending ranks as `0-3,7`, the syntax of --ranks."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
@@ -78,32 +78,32 @@ class NameText(str):
 
 
 def quoted(text: str) -> str:
-    """A name or an expression in quotes, as it was written: backslashes are not doubled."""
+    """Quote a name or an expression verbatim: backslashes are not doubled."""
     return f"'{text}'" if text.isprintable() and "'" not in text else repr(text)
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Format as `1 rank`, `2 ranks`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-# what a message lists at most; ranks that are missing are always listed whole
 MAX_LISTED = 10
+"""The most items that a message lists; missing ranks are listed in full."""
 
 
 def rank_names(ranks: Iterable[int], limit: int | None = None) -> str:
-    """`rank_0, rank_3`; of more than `limit` ranks the first, and how many there are beyond."""
+    """Format as `rank_0, rank_3`; beyond `limit` ranks, `and N more`."""
     names = [f"rank_{rank}" for rank in sorted(ranks)]
     return listed(names, limit)
 
 
 def listed(items: Sequence[str], limit: int | None = MAX_LISTED, separator: str = ", ") -> str:
-    """Items joined by a separator; of more than `limit` the first, and how many there are beyond."""
+    """Join items by a separator; beyond `limit` items, `and N more`."""
     shown = separator.join(map(printable, items[:limit]))
     return shown if limit is None or len(items) <= limit else f"{shown} and {len(items) - limit} more"
 
 
 def listed_lines(items: Sequence[str], limit: int = 20) -> list[str]:
-    """Items for lines of their own; of more than `limit` the first, and a line that counts the rest."""
+    """Return one line per item; beyond `limit` items, a last line `and N more`."""
     more = len(items) - limit
     return [*items[:limit], f"and {more} more"] if more > 0 else list(items)

@@ -91,7 +91,7 @@ def test_what_cannot_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert refusal("block:key", block=lambda name: {"key": SECRET}).startswith("block:key: is not the text of a key")
     for kind in ("hex", "base64"):
         monkeypatch.setenv("KEY", f"{kind}:{SECRET}")
-        assert refusal("env:KEY") == f"env:KEY: what stands there is not {kind}"
+        assert refusal("env:KEY") == f"env:KEY: its value is not {kind}"
     assert refusal(SECRET).startswith("the name of a key must be env:NAME, file:PATH or block:NAME")
 
 
