@@ -7,7 +7,8 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
-from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.request.conversion import build_options
+from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.wording import counted, printable, size_text
 from reshard.flows.blocks import resolvers_for
 
@@ -39,7 +40,7 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
       reshard fingerprint out --source-strategy new_strategy.ckpt | diff here.txt -
       reshard fingerprint ckpt --source-strategy strategy --json > here.json
     """
-    request = build_request(source=checkpoint, target=NOWHERE, check_crc=False, **options)
+    request = build_options(FingerprintRequest, source=checkpoint, **options)
     from reshard.core.verification.compare import fingerprint_checkpoint
 
     with shown_progress("reading") as progress:

@@ -11,7 +11,8 @@ from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json, print_line, print_table
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.request.conversion import build_options
+from reshard.core.request.planning import PlanRequest
 from reshard.core.runtime.wording import ranks_text, size_text
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def command(
     if rank is not None and html:
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
     check_output(html or "")
-    request = build_request(source=source, target=target or NOWHERE, **options)
+    request = build_options(PlanRequest, source=source, target=target or "", **options)
     from reshard.core.conversion.planning import describe_plan
 
     with resources_named_in(request):

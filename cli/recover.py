@@ -7,7 +7,8 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.storages import resources_named_in
-from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.request.conversion import build_options
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.wording import counted, ranks_text
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json:
       reshard recover ckpt --source-strategy strategy --fault-ranks 3,7 --json
       reshard recover ckpt --group-info group_info.json --step 10_5
     """
-    request = build_request(source=source, target=NOWHERE, recover=True, fault_ranks=fault_ranks, **options)
+    request = build_options(SourceRequest, source=source, recover=True, fault_ranks=fault_ranks, **options)
     from reshard.core.source.recovery import assess_recovery
 
     with resources_named_in(request):

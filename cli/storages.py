@@ -12,7 +12,7 @@ from reshard.core.runtime.keys import EncryptionMode
 from reshard.flows.blocks import resolvers_for
 
 if TYPE_CHECKING:
-    from reshard.core.request.conversion import ConversionOptions
+    from reshard.core.request.resources import Naming
 
 storage_option = click.option(
     "--storage",
@@ -65,12 +65,11 @@ def key_named(name: str, mode: str) -> Iterator[None]:
 
 
 @contextmanager
-def resources_named_in(request: "ConversionOptions") -> Iterator[None]:
+def resources_named_in(request: "Naming") -> Iterator[None]:
     """Opens what a request names with the storage options and the keys that it names."""
-    from reshard.core.request.resources import resources_of
+    from reshard.core.request.resources import names_in, resources_of
 
-    names = (request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key)
-    with resources_of(request, resolvers_for(*names)):
+    with resources_of(request, resolvers_for(*names_in(request))):
         yield
 
 

@@ -11,20 +11,21 @@ from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.retry import with_retries
 from reshard.flows.outcome import carried_out, check_output, tail_of
 from reshard.flows.ranks import read_sources, run_ranks
 from reshard.flows.runners import PoolRunner, worker_pool
 from reshard.flows.slots import Slots, slots_of
 from reshard.tasks.artifacts import publish_plan, publish_report
-from reshard.tasks.catalog import catalog_source
+from reshard.tasks.catalog import open_source
 from reshard.tasks.conversion import commit_target
 from reshard.tasks.events import tell_completed, telling_failure
 from reshard.tasks.planning import plan_conversion
 from reshard.tasks.policies import untouched
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
-from reshard.tasks.strategies import merge_strategy
+from reshard.tasks.strategies import find_source_strategy, outline_target
 
 
 def title_of(request: ConversionRequest) -> str:
@@ -63,10 +64,11 @@ def _carry_out(
     request: ConversionRequest, progress: RunProgress, pool: PoolRunner | None, slots: Slots | None
 ) -> ConversionReport:
     started = time.monotonic()
-    source = untouched(merge_strategy(request.source_strategy, "source", request.source))
-    target = untouched(merge_strategy(request.target_strategy, "target"))
-    catalog = untouched(catalog_source(request, source, target))
-    plan = plan_conversion(request, catalog, source, target)
+    source_request = SourceRequest.of(request)
+    strategy = untouched(find_source_strategy(source_request))
+    target = untouched(outline_target(request))
+    source = untouched(open_source(source_request, strategy, target))
+    plan = plan_conversion(request, source, target)
     with open_session(request, plan, pool.pool if pool else None) as session:
         summary = summarize_plan(plan, session.budget, session.groups, session.prefetch)
         publish_plan(plan, summary, str(session.target.final))

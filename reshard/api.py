@@ -27,15 +27,15 @@ from reshard.core.conversion.report import ConversionReport, PlanSummary
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import (
-    NOWHERE,
-    ConversionOptions,
     ConversionRequest,
     IntegratedSave,
     build_options,
     describe_validation,
 )
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.resources import resources_of
+from reshard.core.request.planning import PlanRequest
+from reshard.core.request.resources import Naming, names_in, resources_of
+from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.runtime.progress import Progress
@@ -308,8 +308,8 @@ def fingerprint(
         InputError: options are wrong, or it is no whole checkpoint.
         StorageError: a file cannot be read.
     """
-    named = {"source": checkpoint, "source_strategy": source_strategy, "target": NOWHERE, "check_crc": False}
-    request = _build(ConversionRequest, FingerprintOptions, options, **named)
+    named = {"source": checkpoint, "source_strategy": source_strategy}
+    request = _build(FingerprintRequest, FingerprintOptions, options, **named)
     return compare.fingerprint_checkpoint(request, progress, _resolvers(request))
 
 
@@ -332,10 +332,8 @@ def recover(
         InputError: options, or the files they name, are wrong.
         StorageError: a file cannot be read.
     """
-    fixed = {"target": NOWHERE, "recover": True}
-    request = _build(
-        ConversionRequest, RecoverOptions, options, source=source, source_strategy=source_strategy, **fixed
-    )
+    named = {"source": source, "source_strategy": source_strategy, "recover": True}
+    request = _build(SourceRequest, RecoverOptions, options, **named)
     with _resources(request):
         return recovery.assess_recovery(request, [_text(url) for url in group_info])
 
@@ -368,10 +366,9 @@ def doctor(
         StorageError: a storage failed.
     """
     request = build_options(
-        ConversionRequest,
+        SourceRequest,
         str,
         source=_text(source),
-        target=NOWHERE,
         source_strategy=_text(source_strategy),
         step=step,
         source_prefix=source_prefix,
@@ -492,8 +489,7 @@ def make_strategy(
         cuts=cuts,
         places=places,
     )
-    named = {"source": urls["like"], "target": NOWHERE, "integrated_save": integrated_save}
-    checked = build_options(ConversionRequest, str, **named)
+    checked = build_options(SourceRequest, str, source=urls["like"], integrated_save=integrated_save)
     with _place(*urls.values(), storage=storage, decrypt_key=decrypt_key, decrypt_mode=decrypt_mode):
         return make_strategy_file(
             urls["like"],
@@ -554,8 +550,9 @@ def _conversion(
     options: Mapping[str, object],
 ) -> ConversionRequest:
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
-    to = NOWHERE if target is None else target
-    return _build(ConversionRequest, known, options, source=source, target=to, **strategies)
+    if target is None:
+        return _build(PlanRequest, known, options, source=source, **strategies)
+    return _build(ConversionRequest, known, options, source=source, target=target, **strategies)
 
 
 def _build(model: type[_Request], known: type, options: Mapping[str, object], **named: object) -> _Request:
@@ -587,12 +584,11 @@ def _build_job(**fields: object) -> TargetJob:
         raise InputError(describe_validation(error, str)) from error
 
 
-def _resolvers(request: ConversionOptions) -> Mapping[str, Any]:
-    names = request.source_storage, request.target_storage, request.decrypt_key, request.encrypt_key
-    return resolvers_for(*names)
+def _resolvers(request: Naming) -> Mapping[str, Any]:
+    return resolvers_for(*names_in(request))
 
 
-def _resources(request: ConversionOptions) -> AbstractContextManager[None]:
+def _resources(request: Naming) -> AbstractContextManager[None]:
     return resources_of(request, _resolvers(request))
 
 

@@ -1,20 +1,18 @@
-"""The source's catalog, as a task."""
+"""The source, as a task."""
 
 from prefect import task
 
-from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.request.conversion import ConversionRequest
-from reshard.core.source import opening
-from reshard.core.strategy.model import Strategy
+from reshard.core.request.source import SourceRequest
+from reshard.core.source.opening import GivenStrategy, Source, TargetOutline, open_by_strategy
 from reshard.tasks.policies import RETRIED
 
 
 @task(name="catalog", task_run_name="catalog", **RETRIED)
-def catalog_source(request: ConversionRequest, source: Strategy | None, target: Strategy | None) -> CheckpointCatalog:
+def open_source(request: SourceRequest, strategy: GivenStrategy, target: TargetOutline) -> Source:
     """Which file is which source rank's, and what is in it.
 
     Raises:
         CatalogError, CheckpointError: the files do not make one checkpoint of the strategy's ranks.
         StorageError: they cannot be read.
     """
-    return opening.catalog_source(request, source, target)
+    return open_by_strategy(request, strategy, target)

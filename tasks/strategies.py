@@ -2,24 +2,35 @@
 
 from prefect import task
 
+from reshard.core.conversion import planning
 from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest
 from reshard.core.conversion.merge_strategy import merge_files as merge
-from reshard.core.source.opening import load_strategy
-from reshard.core.strategy.model import Strategy
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.source import SourceRequest
+from reshard.core.source.opening import GivenStrategy, TargetOutline, find_strategy
 from reshard.tasks.policies import RETRIED
 
 
-@task(name="merge-strategy", task_run_name="merge-strategy-{side}", **RETRIED)
-def merge_strategy(url: str, side: str, checkpoint: str = "") -> Strategy | None:
-    """The strategy of one side, "source" or "target", merged if the URL is a directory.
-
-    For an empty URL, the strategy in the records of `checkpoint`, if reshard wrote it; else None.
+@task(name="merge-strategy", task_run_name="merge-strategy-source", **RETRIED)
+def find_source_strategy(request: SourceRequest) -> GivenStrategy:
+    """The source's strategy, merged if its URL is a directory; without a URL, the one in the source's own records.
 
     Raises:
         StrategyError: the strategy cannot be used.
         StorageError: the storage failed in a way that may go away.
     """
-    return load_strategy(url, checkpoint)
+    return find_strategy(request)
+
+
+@task(name="merge-strategy", task_run_name="merge-strategy-target", **RETRIED)
+def outline_target(request: ConversionRequest) -> TargetOutline:
+    """The target's strategy, merged if its URL is a directory, and the changes on the way there.
+
+    Raises:
+        InputError: the strategy or the file of changes cannot be used.
+        StorageError: the storage failed in a way that may go away.
+    """
+    return planning.outline_target(request)
 
 
 @task(name="merge-files", task_run_name="merge-files", **RETRIED)

@@ -1,6 +1,6 @@
 """The whole conversion in this process, from the same steps that a workflow runs as tasks.
 
-load_strategies -> catalog_source -> plan_conversion -> open_session -> units of work on ranks -> finish
+open_source -> plan_conversion -> open_session -> units of work on ranks -> finish
 """
 
 import threading

@@ -23,11 +23,11 @@ from reshard.core.runtime.progress import Progress, SilentProgress, current_prog
 from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import printable, rank_names
-from reshard.core.source.opening import load_strategy
 from reshard.core.storage.lease import RENEWAL_SECONDS
 from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import read_strategy
 from reshard.core.target.place import check_place
 from reshard.core.target.workspace import LEASES_DIRECTORY
 
@@ -117,8 +117,9 @@ def run_latest(request: LatestConversionRequest, convert_step: Convert) -> Lates
 
 def _find(request: LatestConversionRequest) -> FoundSteps:
     note = current_progress().note
-    strategy = with_retries(lambda: load_strategy(request.source_strategy), note)
-    watch = StepWatch(request, strategy.ranks if strategy else None)
+    url = request.source_strategy
+    ranks = with_retries(lambda: read_strategy(url).ranks, note) if url else None
+    watch = StepWatch(request, ranks)
     return with_retries(lambda: watch.find(waits=not request.dry_run), note)
 
 

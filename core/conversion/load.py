@@ -28,7 +28,8 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import NOWHERE, ConversionRequest, build_request, option_of
+from reshard.core.request.conversion import ConversionRequest, build_options, option_of
+from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import current_progress
@@ -125,8 +126,8 @@ def plan_load(
     if wrong:
         raise InputError(f"{', '.join(wrong)}: about writing a target, and loading writes none: leave it out")
     given = {"source": source, "source_strategy": source_strategy or "", "target_strategy": target_strategy or ""}
-    # what every format but .ckpt cannot hold can be loaded all the same
-    request = build_request(target=NOWHERE, format="ckpt", **given, **options)
+    # .ckpt holds whatever can be loaded; other formats do not
+    request = build_options(PlanRequest, format="ckpt", **given, **options)
     with resources_of(request, resolvers):
         plan = with_retries(lambda: make_plan(request), current_progress().note)
         return LoadPlan(request, plan, copy_context())

@@ -15,7 +15,6 @@ from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
-from reshard.core.plan.unified_source import strategy_of
 from reshard.core.request.changes_file import declared_changes
 from reshard.core.request.conversion import (
     ConversionRequest,
@@ -25,15 +24,16 @@ from reshard.core.request.conversion import (
     parse_size,
 )
 from reshard.core.request.resources import resources_of
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.gaps import mixed_steps
-from reshard.core.source.opening import catalog_source, load_strategy
+from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
-from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings, strategy_warnings
+from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import takes_rewriting
-from reshard.core.strategy.model import Strategy
+from reshard.core.strategy.files import read_strategy
 from reshard.core.target.place import check_free
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.tied_parameters import with_shared_compared
@@ -59,69 +59,70 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
         StorageError: what it names cannot be read.
     """
     with resources_of(request):
-        source, target = load_strategies(request)
-        catalog = catalog_source(request, source, target)
-        plan = plan_conversion(request, catalog, source, target)
-        check_part(request, plan)
-        return plan
+        target = outline_target(request)
+        return plan_conversion(request, open_source(SourceRequest.of(request), target), target)
 
 
-def load_strategies(request: ConversionRequest) -> tuple[Strategy | None, Strategy | None]:
-    """The strategies of source and target; None where none is given: one rank, nothing cut.
+def outline_target(request: ConversionRequest) -> TargetOutline:
+    """Read the strategy of a request's target, and the changes on the way there.
 
     Raises:
-        StrategyError: one cannot be used.
+        InputError: the strategy or the file of changes cannot be used.
+        StorageError: a transient failure.
     """
-    return load_strategy(request.source_strategy, request.source), load_strategy(request.target_strategy)
+    strategy = read_strategy(request.target_strategy) if request.target_strategy else None
+    is_unified = request.layout is TargetLayout.UNIFIED
+    return TargetOutline(request.target, strategy, declared_changes(request), is_unified)
 
 
-def plan_conversion(
-    request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None
-) -> ConversionPlan:
-    """The plan; nothing is written, and only samples are read, and what several source stages hold.
+def plan_conversion(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
+    """The plan; nothing is written. Samples are read, and what several source stages hold.
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
         StrategyError: the source's contents contradict its strategy.
         PlanError: source, target and options do not fit together.
     """
+    catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
     _check_any_left(catalog)
-    source = strategy_of(catalog) or source
     samples = None
-    asked = asked_integrated_save(request)
     trusted = request.trust_strategy or not request.source_strategy
-    if source is not None and not catalog.unified:
-        warnings, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=trusted)
+    if strategy is not None and not catalog.unified:
+        warnings, samples = strategy_warnings(
+            catalog, strategy, integrated_save=asked, trusted=trusted, shards=source.shards
+        )
         catalog = dataclasses.replace(catalog, notes=(*warnings, *catalog.notes))
     fails_on_differing = request.shared_parameters == "fail"
-    plan = build_plan(
-        PlanInputs(
-            catalog=catalog,
-            source_strategy=source,
-            target_strategy=target,
-            format=_target_format(request, catalog),
-            prefix=request.prefix,
-            fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
-            allow_missing=tuple(request.allow_missing),
-            integrated_save=asked,
-            replicas=request.replicas if request.remove_redundancy else 0,
-            write_crc=request.write_crc,
-            encryption=_target_encryption(request, catalog),
-            append_info=request.info,
-            shared_parameters="first" if fails_on_differing else request.shared_parameters,
-            changes=declared_changes(request),
-            unified=_unified_layout(request),
-        )
+    inputs = PlanInputs(
+        catalog=catalog,
+        source_strategy=strategy,
+        target_strategy=target.strategy,
+        format=_target_format(request, catalog),
+        prefix=request.prefix,
+        fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
+        allow_missing=tuple(request.allow_missing),
+        integrated_save=asked,
+        replicas=request.replicas if request.remove_redundancy else 0,
+        write_crc=request.write_crc,
+        encryption=_target_encryption(request, catalog),
+        append_info=request.info,
+        shared_parameters="first" if fails_on_differing else request.shared_parameters,
+        changes=target.changes,
+        unified=_unified_layout(request),
     )
-    if source is not None:
+    plan = build_plan(inputs, source.shards)
+    if strategy is not None:
         plan = plan.with_notes(
-            *integrated_save_warnings(catalog, source, plan.match, asked, samples=samples, trusted=trusted)
+            *integrated_save_warnings(
+                catalog, strategy, plan.match, asked, samples=samples, trusted=trusted, shards=source.shards
+            )
         )
     check_convertible(plan.match, catalog)
     _check_one_step(plan)
     plan = with_shared_compared(plan, fails_on_differing)
     _check_format_holds_all(plan)
     _check_crc_can_be_written(request, plan)
+    check_part(source, plan)
     return plan
 
 
@@ -132,8 +133,9 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
         InputError: the request or what it names is wrong, or the target is occupied.
         StorageError: what it names cannot be read.
     """
-    with resources_of(request):
-        check_target(request)
+    if request.target:
+        with resources_of(request):
+            check_target(request)
     plan = make_plan(request)
     request.chosen_ranks(plan.target_ranks)
     budget = rank_budget(request, plan, len(plan.target_ranks))
@@ -178,7 +180,7 @@ def _check_format_holds_all(plan: ConversionPlan) -> None:
 def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
     """Finds out before anything is written that the target's storage does not take files with a CRC."""
     at_beginning = request.write_crc and is_crc_in_header(plan.inputs.format)
-    if at_beginning and not takes_rewriting(parse_url(request.target)):
+    if request.target and at_beginning and not takes_rewriting(parse_url(request.target)):
         raise TargetError(
             f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
             "end, but this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name "

@@ -39,6 +39,7 @@ from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.recipes import Recipe, Recipes, build_recipes
 from reshard.core.plan.resharding import SourceTensors, build_resharded, lost_source_boxes, target_dtype
 from reshard.core.plan.stage_shards import (
+    SourceShards,
     StageShards,
     described,
     integrated_by_shapes,
@@ -46,7 +47,6 @@ from reshard.core.plan.stage_shards import (
     names_in_order,
     names_without_shards,
     owners_of,
-    shards_by_stage,
     source_copy,
     with_first,
 )
@@ -58,8 +58,8 @@ from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 _Shards = Mapping[str, Sequence[StageShards]]
 
 
-def match_parameters(inputs: PlanInputs) -> ParameterMatch:
-    """Decide what becomes of every parameter.
+def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = None) -> ParameterMatch:
+    """Decide what becomes of every parameter; `source_shards` are the source's, if they are grouped already.
 
     Raises:
         CatalogError: ranks disagree about a parameter.
@@ -68,7 +68,7 @@ def match_parameters(inputs: PlanInputs) -> ParameterMatch:
     """
     catalog, target = inputs.catalog, inputs.target_strategy
     order = names_in_order(catalog)
-    shards = _shards_by_stage(inputs, order)
+    shards = _checked_shards(catalog, source_shards or SourceShards(catalog, inputs.source_strategy))
     recipes = _recipes(inputs, order)
     problems: list[str] = []
     if inputs.shared_parameters.isascii() and inputs.shared_parameters.isdigit():
@@ -154,13 +154,9 @@ def lost_text(lost: LostBox) -> str:
     return f"{lost.name!r}: {what} has no holder; it should be on {rank_names(lost.ranks, 8)}"
 
 
-def _shards_by_stage(inputs: PlanInputs, order: Sequence[str]) -> dict[str, list[StageShards]]:
-    if inputs.source_strategy is None:
-        return {}
-    problems: list[str] = []
-    shards = shards_by_stage(inputs.catalog, inputs.source_strategy, order, problems)
-    raise_problems(CatalogError, f"{inputs.catalog.url}: its ranks do not make one checkpoint", problems)
-    return shards
+def _checked_shards(catalog: CheckpointCatalog, shards: SourceShards) -> dict[str, list[StageShards]]:
+    raise_problems(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", shards.problems)
+    return shards.by_name
 
 
 def _recipes(inputs: PlanInputs, order: Sequence[str]) -> Recipes:

@@ -32,6 +32,7 @@ from reshard.core.plan.model import (
     ReadItem,
     SourceTensor,
 )
+from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.plan.unified import unified_match
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.slices import TensorSlice
@@ -236,14 +237,14 @@ class ConversionPlan:
             yield RankTotals(rank, size, needed, tuple(sorted(source_ranks)), self.copies.get(rank))
 
 
-def build_plan(inputs: PlanInputs) -> ConversionPlan:
-    """Build the plan of a conversion, and prove its coverage.
+def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) -> ConversionPlan:
+    """Build the plan of a conversion, and prove its coverage; `source_shards` as for `match_parameters`.
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter.
         PlanError: source, target and options do not fit together.
     """
-    match = match_parameters(inputs)
+    match = match_parameters(inputs, source_shards)
     check_nothing_lost(inputs.catalog, match)
     if inputs.unified is not None:
         has_strategy = inputs.source_strategy is not None

@@ -5,6 +5,7 @@ A stage holds a parameter if its strategy lays it out and a file of one of its r
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import TensorEntry
@@ -32,6 +33,31 @@ class StageShards:
     def entry(self) -> TensorEntry:
         """The first of its shards."""
         return self.shards[0][1]
+
+
+class SourceShards:
+    """The shards of all parameters of a source, grouped on first use and shared by everything that asks."""
+
+    def __init__(self, catalog: CheckpointCatalog, strategy: Strategy | None) -> None:
+        self._catalog = catalog
+        self._strategy = strategy
+
+    @property
+    def by_name(self) -> dict[str, list[StageShards]]:
+        """See `shards_by_stage`; empty without a strategy."""
+        return self._grouped[0]
+
+    @property
+    def problems(self) -> list[str]:
+        """Parameters that ranks of one stage hold with different shapes or dtypes."""
+        return list(self._grouped[1])
+
+    @cached_property
+    def _grouped(self) -> tuple[dict[str, list[StageShards]], list[str]]:
+        if self._strategy is None:
+            return {}, []
+        problems: list[str] = []
+        return shards_by_stage(self._catalog, self._strategy, names_in_order(self._catalog), problems), problems
 
 
 def names_in_order(catalog: CheckpointCatalog) -> list[str]:

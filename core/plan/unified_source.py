@@ -1,17 +1,15 @@
-"""A unified checkpoint as a source has a strategy, too: each of its files is a stage of one device."""
+"""The strategy of a unified checkpoint: each of its files is a stage of one device."""
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import whole_layout
 
 
-def strategy_of(catalog: CheckpointCatalog) -> Strategy | None:
-    """The strategy of a unified checkpoint: whole tensors, each in one file; None of any other checkpoint.
+def unified_strategy(catalog: CheckpointCatalog) -> Strategy:
+    """The strategy of a unified checkpoint: whole tensors, each in one file.
 
-    What is outside of it has no layout, and is carried as what training left there would be.
+    Parameters outside of it (`catalog.outside`) have no layout and are passed through, as any that no strategy knows.
     """
-    if not catalog.unified:
-        return None
     outside = frozenset(catalog.outside)
     stages = tuple(
         StageStrategy(

@@ -6,19 +6,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from reshard.core.request.changes import Selection
 from reshard.core.request.conversion import (
-    NOWHERE,
     STEP_PATTERN,
     WITHOUT_CREDENTIALS,
-    ConversionRequest,
     IntegratedSave,
     KeyName,
     StorageName,
     build_options,
-    build_request,
     epoch_and_step,
     mode_with_key,
     without_credentials,
 )
+from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.keys import EncryptionMode
 
 _Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS)]
@@ -126,15 +124,15 @@ class ComparisonRequest(BaseModel):
         side = str(info.field_name)[-1]
         return mode_with_key(value, info.data.get(f"decrypt_key_{side}"), f"--decrypt-key-{side}")
 
-    def side(self, letter: Literal["a", "b"]) -> ConversionRequest:
-        """What of it is about one side, as the source of a conversion.
+    def side(self, letter: Literal["a", "b"]) -> FingerprintRequest:
+        """The part of it that is about one side.
 
         Raises:
             InputError: it is wrong.
         """
-        return build_request(
+        return build_options(
+            FingerprintRequest,
             source=getattr(self, letter),
-            target=NOWHERE,
             source_strategy=getattr(self, f"strategy_{letter}"),
             source_storage=getattr(self, f"storage_{letter}"),
             step=getattr(self, f"step_{letter}"),
@@ -146,7 +144,6 @@ class ComparisonRequest(BaseModel):
             exclude=self.exclude,
             workers=self.workers,
             memory_limit=self.memory_limit,
-            check_crc=False,
         )
 
 

@@ -55,8 +55,6 @@ _SECRET_FIELDS = (
 WITHOUT_CREDENTIALS = _pattern(rf"^{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)")
 """What is refused by its schema is not even stored."""
 STEP_PATTERN = _pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$")
-NOWHERE = "memory://reshard-nowhere"
-"""Stands for a target where there is none: it is on no disk, so no source lies inside it."""
 _SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
 STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
 
@@ -119,6 +117,33 @@ def checked_prefix(prefix: str) -> str:
     if "/" in prefix or "\\" in prefix or prefix.startswith(".") or ".." in prefix or "\0" in prefix:
         raise ValueError("must be a plain name: no '/', no '..', no dot in front")
     return prefix
+
+
+def checked_memory_limit(size: str) -> str:
+    """Check a memory limit.
+
+    Raises:
+        ValueError: it is no size, or too small.
+    """
+    if parse_size(size) < SMALLEST_MEMORY_LIMIT_BYTES:
+        raise ValueError("must be at least 16MiB")
+    return size
+
+
+def checked_patterns(patterns: list[str]) -> list[str]:
+    """Check patterns of names.
+
+    Raises:
+        ValueError: one is empty.
+    """
+    if "" in patterns:
+        raise ValueError("a pattern is empty")
+    return patterns
+
+
+def core_count() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def without_credentials(url: str) -> str:
@@ -577,9 +602,7 @@ class ConversionOptions(BaseModel):
     @field_validator("memory_limit")
     @classmethod
     def _check_memory_limit(cls, value: str) -> str:
-        if parse_size(value) < SMALLEST_MEMORY_LIMIT_BYTES:
-            raise ValueError("must be at least 16MiB")
-        return value
+        return checked_memory_limit(value)
 
     @field_validator("max_shard_size")
     @classmethod
@@ -598,9 +621,7 @@ class ConversionOptions(BaseModel):
     @field_validator("include", "exclude", "transpose")
     @classmethod
     def _check_patterns(cls, value: list[str]) -> list[str]:
-        if "" in value:
-            raise ValueError("a pattern is empty")
-        return value
+        return checked_patterns(value)
 
     @field_validator("rename")
     @classmethod
@@ -647,7 +668,7 @@ class ConversionOptions(BaseModel):
     @property
     def worker_count(self) -> int:
         """Ranks worked on at once."""
-        return self.workers or len(os.sched_getaffinity(0))
+        return self.workers or core_count()
 
 
 class ConversionRequest(ConversionOptions):

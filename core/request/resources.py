@@ -4,14 +4,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from reshard.core.request.conversion import ConversionOptions
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import KeyNames, named_keys
 from reshard.core.runtime.metadata import metadata_limited
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.storage.named_options import Pairs, named_storages
 
+Naming = ConversionOptions | SourceRequest
+"""Requests that name storages and keys."""
+
 
 @contextmanager
-def resources_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
     """Makes a request's storages and keys known inside the block, and sets its memory limit.
 
     Raises:
@@ -25,25 +29,31 @@ def resources_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] |
         yield
 
 
-def key_names(request: ConversionOptions) -> KeyNames:
+def names_in(request: Naming) -> tuple[str, ...]:
+    """All names of storages and keys in a request; empty where there is none."""
+    keys = key_names(request)
+    return *(name for _, name in storage_pairs(request)), keys.source, keys.target
+
+
+def key_names(request: Naming) -> KeyNames:
     """The keys that a request names."""
+    if isinstance(request, SourceRequest):
+        return KeyNames(request.decrypt_key, request.decrypt_mode)
     return KeyNames(request.decrypt_key, request.decrypt_mode, request.encrypt_key, request.encrypt_mode)
 
 
 @contextmanager
-def storages_of(request: ConversionOptions, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
+def storages_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
     """Opens what a request names with the storage options that it names; see `named_storages`."""
     with named_storages(storage_pairs(request), resolvers):
         yield
 
 
-def storage_pairs(request: ConversionOptions) -> Pairs:
+def storage_pairs(request: Naming) -> Pairs:
     """The URLs of a request, and the names of the options that open them."""
-    source, target = request.source_storage, request.target_storage
-    return (
-        (request.source, source),
-        (request.source_strategy, source),
-        (request.changes, source),
-        (request.target, target),
-        (request.target_strategy, target),
-    )
+    storage = request.source_storage
+    source = (request.source, storage), (request.source_strategy, storage)
+    if isinstance(request, SourceRequest):
+        return source
+    target = (request.target, request.target_storage), (request.target_strategy, request.target_storage)
+    return (*source, (request.changes, storage), *target)

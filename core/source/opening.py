@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
@@ -11,21 +12,16 @@ from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import CatalogError
-from reshard.core.plan.stage_shards import integrated_by_shapes, names_in_order, shards_by_stage
-from reshard.core.request.changes import Changes
-from reshard.core.request.changes_file import declared_changes
-from reshard.core.request.conversion import (
-    ConversionRequest,
-    IntegratedSave,
-    TargetLayout,
-    parse_ranks,
-)
+from reshard.core.plan.stage_shards import SourceShards, integrated_by_shapes
+from reshard.core.plan.unified_source import unified_strategy
+from reshard.core.request.changes import NO_CHANGES, Changes
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.damage import damage_policy
-from reshard.core.source.own_strategy import check_named, check_own_files, read_own_strategy
+from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
 from reshard.core.source.replicas import check_replicas
-from reshard.core.source.strategy_warnings import asked_integrated_save
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
@@ -34,88 +30,152 @@ from reshard.core.strategy.model import Strategy
 
 _SMALL_CONTENT_BYTES = 2**20
 
+GivenStrategy = Strategy | OwnStrategy | None
+"""The strategy of a source: named by the caller, read from the source's own records, or none."""
 
-def load_strategy(url: str, source: str = "") -> Strategy | None:
-    """The strategy at a URL; for an empty URL the one in the records of `source`, or None without any.
+
+@dataclass(frozen=True)
+class TargetOutline:
+    """What is to be made of a source, as far as it decides what to check while opening it.
+
+    Attributes:
+        url: where it is written; empty if nothing is.
+        strategy: how it is cut; None: whole tensors.
+        changes: what becomes of parameters besides being resharded.
+        unified: each tensor is written once, uncut.
+    """
+
+    url: str = ""
+    strategy: Strategy | None = None
+    changes: Changes = NO_CHANGES
+    unified: bool = False
+
+    @property
+    def needs_equal_ranks(self) -> bool:
+        """True if everything that the source's strategy does not know has to be the same on all ranks.
+
+        A unified target has it once; and if names or shapes change, the source's names do not tell what is cut.
+        """
+        changes = self.changes
+        return self.unified or bool(changes.rename or changes.split or changes.join or changes.transpose)
+
+
+NO_TARGET = TargetOutline()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint opened for reading.
+
+    Attributes:
+        request: what was asked for.
+        catalog: the file of each rank, and what is in it.
+        strategy: how parameters are cut; None: not at all, one rank. Each file of a unified checkpoint is a stage.
+        shards: what the files hold by the strategy, grouped when first used.
+        other_ranks: ranks with files that the strategy does not have.
+    """
+
+    request: SourceRequest
+    catalog: CheckpointCatalog
+    strategy: Strategy | None
+    shards: SourceShards
+    other_ranks: tuple[int, ...]
+
+    @property
+    def integrated_save(self) -> IntegratedSave:
+        """Whether its ranks are taken to hold whole tensors."""
+        return self.request.assumed_integrated_save
+
+    @property
+    def is_integrated(self) -> bool:
+        """True if every rank holds whole tensors, decided without the target's strategy."""
+        if self.integrated_save is not IntegratedSave.AUTO:
+            return self.integrated_save is IntegratedSave.YES
+        return bool(integrated_by_shapes(self.shards.by_name, None, {}))
+
+
+def find_strategy(request: SourceRequest) -> GivenStrategy:
+    """The strategy that a request names; if it names none, the one in the source's own records.
 
     Raises:
-        StrategyError: the strategy cannot be used.
+        InputError: the strategy cannot be used, or a key is missing or not needed.
         StorageError: a transient failure.
     """
-    if url:
-        return read_strategy(url)
-    own = read_own_strategy(source) if source else None
-    return own.strategy if own else None
+    return read_strategy(request.source_strategy) if request.source_strategy else read_own_strategy(request.source)
 
 
-def catalog_source(request: ConversionRequest, source: Strategy | None, target: Strategy | None) -> CheckpointCatalog:
-    """Which file is which source rank's, and what is in it.
+def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> Source:
+    """Find the strategy of a checkpoint and catalog its files.
 
     Raises:
-        InputError: the changes that are declared are not understood.
-        CatalogError: the files do not make one checkpoint of the strategy's ranks, or copies of a slice differ.
-        CheckpointError: a file cannot be used.
-        TargetError: source and target are inside each other.
+        InputError: the strategy or the checkpoint cannot be used.
+        StorageError: a transient failure.
     """
-    check_apart(parse_url(request.source), parse_url(request.target))
-    changes = declared_changes(request)
-    own_stage = source is not None and not source.merged
+    return open_by_strategy(request, find_strategy(request), target)
+
+
+def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: TargetOutline = NO_TARGET) -> Source:
+    """Catalog the files of a checkpoint whose strategy is known.
+
+    Raises:
+        CatalogError: the files do not make one checkpoint of the strategy's ranks, or replicas of a slice differ.
+        CheckpointError: a file cannot be used.
+        StrategyError: the source's own records contradict its files, or the named strategy.
+        TargetError: source and target are inside each other.
+        StorageError: a transient failure.
+    """
+    if target.url:
+        check_apart(parse_url(request.source), parse_url(target.url))
+    strategy = given.strategy if isinstance(given, OwnStrategy) else given
     found = survey(request.source)
-    catalog = build_catalog(
+    catalog = _catalog(request, found, strategy, target)
+    if found.shape is CheckpointShape.RANK_FOLDERS:
+        if isinstance(given, OwnStrategy):
+            catalog = check_own_files(catalog, given)
+        elif given is not None:
+            catalog = check_named(catalog, given, trusted=request.trust_strategy)
+    if strategy is None:
+        _check_not_scattered(catalog)
+        if target.strategy is None and catalog.stage_numbers:
+            catalog = _of_parts_alone(catalog)
+    if target.url:
+        _check_links(catalog, parse_url(target.url))
+    if catalog.unified:
+        catalog = _with_carried_outside(catalog)
+        strategy = unified_strategy(catalog) if catalog.records else None
+    elif strategy is not None and not strategy.merged and catalog.records:
+        catalog = of_own_stage(strategy, catalog, found)
+    others = tuple(rank for rank in found.ranks if strategy is not None and rank not in strategy.ranks)
+    source = Source(request, catalog, strategy, SourceShards(catalog, strategy), others)
+    if not request.check_replicas or strategy is None or catalog.unified:
+        return source
+    checked = check_replicas(catalog, strategy, integrated=source.is_integrated, workers=request.worker_count)
+    return dataclasses.replace(source, catalog=checked)
+
+
+def _catalog(
+    request: SourceRequest, found: CheckpointSurvey, strategy: Strategy | None, target: TargetOutline
+) -> CheckpointCatalog:
+    return build_catalog(
         request.source,
-        source.ranks if source else None,
+        strategy.ranks if strategy else None,
         step=request.step or None,
         source_prefix=request.source_prefix or None,
-        digest=wants_digest(source, target, everything=_is_all_compared(request, changes)),
+        digest=wants_digest(strategy, target.strategy, everything=target.needs_equal_ranks),
         check_crc=request.check_crc,
         workers=request.worker_count,
-        allow_extra_ranks=own_stage,
+        allow_extra_ranks=strategy is not None and not strategy.merged,
         found=found,
         damage=damage_policy(
-            source,
-            target,
+            strategy,
+            target.strategy,
             recovers=request.recover,
-            faulty=parse_ranks(request.fault_ranks) if request.recover else (),
+            faulty=request.faulty,
             allow_missing=request.allow_missing,
-            integrated_save=asked_integrated_save(request),
-            changes=changes,
+            integrated_save=request.assumed_integrated_save,
+            changes=target.changes,
         ),
     )
-    if source is not None and found.shape is CheckpointShape.RANK_FOLDERS:
-        if request.source_strategy:
-            catalog = check_named(catalog, source, trusted=request.trust_strategy)
-        else:
-            catalog = check_own_files(catalog)
-    if source is None:
-        _check_not_scattered(catalog)
-        if target is None and catalog.stage_numbers:
-            catalog = _of_parts_alone(catalog)
-    _check_links(request, catalog)
-    if catalog.unified:
-        return _with_carried_outside(catalog)
-    if own_stage and source is not None and catalog.records:
-        catalog = of_own_stage(source, catalog, found)
-    if request.check_replicas and source is not None:
-        integrated = _is_integrated(request, catalog, source)
-        return check_replicas(catalog, source, integrated=integrated, workers=request.worker_count)
-    return catalog
-
-
-def _is_integrated(request: ConversionRequest, catalog: CheckpointCatalog, source: Strategy) -> bool:
-    """Whether every rank holds whole tensors, decided without the target's strategy."""
-    asked = asked_integrated_save(request)
-    if asked is not IntegratedSave.AUTO:
-        return asked is IntegratedSave.YES
-    return bool(integrated_by_shapes(shards_by_stage(catalog, source, names_in_order(catalog), []), None, {}))
-
-
-def _is_all_compared(request: ConversionRequest, changes: Changes) -> bool:
-    """Whether all that the source's strategy does not know has to be alike on all ranks.
-
-    A unified target has it once; and if names or shapes change, what the target cuts is not known by its name.
-    """
-    others = changes.rename or changes.split or changes.join or changes.transpose
-    return bool(others) or request.layout is TargetLayout.UNIFIED
 
 
 def wants_digest(
@@ -171,9 +231,8 @@ def _with_carried_outside(catalog: CheckpointCatalog) -> CheckpointCatalog:
     return dataclasses.replace(catalog, outside=tuple(dict.fromkeys([*catalog.outside, *manifest.carried])))
 
 
-def _check_links(request: ConversionRequest, catalog: CheckpointCatalog) -> None:
-    """Links may lead from the source into the target, which would be replaced."""
-    final = parse_url(request.target)
+def _check_links(catalog: CheckpointCatalog, final: Location) -> None:
+    """Refuse links that lead from the source into the target, which would be replaced."""
     for record in catalog.records.values():
         location = parse_url(record.location)
         for file in [parse_url(str(part)) for part in parts_of(location)] or [location]:

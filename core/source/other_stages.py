@@ -4,15 +4,14 @@ The first stage's own strategy looks like that of a checkpoint without stages. W
 is missing, and a part of that target would be taken for all of it: that there are other stages has to be seen.
 """
 
-from reshard.core.checkpoint.catalog.survey import survey
 from reshard.core.errors import PlanError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.wording import listed, printable
+from reshard.core.source.opening import Source
 from reshard.core.strategy.files import stages_beside
 
 
-def check_part(request: ConversionRequest, plan: ConversionPlan) -> None:
+def check_part(source: Source, plan: ConversionPlan) -> None:
     """Makes sure that a plan that leaves parameters to other stages is one stage's of several.
 
     That is seen from the stage's number, from ranks of the source that are not its own, or from other stages'
@@ -22,10 +21,8 @@ def check_part(request: ConversionRequest, plan: ConversionPlan) -> None:
         PlanError: nothing shows that there are others.
         StorageError: the storage failed in a way that may go away.
     """
-    source = plan.inputs.source_strategy
-    if source is None or plan.part is None or plan.part > 0:
-        return
-    if any(rank not in source.ranks for rank in survey(request.source).ranks):
+    request = source.request
+    if plan.part is None or plan.part > 0 or source.other_ranks:
         return
     if any(number != plan.part for number in stages_beside(request.source_strategy)):
         return

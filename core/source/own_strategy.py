@@ -83,16 +83,14 @@ def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
     return None
 
 
-def check_own_files(catalog: CheckpointCatalog) -> CheckpointCatalog:
+def check_own_files(catalog: CheckpointCatalog, own: OwnStrategy) -> CheckpointCatalog:
     """The catalog of a source read by its own strategy, with a note that says so.
 
     Raises:
         StrategyError: the files do not match the source's records.
-        StorageError: a transient failure.
     """
-    own = read_own_strategy(catalog.url)
-    mismatch = "its records are gone" if own is None else file_mismatch(catalog, own.manifest)
-    if own is None or mismatch is not None:
+    mismatch = file_mismatch(catalog, own.manifest)
+    if mismatch is not None:
         raise StrategyError(
             f"{catalog.url}: was converted by reshard, but changed since ({mismatch}): its own strategy may not be its "
             "files'. Name their strategy with --source-strategy"

@@ -17,13 +17,13 @@ from reshard.core.errors import CatalogError, CheckpointError, InputError, Layou
 from reshard.core.plan.matching import match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.ownership import LostBox
-from reshard.core.request.conversion import ConversionRequest, parse_ranks
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.source.damage import Substitute, substitutes
 from reshard.core.source.gaps import mixed_steps, unsaved, unsaved_text
-from reshard.core.source.opening import catalog_source, load_strategy
-from reshard.core.source.strategy_warnings import asked_integrated_save, integrated_save_warnings
+from reshard.core.source.opening import Source, find_strategy, open_by_strategy
+from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.patterns import spelled_for
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
@@ -101,8 +101,8 @@ class RecoveryReport(Summary):
         return self.state is not StepState.LOST
 
 
-def assess_recovery(request: ConversionRequest, group_info: Sequence[str] = ()) -> RecoveryReport:
-    """What is left of a request's source; its target does not matter. `group_info` are URLs of files of groups.
+def assess_recovery(request: SourceRequest, group_info: Sequence[str] = ()) -> RecoveryReport:
+    """What is left of a checkpoint. `group_info` are URLs of files of rank groups.
 
     Raises:
         InputError: source, strategy or groups are wrong, or files cannot be read.
@@ -114,22 +114,24 @@ def assess_recovery(request: ConversionRequest, group_info: Sequence[str] = ()) 
 
 
 class _Assessor:
-    def __init__(self, request: ConversionRequest, group_info: Sequence[str]) -> None:
-        self._request = request.model_copy(update={"recover": True, "target_strategy": ""})
+    def __init__(self, request: SourceRequest, group_info: Sequence[str]) -> None:
+        self._request = request.model_copy(update={"recover": True})
         self._groups = read_groups(group_info) if group_info else ()
-        self._strategy = load_strategy(request.source_strategy, "" if self._groups else request.source)
-        if self._strategy is None and not self._groups:
+        by_groups = self._groups and not request.source_strategy
+        self._given = None if by_groups else find_strategy(request)
+        if self._given is None and not self._groups:
             raise InputError(
                 "nothing says which ranks hold the same: name --source-strategy, or --group-info if there is none"
             )
-        if self._strategy is not None and self._groups:
-            _check_consistent(self._strategy, self._groups)
+        if isinstance(self._given, Strategy) and self._groups:
+            _check_consistent(self._given, self._groups)
 
     def assess(self, step: str) -> RecoveryReport:
         """What is left of a step; of the newest if it is empty."""
-        if self._strategy is not None:
-            return self._by_strategy(step, self._strategy)
-        return self._by_groups(step)
+        request = self._request.model_copy(update={"step": step})
+        if self._given is None:
+            return self._by_groups(request)
+        return _by_strategy(open_by_strategy(request, self._given))
 
     def other_steps(self, report: RecoveryReport) -> list[StepReport]:
         """Steps that may be had instead: newer ones, and older ones down to the first that would do."""
@@ -160,30 +162,17 @@ class _Assessor:
             message=_told(report),
         )
 
-    def _by_strategy(self, step: str, strategy: Strategy) -> RecoveryReport:
-        catalog = catalog_source(self._request.model_copy(update={"step": step}), strategy, None)
-        asked = asked_integrated_save(self._request)
-        allowed = tuple(self._request.allow_missing)
-        match = match_parameters(
-            PlanInputs(catalog, strategy, None, catalog.format, allow_missing=allowed, integrated_save=asked)
-        )
-        integrated_save_warnings(catalog, strategy, match, asked)
-        unsaved_names = unsaved(strategy, None, match)
-        told = [unsaved_text(unsaved_names)] if unsaved_names else []
-        catalog = replace(catalog, notes=(*mixed_steps(catalog, match), *catalog.notes, *told))
-        return _report(catalog, substitutes(catalog, strategy, match), tuple(map(_lost_slice, match.lost)))
-
-    def _by_groups(self, step: str) -> RecoveryReport:
+    def _by_groups(self, request: SourceRequest) -> RecoveryReport:
         ranks = range(sum(map(len, self._groups)))
         catalog = build_catalog(
-            self._request.source,
+            request.source,
             ranks,
-            step=step or None,
-            source_prefix=self._request.source_prefix or None,
+            step=request.step or None,
+            source_prefix=request.source_prefix or None,
             digest=lambda *_: False,
-            check_crc=self._request.check_crc,
-            workers=self._request.worker_count,
-            damage=DamagePolicy(recovers=True, faulty=parse_ranks(self._request.fault_ranks)),
+            check_crc=request.check_crc,
+            workers=request.worker_count,
+            damage=DamagePolicy(recovers=True, faulty=request.faulty),
         )
         _check_replicas_of_files(catalog, self._groups)
         stand_ins: list[Substitute] = []
@@ -200,6 +189,19 @@ class _Assessor:
                 if rank in catalog.lost
             ]
         return _report(catalog, tuple(sorted(stand_ins, key=lambda each: each.rank)), tuple(lost))
+
+
+def _by_strategy(source: Source) -> RecoveryReport:
+    catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
+    allowed = tuple(source.request.allow_missing)
+    inputs = PlanInputs(catalog, strategy, None, catalog.format, allow_missing=allowed, integrated_save=asked)
+    match = match_parameters(inputs, source.shards)
+    if strategy is not None:
+        integrated_save_warnings(catalog, strategy, match, asked, shards=source.shards)
+    unsaved_names = unsaved(strategy, None, match)
+    unsaved_notes = [unsaved_text(unsaved_names)] if unsaved_names else []
+    catalog = replace(catalog, notes=(*mixed_steps(catalog, match), *catalog.notes, *unsaved_notes))
+    return _report(catalog, substitutes(catalog, strategy, match), tuple(map(_lost_slice, match.lost)))
 
 
 def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import StrategyError
 from reshard.core.plan.model import ParameterMatch
-from reshard.core.plan.stage_shards import StageShards, integrated_by_shapes, names_in_order, shards_by_stage
-from reshard.core.request.conversion import ConversionRequest, IntegratedSave
+from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
+from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import Severity
@@ -38,20 +38,25 @@ _MIN_CONTRADICTING = 2
 
 
 def strategy_warnings(
-    catalog: CheckpointCatalog, source: Strategy, *, integrated_save: IntegratedSave, trusted: bool
+    catalog: CheckpointCatalog,
+    source: Strategy,
+    *,
+    integrated_save: IntegratedSave,
+    trusted: bool,
+    shards: SourceShards | None = None,
 ) -> tuple[tuple[str, ...], SampleFindings]:
     """Warnings for the user, none if everything agrees with the strategy; and the findings of samples.
 
     Checks the names and shapes of all parameters, and the beginnings of some contents. If the strategy is `trusted`,
-    every contradiction is a warning.
+    every contradiction is a warning. `shards` are the source's, if they are grouped already.
 
     Raises:
         StrategyError: most of the sampled contents, of all stages or of one, contradict the strategy.
         CatalogError: a file is not laid out as assumed.
         StorageError: a file cannot be read.
     """
-    shards = shards_by_stage(catalog, source, names_in_order(catalog), [])
-    samples = _sampled(catalog, source, shards, may_be_whole=integrated_save is not IntegratedSave.AUTO)
+    by_name = (shards or SourceShards(catalog, source)).by_name
+    samples = _sampled(catalog, source, by_name, may_be_whole=integrated_save is not IntegratedSave.AUTO)
     findings = list(samples.found)
     refutation = _refutation(samples)
     if refutation and not trusted:
@@ -62,17 +67,11 @@ def strategy_warnings(
             "meant to hold this, pass --trust-strategy"
         )
     may_be_whole = samples.whole or integrated_save is IntegratedSave.YES
-    if not may_be_whole and not integrated_by_shapes(shards, None, {}):
-        findings += similarity_findings(shards)
+    if not may_be_whole and not integrated_by_shapes(by_name, None, {}):
+        findings += similarity_findings(by_name)
     findings += [finding for finding in stage_findings(catalog, source) if finding.severity is Severity.PROBLEM]
     warnings = (f"{WARNING}{finding.found}: {finding.means}. 'reshard doctor' tells more" for finding in findings)
     return tuple(warnings), samples
-
-
-def asked_integrated_save(request: ConversionRequest) -> IntegratedSave:
-    """The request's `integrated_save`, or NO for a source read by its own records: reshard writes slices."""
-    is_own = not request.source_strategy and request.integrated_save is IntegratedSave.AUTO
-    return IntegratedSave.NO if is_own else request.integrated_save
 
 
 def integrated_save_warnings(
@@ -83,10 +82,12 @@ def integrated_save_warnings(
     *,
     samples: SampleFindings | None = None,
     trusted: bool | None = None,
+    shards: SourceShards | None = None,
 ) -> tuple[str, ...]:
     """Warnings for the user where samples contradict that ranks hold whole tensors, or slices.
 
     `samples` are read if they are None and matter. `trusted` is --trust-strategy; None where there is no such option.
+    `shards` are the source's, if they are grouped already.
 
     Raises:
         StrategyError: samples contradict it, and the strategy is not `trusted`.
@@ -96,8 +97,8 @@ def integrated_save_warnings(
     if not match.integrated and (match.shapes_decide or asked is IntegratedSave.NO):
         return ()
     if samples is None:
-        shards = shards_by_stage(catalog, source, names_in_order(catalog), [])
-        samples = _sampled(catalog, source, shards, may_be_whole=True)
+        by_name = (shards or SourceShards(catalog, source)).by_name
+        samples = _sampled(catalog, source, by_name, may_be_whole=True)
     contradiction, advice = _contradiction(source, match, asked, samples)
     if not contradiction:
         return ()

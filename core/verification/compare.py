@@ -13,7 +13,7 @@ from typing import Literal
 
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.threads import in_threads
@@ -30,7 +30,7 @@ from reshard.core.verification.comparison_report import (
 )
 from reshard.core.verification.differences import Located, common_float, locate
 from reshard.core.verification.fingerprint_file import ModelFingerprint, names_fingerprints
-from reshard.core.verification.views import CheckpointSide, Side, Tensor, open_document, open_side
+from reshard.core.verification.views import CheckpointView, Tensor, View, open_checkpoint_view, open_fingerprints
 
 _LONGEST_TEXT = 40
 _SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|integrated-save|decrypt-key|decrypt-mode)\b")
@@ -60,7 +60,7 @@ def compare_checkpoints(
         differences, notes = comparison.differences(request.ignore_dtype)
         only_a = tuple(name for name in a.tensors if name not in b.tensors)
         only_b = tuple(name for name in b.tensors if name not in a.tensors)
-        if differences and not (a.is_readable and b.is_readable):
+        if differences and not (isinstance(a, CheckpointView) and isinstance(b, CheckpointView)):
             notes.append("of fingerprints alone it cannot be told where contents differ, and how much")
         if only_a and only_b and len(only_a) == len(a.tensors):
             notes.append(
@@ -84,21 +84,21 @@ def compare_checkpoints(
 
 
 def fingerprint_checkpoint(
-    request: ConversionRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
+    request: FingerprintRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
 ) -> ModelFingerprint:
-    """The fingerprints of the source of a request; its target does not matter.
+    """The fingerprints of a checkpoint's parameters.
 
     Raises:
-        InputError: it is no whole checkpoint, or options are wrong.
-        StorageError: it cannot be read.
+        InputError: the checkpoint is incomplete, or options are wrong.
+        StorageError: the checkpoint cannot be read.
     """
     with reporting_to(progress or SilentProgress()):
-        side = open_side(request, resolvers)
-        _check_selection(side.unused, [side.url])
-        if not side.tensors:
-            raise InputError(f"{printable(side.url)}: there is nothing to fingerprint: no parameter is included")
-        current_progress().begin(side.stored_bytes(side.tensors))
-        return side.document(side.contents(side.tensors))
+        view = open_checkpoint_view(request, resolvers)
+        _check_selection(view.unused, [view.url])
+        if not view.tensors:
+            raise InputError(f"{printable(view.url)}: there is nothing to fingerprint: no parameter is included")
+        current_progress().begin(view.stored_bytes(view.tensors))
+        return view.document_of(view.contents(view.tensors))
 
 
 def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
@@ -107,18 +107,18 @@ def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
         raise InputError(f"{', '.join(sorted(unused))}: no parameter of {' or '.join(urls)} has such a name")
 
 
-def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Mapping[str, Resolver] | None) -> Side:
+def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Mapping[str, Resolver] | None) -> View:
     side = request.side(letter)
     try:
-        return open_document(side, resolvers) if names_fingerprints(side.source) else open_side(side, resolvers)
+        return (open_fingerprints if names_fingerprints(side.source) else open_checkpoint_view)(side, resolvers)
     except InputError as error:
         raise type(error)(_SIDES_OPTION.sub(rf"--\1-{letter}", str(error))) from error
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    a: Side
-    b: Side
+    a: View
+    b: View
     contents_a: Contents
     contents_b: Contents
     is_secret: bool
@@ -189,7 +189,7 @@ class _Comparison:
         current_progress().note("reading parameters of different dtypes once more, to compare them in the narrower one")
         fingerprints = []
         for side, contents, wanted in zip((self.a, self.b), (self.contents_a, self.contents_b), casts, strict=True):
-            cast = side.contents(wanted, wanted).fingerprints if wanted and side.is_readable else {}
+            cast = side.contents(wanted, wanted).fingerprints if wanted and isinstance(side, CheckpointView) else {}
             known = {name: found for name, found in contents.fingerprints.items() if name not in wanted}
             fingerprints.append({**known, **cast})
         ones, others = fingerprints
@@ -206,7 +206,7 @@ class _Comparison:
             for name in names
             if a.tensors[name].dtype is not TEXT and a.tensors[name].shape == b.tensors[name].shape
         ]
-        if not (names and isinstance(a, CheckpointSide) and isinstance(b, CheckpointSide)):
+        if not (names and isinstance(a, CheckpointView) and isinstance(b, CheckpointView)):
             return {}
         progress, stop = current_progress(), Event()
         progress.note(f"reading {counted(len(names), 'parameter')} once more, to say where they differ")
@@ -223,7 +223,7 @@ class _Comparison:
         return dict(zip(names, located, strict=True))
 
     def _texts(self, name: str) -> tuple[str, str] | None:
-        if not (isinstance(self.a, CheckpointSide) and isinstance(self.b, CheckpointSide)) or self.is_secret:
+        if not (isinstance(self.a, CheckpointView) and isinstance(self.b, CheckpointView)) or self.is_secret:
             return None
         texts = self.a.text(name) or "", self.b.text(name) or ""
         return None if texts[0] == texts[1] else texts  # those of other ranks may differ
@@ -282,14 +282,14 @@ def _loose_note(name: str, ones: int, others: int) -> Iterator[str]:
         )
 
 
-def _summary(side: Side, contents: Contents) -> SideSummary:
+def _summary(side: View, contents: Contents) -> SideSummary:
     return SideSummary(
         url=side.url,
         step=side.step,
         ranks=side.ranks,
         unified=side.is_unified,
         parameters=len(side.tensors),
-        size_bytes=sum(tensor.size_bytes for tensor in side.tensors.values()),
+        size_bytes=side.size_bytes,
         differing=contents.differing,
         notes=side.notes,
     )

@@ -22,27 +22,36 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.session import open_session
 from reshard.core.errors import InputError, PlanError, StoppedError, StorageError, TargetError
 from reshard.core.request.resources import resources_of
+from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.tasks.assignment import Assignment
-from reshard.tasks.catalog import catalog_source
+from reshard.tasks.catalog import open_source
 from reshard.tasks.conversion import commit_target, transform_rank, transform_ranks
 from reshard.tasks.planning import plan_conversion
 from reshard.tasks.policies import retry_transient, untouched
 from reshard.tasks.progress import RunProgress
-from reshard.tasks.strategies import merge_strategy
+from reshard.tasks.strategies import find_source_strategy, outline_target
 from reshard.tasks.verification import verify_rank
 from tests.support.checkpoints import case, read_tree
 
 FOUR_TO_THREE = case(7009)
 FIRST_RANK = Unit(Kind.WRITE, (0,))
-STORAGE_TASKS = [merge_strategy, catalog_source, transform_rank, transform_ranks, verify_rank, commit_target]
+STORAGE_TASKS = [
+    find_source_strategy,
+    outline_target,
+    open_source,
+    transform_rank,
+    transform_ranks,
+    verify_rank,
+    commit_target,
+]
 
 
 def test_the_tasks_are_a_conversion(tmp_path: Path) -> None:
     request = FOUR_TO_THREE.request(tmp_path / "out")
-    source = merge_strategy.fn(request.source_strategy, "source")
-    target = merge_strategy.fn(request.target_strategy, "target")
-    plan = plan_conversion.fn(request, catalog_source.fn(request, source, target), source, target)
+    source_request = SourceRequest.of(request)
+    strategy, target = find_source_strategy.fn(source_request), outline_target.fn(request)
+    plan = plan_conversion.fn(request, open_source.fn(source_request, strategy, target), target)
     with open_session(request, plan) as session:
         assignment = Assignment.of(session)
         for rank in session.ranks:
@@ -63,13 +72,15 @@ def test_a_first_stage_that_may_be_all_there_is_is_not_planned(tmp_path: Path) -
     shutil.copy(stages / "src_stages/strategy_0.ckpt", tmp_path)
     own = str(tmp_path / "strategy_0.ckpt")
     request = case(7010).request(tmp_path / "out", source=str(tmp_path / "src"), source_strategy=own)
-    source, target = merge_strategy.fn(own, "source"), merge_strategy.fn(request.target_strategy, "target")
+    source_request, target = SourceRequest.of(request), outline_target.fn(request)
+    source = open_source.fn(source_request, find_source_strategy.fn(source_request), target)
     with pytest.raises(PlanError, match="4 parameters of the target's strategy are in no source file"):
-        plan_conversion.fn(request, catalog_source.fn(request, source, target), source, target)
+        plan_conversion.fn(request, source, target)
 
 
-def test_no_strategy_is_no_cut() -> None:
-    assert merge_strategy.fn("", "source") is None
+def test_no_strategy_is_no_cut(tmp_path: Path) -> None:
+    assert find_source_strategy.fn(SourceRequest(source=str(tmp_path))) is None
+    assert outline_target.fn(FOUR_TO_THREE.request(tmp_path / "out", target_strategy="")).strategy is None
 
 
 def test_another_plan_in_the_workspace_is_noticed(tmp_path: Path) -> None:

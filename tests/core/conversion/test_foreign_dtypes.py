@@ -17,7 +17,8 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.mindspore_api.loading import load_checkpoint
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import NOWHERE, VerifyLevel, build_request
+from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.strategy.files import write_strategy
@@ -178,7 +179,7 @@ def test_doctor_and_recover_see_no_fault_in_it(odd: Odd, sharded: Callable[[Odd]
     given = sharded(odd)
     diagnosis = diagnose(given["source"], given["source_strategy"])
     assert [each.found for each in diagnosis.findings if each.severity == "problem"] == []
-    report = assess_recovery(build_request(target=NOWHERE, recover=True, **given))
+    report = assess_recovery(SourceRequest.model_validate(given))
     assert report.state is StepState.WHOLE
 
 
@@ -187,7 +188,7 @@ def test_fingerprints_and_diff_take_what_has_whole_elements(
     odd: Odd, sharded: Callable[[Odd], dict[str, str]], tmp_path: Path
 ) -> None:
     given = sharded(odd)
-    request = build_request(target=NOWHERE, **given)
+    request = FingerprintRequest.model_validate(given)
     sides = {"a": given["source"], "strategy_a": given["source_strategy"]}
     both = build_comparison(**sides, b=given["source"], strategy_b=given["source_strategy"])
     if odd.item_bytes not in (1, 2, 4, 8):
@@ -205,7 +206,7 @@ def test_fingerprints_and_diff_take_what_has_whole_elements(
         assert compare_checkpoints(both).same
         (tmp_path / "there.json").write_text(document.model_dump_json())
         assert compare_checkpoints(build_comparison(**sides, b=str(tmp_path / "there.json"))).same
-    without = fingerprint_checkpoint(build_request(target=NOWHERE, exclude=["odd"], **given))
+    without = fingerprint_checkpoint(FingerprintRequest.model_validate({**given, "exclude": ["odd"]}))
     assert [each.name for each in without.parameters] == ["global_step", "w"]
     assert compare_checkpoints(both.model_copy(update={"exclude": ["odd"]})).same
 

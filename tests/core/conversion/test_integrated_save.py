@@ -17,7 +17,8 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError, PlanError, StrategyError
 from reshard.core.plan.plan_file import rebuild_plan
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import IntegratedSave, build_request
+from reshard.core.request.conversion import IntegratedSave, build_options, build_request
+from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.derivation import TargetJob
@@ -162,9 +163,9 @@ def test_slices_said_to_be_whole_tensors_are_refused(sliced: Path) -> None:
 
 
 def test_a_fingerprint_of_slices_said_to_be_whole_names_its_own_options(sliced: Path) -> None:
-    source = {"source": str(sliced / "src"), "target": "memory://none", "source_strategy": str(sliced / "source.ckpt")}
+    source = {"source": str(sliced / "src"), "source_strategy": str(sliced / "source.ckpt")}
     with pytest.raises(StrategyError, match=r"--integrated-save no if ranks hold slices of the strategy \S+$"):
-        fingerprint_checkpoint(build_request(**source, integrated_save="yes"))
+        fingerprint_checkpoint(build_options(FingerprintRequest, **source, integrated_save="yes"))
 
 
 def test_slices_are_refused_where_another_parameters_shape_shows_whole_tensors(sliced: Path) -> None:
@@ -219,21 +220,21 @@ def test_a_comparison_asks_for_each_side(job: Path) -> None:
 
 
 def test_a_fingerprint_of_equal_slices_needs_a_decision(job: Path) -> None:
-    source = {"source": str(job / "src"), "target": "memory://none", "source_strategy": str(job / "source.ckpt")}
+    source = {"source": str(job / "src"), "source_strategy": str(job / "source.ckpt")}
     with pytest.raises(StrategyError, match=REFUSAL):
-        fingerprint_checkpoint(build_request(**source))
+        fingerprint_checkpoint(build_options(FingerprintRequest, **source))
     for asked, shape in (("yes", (2, 32, 16)), ("no", (8, 32, 16))):
-        document = fingerprint_checkpoint(build_request(**source, integrated_save=asked))
+        document = fingerprint_checkpoint(build_options(FingerprintRequest, **source, integrated_save=asked))
         assert {each.name: each.shape for each in document.parameters} == {"experts": shape, "attn": (32, 32)}
 
 
 def test_recovery_of_equal_slices_needs_a_decision(job: Path) -> None:
     shutil.rmtree(job / "src/rank_3")
-    source = {"source": str(job / "src"), "target": "memory://none", "source_strategy": str(job / "source.ckpt")}
+    source = {"source": str(job / "src"), "source_strategy": str(job / "source.ckpt")}
     with pytest.raises(StrategyError, match="--integrated-save yes"):
-        assess_recovery(build_request(**source, recover=True))
-    assert assess_recovery(build_request(**source, recover=True, integrated_save="yes")).recoverable
-    assert not assess_recovery(build_request(**source, recover=True, integrated_save="no")).recoverable
+        assess_recovery(build_options(SourceRequest, **source))
+    assert assess_recovery(build_options(SourceRequest, **source, integrated_save="yes")).recoverable
+    assert not assess_recovery(build_options(SourceRequest, **source, integrated_save="no")).recoverable
 
 
 def test_shapes_for_a_made_strategy_need_a_decision(job: Path) -> None:

@@ -17,7 +17,8 @@ from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.planning import describe_plan
 from reshard.core.errors import InputError, ReshardError, StrategyError
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.request.conversion import build_request
+from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.storage.reading import read_own_file
@@ -83,8 +84,8 @@ def test_converting_what_was_converted(
 
 def test_the_other_commands(made: Path, tmp_path: Path) -> None:
     source = {"source": str(FOUR_TO_THREE.directory / "src"), "source_strategy": named(FOUR_TO_THREE, "src")}
-    before = fingerprint_checkpoint(build_request(target=NOWHERE, **source))
-    after = fingerprint_checkpoint(build_request(source=str(made), target=NOWHERE))
+    before = fingerprint_checkpoint(FingerprintRequest.model_validate(source))
+    after = fingerprint_checkpoint(FingerprintRequest(source=str(made)))
     assert (after.fingerprint, after.ranks) == (before.fingerprint, 3)
     note = f"the source was converted by reshard: its strategy is its own, of {origin_of(made)}"
     assert note in after.notes
@@ -97,7 +98,7 @@ def test_the_other_commands(made: Path, tmp_path: Path) -> None:
     planned = plan_load(str(made))
     assert note in planned.notes
     assert {name for name, _ in planned.load(0)} == {each.name for each in after.parameters}
-    recovery = assess_recovery(build_request(source=str(made), target=NOWHERE, recover=True))
+    recovery = assess_recovery(SourceRequest(source=str(made)))
     assert (recovery.state, note in recovery.notes) == (StepState.WHOLE, True)
     diagnosis = diagnose(str(made))
     assert (diagnosis.fits, diagnosis.strategy, ("note", note) in diagnosis.facts) == (True, origin_of(made), True)
@@ -114,7 +115,7 @@ def test_what_is_lost_is_recovered_by_the_own_strategy(tmp_path: Path) -> None:
     made = tmp_path / "made"
     convert(FOUR_TO_THREE.request(made, target_strategy=twice))
     (made / "rank_4/checkpoint_4.ckpt").unlink()
-    recovery = assess_recovery(build_request(source=str(made), target=NOWHERE, recover=True))
+    recovery = assess_recovery(SourceRequest(source=str(made)))
     assert recovery.state is StepState.RECOVERABLE
     whole(made, tmp_path / "whole", recover=True)
     convert(FOUR_TO_THREE.request(tmp_path / "directly", target_strategy=""))

@@ -20,6 +20,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CatalogError, CheckpointError, InputError, PlanError, StorageError, StrategyError
 from reshard.core.plan.matching import match_parameters
 from reshard.core.request.conversion import ConversionRequest, build_request
+from reshard.core.request.source import SourceRequest
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location, parse_url
@@ -157,7 +158,7 @@ def test_recovered_is_byte_equal(tmp_path_factory: pytest.TempPathFactory, data:
     recoverable = all(held(left, tensors[n], n).all() for n in wanted)
     all_there = all(held(left, tensor, n).all() for n, tensor in enumerate(tensors))
     if left:
-        assert (assess_recovery(request).state is StepState.RECOVERABLE) == all_there
+        assert (assess_recovery(SourceRequest.of(request)).state is StepState.RECOVERABLE) == all_there
     if not named:
         with pytest.raises(
             InputError, match="--recover would do" if recoverable else "--recover would not do|."
@@ -504,7 +505,7 @@ def test_the_newest_step_of_those_that_are_not_faulty(directory: Path) -> None:
 
 
 def test_a_whole_checkpoint(directory: Path) -> None:
-    report = assess_recovery(request_of(directory))
+    report = assess_recovery(SourceRequest.of(request_of(directory)))
     assert (report.state, report.lost_ranks, report.lost, report.other_steps) == (StepState.WHOLE, (), (), ())
     assert (report.step, report.world_size) == ("1_1", 6)
 
@@ -518,7 +519,7 @@ def test_older_steps_are_looked_at_until_one_would_do(directory: Path) -> None:
     for rank in (1, 3, 5):
         file_of(directory, rank, "3_1").write_bytes(b"\x0a")
     file_of(directory, 0, "2_1").write_bytes(b"\x0a")
-    report = assess_recovery(request_of(directory))
+    report = assess_recovery(SourceRequest.of(request_of(directory)))
     assert (report.step, report.state) == ("4_1", StepState.LOST)
     assert [(lost.parameter, lost.box, lost.ranks) for lost in report.lost] == [(n, "[0:2]", (0, 2, 4)) for n in NAMES]
     others = [(other.step, other.state, len(other.lost_ranks)) for other in report.other_steps]
@@ -534,11 +535,11 @@ def test_groups_instead_of_a_strategy(directory: Path) -> None:
     groups = directory / "groups.json"
     groups.write_text(json.dumps([[0, 2, 4], [1, 3, 5]]))
     request = request_of(directory, source_strategy="", recover=True, fault_ranks="1,2,3")
-    report = assess_recovery(request, [str(groups)])
+    report = assess_recovery(SourceRequest.of(request), [str(groups)])
     assert report.state is StepState.RECOVERABLE
     assert [(each.rank, each.stand_in, each.slices) for each in report.stand_ins] == [(1, 5, 3), (2, 0, 3), (3, 5, 3)]
     shutil.rmtree(file_of(directory, 5).parent)
-    report = assess_recovery(request, [str(groups)])
+    report = assess_recovery(SourceRequest.of(request), [str(groups)])
     assert [(lost.parameter, lost.box, lost.ranks) for lost in report.lost] == [(None, None, (1, 3, 5))]
 
 
@@ -547,7 +548,9 @@ def test_groups_of_a_redundancy_removed_checkpoint_tell_nothing(tmp_path: Path) 
     groups.write_text(json.dumps([[rank, rank + 4] for rank in range(4)]))
     for source_format in ("ckpt", "safetensors"):
         with pytest.raises(CatalogError, match=r"redundancy was removed\. .*--source-strategy"):
-            assess_recovery(removed(tmp_path / "out", source_format, source_strategy=""), [str(groups)])
+            assess_recovery(
+                SourceRequest.of(removed(tmp_path / "out", source_format, source_strategy="")), [str(groups)]
+            )
 
 
 def test_groups_that_contradict_the_strategy(directory: Path) -> None:
@@ -556,12 +559,12 @@ def test_groups_that_contradict_the_strategy(directory: Path) -> None:
     with pytest.raises(
         StrategyError, match="rank_0 and rank_1 hold the same, but the source strategy gives them differ"
     ):
-        assess_recovery(request_of(directory), [str(groups)])
+        assess_recovery(SourceRequest.of(request_of(directory)), [str(groups)])
     groups.write_text(json.dumps([[0, 1], [2, 3]]))
     with pytest.raises(StrategyError, match="group info has 4 ranks, the source strategy 6"):
-        assess_recovery(request_of(directory), [str(groups)])
+        assess_recovery(SourceRequest.of(request_of(directory)), [str(groups)])
     with pytest.raises(InputError, match="nothing says which ranks hold the same"):
-        assess_recovery(request_of(directory, source_strategy=""))
+        assess_recovery(SourceRequest.of(request_of(directory, source_strategy="")))
 
 
 # ---- copies that differ ----
@@ -621,7 +624,7 @@ def test_parameters_that_no_file_holds_are_named(tmp_path: Path) -> None:
     directory = whole_shards(tmp_path, {rank: {"c"} for rank in range(6)})
     told = "in the source's strategy, but in NO file, and so not in the result: c"
     assert told in convert(request_of(directory)).notes
-    assert told in assess_recovery(request_of(directory)).notes
+    assert told in assess_recovery(SourceRequest.of(request_of(directory))).notes
     assert read_tree(tmp_path / "out")[0].keys() == {"a", "b"}
 
 
@@ -655,7 +658,7 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
         CatalogError, match=f"{told}. Name another step with --step, or the ranks whose files are stale"
     ):
         convert(request)
-    assert assess_recovery(request).notes[0] == told
+    assert assess_recovery(SourceRequest.of(request)).notes[0] == told
     assert convert(request.model_copy(update={"append_info": ["step_num=120"]})).committed
 
 

@@ -14,7 +14,8 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import NOWHERE, build_request
+from reshard.core.request.conversion import build_options
+from reshard.core.request.source import FingerprintRequest
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification import differences, shard_fingerprints, views
@@ -81,7 +82,7 @@ def test_a_model_is_the_same_in_any_layout_and_one_changed_element_is_found(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_fingerprints, "BLOCK_BYTES", data.draw(st.sampled_from([1000, 2**22])))
         patch.setattr(differences, "_BLOCK_BYTES", data.draw(st.sampled_from([200, 2**20])))
-        patch.setattr(views, "_SHARE_BYTES", data.draw(st.sampled_from([500, 2**26])))
+        patch.setattr(views, "_MIN_SHARE_BYTES", data.draw(st.sampled_from([500, 2**26])))
         a, strategy_a = one.write(directory / "a", data.draw(FORMATS), data.draw(st.sampled_from([101, 2**29])))
         b, strategy_b = other.write(directory / "b", data.draw(FORMATS))
         report = compared(a, b, strategy_a=strategy_a, strategy_b=strategy_b)
@@ -421,7 +422,7 @@ def test_equal_texts_of_the_first_rank_are_not_told(tmp_path: Path) -> None:
 def test_fingerprints_stand_for_a_checkpoint(tmp_path: Path) -> None:
     source, strategy = case(7010).directory / "src", str(case(7010).directory / "src_strategy.ckpt")
     document = tmp_path / "there.json"
-    request = build_request(source=str(source), target=NOWHERE, source_strategy=strategy)
+    request = build_options(FingerprintRequest, source=str(source), source_strategy=strategy)
     document.write_text(fingerprint_checkpoint(request).model_dump_json())
     full = case(7010).directory / "full"
     assert compared(full, document).same
@@ -439,7 +440,7 @@ def test_whether_other_dtypes_are_equal_when_cast_cannot_always_be_told_from_fin
     a = file_of(tmp_path / "a.ckpt", ("w", "Float32", wide))
     b = file_of(tmp_path / "b.ckpt", ("w", "Float16", wide.astype(np.float16)))
     for path in (a, b):
-        request = build_request(source=str(path), target=NOWHERE)
+        request = build_options(FingerprintRequest, source=str(path))
         path.with_suffix(".json").write_text(fingerprint_checkpoint(request).model_dump_json())
     assert told(a, tmp_path / "b.json") == "Float32 and Float16; equal when cast to Float16"
     assert told(tmp_path / "a.json", b) == (
@@ -459,7 +460,7 @@ def test_the_models_fingerprint_changes_with_every_part_of_it(tmp_path: Path) ->
     found = set()
     for number, entry in enumerate(variants):
         path = file_of(tmp_path / f"{number}.ckpt", entry)
-        found.add(fingerprint_checkpoint(build_request(source=str(path), target=NOWHERE)).fingerprint)
+        found.add(fingerprint_checkpoint(build_options(FingerprintRequest, source=str(path))).fingerprint)
     assert len(found) == len(variants)
 
 
@@ -479,7 +480,7 @@ def test_what_is_no_document_of_fingerprints_is_refused(tmp_path: Path, content:
 
 
 def test_changed_fingerprints_are_refused(tmp_path: Path) -> None:
-    request = build_request(source=str(case(7010).directory / "full"), target=NOWHERE)
+    request = build_options(FingerprintRequest, source=str(case(7010).directory / "full"))
     document = json.loads(fingerprint_checkpoint(request).model_dump_json())
     document["parameters"][0]["fingerprint"] = "0" * 16
     (tmp_path / "there.json").write_text(json.dumps(document))
@@ -533,7 +534,7 @@ def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(InputError, match="nothing is left to compare of .*: no parameter is included"):
         compared(full, full, exclude=["*"])
     with pytest.raises(InputError, match="there is nothing to fingerprint: no parameter is included"):
-        fingerprint_checkpoint(build_request(source=str(full), target=NOWHERE, exclude=["*"]))
+        fingerprint_checkpoint(build_options(FingerprintRequest, source=str(full), exclude=["*"]))
 
 
 def test_patterns_that_fit_nothing_are_refused() -> None:
@@ -543,7 +544,7 @@ def test_patterns_that_fit_nothing_are_refused() -> None:
     ):
         compared(full, full, include=["no.such", "adam*"], exclude=["adam_w*"])
     with pytest.raises(InputError, match="--include no.such: no parameter of .*full has such a name"):
-        fingerprint_checkpoint(build_request(source=str(full), target=NOWHERE, include=["no.such"]))
+        fingerprint_checkpoint(build_options(FingerprintRequest, source=str(full), include=["no.such"]))
 
 
 def test_a_unified_checkpoint_is_the_same_as_what_it_was_made_from(tmp_path: Path) -> None:
@@ -569,7 +570,7 @@ def test_a_side_that_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.ckpt", ("w", "Int32", np.arange(6, dtype=np.int32)))
-    side = views.open_side(build_request(source=str(path), target=NOWHERE))
+    side = views.open_checkpoint_view(build_options(FingerprintRequest, source=str(path)))
     file_of(path, ("w", "Int32", np.arange(1, 8, dtype=np.int32)))
     with pytest.raises(CatalogError, match="rank_0: .*a.ckpt changed since its headers were read"):
         side.contents(["w"])
