@@ -59,7 +59,7 @@ def command(as_json: bool, **options: str) -> int:
     """
     from reshard.core.request.conversion import build_options
     from reshard.core.request.verification import VerificationRequest
-    from reshard.core.verification.files import resources_to_verify, verify_target
+    from reshard.core.verification.published import resources_to_verify, verify_target
 
     request = build_options(VerificationRequest, **options)
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)

@@ -6,7 +6,7 @@ from prefect.runtime import flow_run
 from reshard.core.errors import VerificationError
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.wording import printable
-from reshard.core.verification.files import resources_to_verify
+from reshard.core.verification.published import resources_to_verify
 from reshard.core.verification.report import VerificationReport
 from reshard.flows.outcome import carried_out, tail_of
 from reshard.tasks.artifacts import publish_verification

@@ -11,7 +11,7 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import size_text
-from reshard.core.verification import files as verify
+from reshard.core.verification import published
 from reshard.core.verification.report import VerificationReport
 from reshard.tasks.assignment import Assignment, TaskResult, worker_context
 from reshard.tasks.policies import RETRIED, ending_with_its_run
@@ -49,4 +49,4 @@ def verify_target(request: VerificationRequest) -> VerificationReport:
         InputError: there is no finished conversion.
         StorageError: the target cannot be read.
     """
-    return verify.verify_target(request.target, request.level, current_progress())
+    return published.verify_target(request.target, request.level, current_progress())

@@ -11,7 +11,7 @@ import pytest
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, ReshardError, TargetError
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_tree
 from tests.support.runs import files_of, partial, recorded_ranks
 

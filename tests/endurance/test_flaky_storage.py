@@ -20,7 +20,7 @@ from reshard.core.runtime import retry
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.endurance.flaky import PERMANENT, TRANSIENT, Faults, FlakyFileSystem
 from tests.support.checkpoints import case, read_tree
 from tests.support.runs import files_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.request.conversion import VerifyLevel, build_request
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_tree
 from tests.support.s3_client import s3_client
 from tests.support.stores import BUCKET, Store, unfinished_uploads

@@ -5,7 +5,7 @@ from typing import Any
 
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import VerifyLevel
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
 from tests.support.stores import Store
 

@@ -14,7 +14,7 @@ from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_file
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, check_crc_of, read_tree
 from tests.support.s3_traffic import Fault, Kind
 from tests.support.stores import Store, content_of, of_operation, stored, unfinished_uploads

@@ -26,7 +26,7 @@ from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.wording import printable, size_text
 from reshard.core.source.damage import Substitute
 from reshard.core.verification.compare import compare_checkpoints
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
 from reshard.tasks.pages import (
     LARGEST_TABLE_ROWS,

@@ -39,7 +39,8 @@ from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.transfer.writer import transform_ranks
-from reshard.core.verification.files import RankVerification, verify_rank, verify_target
+from reshard.core.verification.files import RankVerification, verify_rank
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.places import PROJECT

@@ -36,7 +36,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.writer import transform_ranks
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
 from tests.support.checkpoints import Case, case, read_ckpt, read_tree
 from tests.support.records import as_record

@@ -23,7 +23,7 @@ from reshard.core.source.diagnosis import diagnose
 from reshard.core.source.recovery import StepState, assess_recovery
 from reshard.core.strategy.files import write_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import as_layout, make_strategy

@@ -25,7 +25,7 @@ from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.target.workspace import record_digest
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.places import FIXTURES

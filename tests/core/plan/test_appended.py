@@ -24,7 +24,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import whole_layout
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_rank
 from tests.support.ckpt_writer import checkpoint_bytes
 

@@ -23,7 +23,7 @@ from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.dtypes import dtype_from_name
 from reshard.core.tensor.layout import ParameterLayout
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import catalog_of, entry, make_catalog, make_strategy, plan_of, sides, vector

@@ -29,7 +29,7 @@ from reshard.core.runtime.progress import SilentProgress
 from reshard.core.storage.unified_names import file_names, is_unified_name
 from reshard.core.storage.urls import parse_url
 from reshard.core.transfer.writer import transform_ranks
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import Contents, case, read_ckpt, read_rank, read_safetensors, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
 from tests.support.strategy_writer import FileLayout, write_strategy_file

@@ -22,7 +22,7 @@ from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.strategy.files import read_strategy
 from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from reshard.mindspore import unified_safetensors
 from tests.conformance.cases import Case as RandomCase
 from tests.conformance.cases import Side, rank_contents

@@ -38,7 +38,7 @@ from reshard.core.tensor.slices import Extent, TensorSlice
 from reshard.core.transfer import fetches, scatter, writer
 from reshard.core.transfer.file_blocks import Block, Chunk, file_blocks, planned_file
 from reshard.core.transfer.read_ranges import ReadRange
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.places import PROJECT

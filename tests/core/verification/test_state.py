@@ -18,7 +18,7 @@ from reshard.core.errors import InputError, TargetError
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.storage.urls import parse_url
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import CONVERSIONS
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.records import as_record

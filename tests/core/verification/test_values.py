@@ -24,7 +24,7 @@ from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
 from reshard.core.transfer import fetches, reader
 from reshard.core.transfer.writer import transform_ranks
-from reshard.core.verification.files import verify_target
+from reshard.core.verification.published import verify_target
 from reshard.core.verification.shard_fingerprints import FileFingerprints
 from reshard.core.verification.values import ContentCheck, target_starts
 from tests.support.buffers import Buffers
