@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.source.gaps import STEP_PARAMETERS
-from reshard.core.source.replicas import differing_copies_text
+from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.segments import Piece
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints
@@ -113,15 +113,15 @@ class CheckpointFingerprints(FingerprintAccumulator):
                     owners.setdefault(whole, []).extend(shards.owners)
             fingerprints[name] = tuple(owners)[:1]
             if len(owners) > 1:
-                differing.append(differing_copies_text(name, "which stages share", list(owners.values())))
+                differing.append(differing_replicas_text(name, "which stages share", list(owners.values())))
         for name, addend in self._wholes.items():
             [(_, contents)] = addend.shards.contents()
             fingerprints[name] = tuple(contents)
             if len(contents) > 1 and name in STEP_PARAMETERS:
-                differing.append(differing_copies_text(name, "which no strategy knows", list(contents.values())))
+                differing.append(differing_replicas_text(name, "which no strategy knows", list(contents.values())))
         return Contents(fingerprints, tuple(differing))
 
 
 def _differing_replicas(name: str, stages: Iterable[Addend]) -> Iterator[str]:
     for addend in stages:
-        yield from (differing_copies_text(name, str(box), owners) for box, owners in addend.shards.differing())
+        yield from (differing_replicas_text(name, str(box), owners) for box, owners in addend.shards.differing())

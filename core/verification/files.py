@@ -104,10 +104,9 @@ def _structure_problems(
 
 
 def _differences(index: FileIndex, expected: Mapping[str, tuple[str, Shape]], origin: str) -> list[str]:
-    problems = [
-        f"parameter {name!r} is missing; {origin} it is there" for name in expected if name not in index.entries
-    ]
-    problems += [f"parameter {name!r} is there; {origin} it is not" for name in index.entries if name not in expected]
+    entries = index.entries
+    problems = [f"parameter {name!r} is not in it, {origin} it is" for name in expected if name not in entries]
+    problems += [f"parameter {name!r} is in it, {origin} it is not" for name in entries if name not in expected]
     for name, (dtype, shape) in expected.items():
         entry = entries.get(name)
         if entry is not None and (entry.dtype.name, entry.shape) != (dtype, shape):

@@ -1,6 +1,6 @@
-"""Compares the copies of parameters that pipeline stages share, such as tied embeddings, between joined parts.
+"""Tied parameters of joined parts, such as shared embeddings: compares the stages' copies.
 
-All parts are cut alike, so equal boxes of a tensor have equal digests, on whichever rank they are.
+All parts have the same sharding, so equal boxes of a tensor have equal digests on any rank.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from reshard.core.verification.values import target_starts
 
 
 class PartCopies:
-    """Digests of the parameters `shared`, a map to their stages; the first stage's copy is taken."""
+    """Digests of tied parameters; `shared` maps them to their stages, whose first one's copy is used."""
 
     def __init__(self, shared: Mapping[str, Sequence[int]]) -> None:
         self._shared = shared
@@ -22,7 +22,7 @@ class PartCopies:
         }
 
     def add(self, stage: int, plan: ConversionPlan, record: ShardRecord) -> None:
-        """Adds the record of a rank of a stage's part; thread-safe."""
+        """Add the record of a rank of a stage's part; thread-safe."""
         starts = target_starts(plan, record.rank)
         for parameter in record.parameters:
             if parameter.name in self._shared:
@@ -30,8 +30,8 @@ class PartCopies:
                 self._shards[parameter.name, stage][box] = parameter.dtype, parameter.digest
 
     def differing(self) -> Iterator[Differing]:
-        """The parameters whose copies differ from the one that is taken, with the stages that hold those."""
-        for name, (taken, *others) in self._shared.items():
-            different = [stage for stage in others if self._shards[name, stage] != self._shards[name, taken]]
+        """The parameters whose copies differ."""
+        for name, (used, *others) in self._shared.items():
+            different = [stage for stage in others if self._shards[name, stage] != self._shards[name, used]]
             if different:
-                yield Differing(name, taken, tuple(different))
+                yield Differing(name, used, tuple(different))

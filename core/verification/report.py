@@ -5,10 +5,14 @@ from reshard.core.runtime.summary import RANK, Summary
 
 
 class VerificationReport(Summary):
-    """The result of checking a converted checkpoint: `problems` is empty if all is right; `kind` is what ranks are.
+    """The result of checking a converted checkpoint.
 
-    `compared` counts the parameters whose values were compared with the source's, of which `compared_bytes` were read.
-    `notes` say what could not be checked.
+    Attributes:
+        compared: the number of parameters whose values were compared with the source's.
+        compared_bytes: bytes read from the source for it.
+        problems: in sentences; empty if the checkpoint is right.
+        notes: in sentences, about what could not be checked.
+        kind: what `ranks` counts, RANK or FILE.
     """
 
     target: str

@@ -1,4 +1,4 @@
-"""Compares the values of a finished conversion with its source's, which are read anew where they were."""
+"""The comparison of a finished conversion's values with its source's, which is read again."""
 
 import threading
 from collections.abc import Callable
@@ -27,12 +27,8 @@ class SourceComparison:
     """A finished conversion and its source.
 
     Attributes:
-        source_bytes: how much there is to read of the source.
-        parameter_count: how many parameters are compared.
-
-    Raises:
-        InputError: no plan, or another one, is beside the conversion.
-        StorageError: the plan cannot be read.
+        source_bytes: bytes to read from the source.
+        parameter_count: number of parameters compared.
     """
 
     def __init__(self, workspace: Workspace, manifest: Manifest) -> None:
@@ -44,18 +40,13 @@ class SourceComparison:
         self.parameter_count = self._content.parameter_count
 
     def starts(self, rank: int) -> dict[str, Shape] | None:
-        """Where a target rank's shards begin; None if the plan has no such rank."""
+        """Where a target rank's shards begin in their whole tensors; None if the plan has no such rank."""
         return target_starts(self._plan, rank) if rank in self._plan.target_ranks else None
 
     def read_source(self, workers: int, advance: Callable[[int], None], stop: threading.Event) -> None:
-        """Takes in what the source has.
-
-        Raises:
-            InputError: it is not there any more, or changed, or its key is not in force.
-            StorageError: it cannot be read.
-        """
+        """Read the source and add its contributions."""
         source = f"{self._target}: its values are to be compared with those of {self._plan.inputs.catalog.url}"
-        advice = "put it back, or do without: `--level checksum` needs nothing but the checkpoint itself"
+        advice = "restore it, or use `--level checksum`, which needs only the checkpoint itself"
         ranks = self._content.source_ranks
         try:
             self._check_readable(source)
@@ -63,14 +54,14 @@ class SourceComparison:
         except StorageError as error:
             if not has_no_file(error):
                 raise
-            raise InputError(f"{source}, which is not there any more: {advice}\n  {error}") from error
+            raise InputError(f"{source}, which does not exist any more: {advice}\n  {error}") from error
         except CatalogError as error:
-            raise InputError(f"{source}, which is not what it was: {advice}\n  {error}") from error
+            raise InputError(f"{source}, which has changed: {advice}\n  {error}") from error
         for rank, parts in zip(ranks, found, strict=True):
             self._content.add_source(rank, parts)
 
     def _check_readable(self, source: str) -> None:
-        """Makes sure that a file's headers are what they were: without its key its values would mean nothing."""
+        """Check that a file's headers are unchanged: an encrypted file read without its key would yield garbage."""
         record = next(iter(self._plan.inputs.catalog.records.values()))
         try:
             file = open_checkpoint(parse_url(record.location), source_key())
@@ -82,17 +73,17 @@ class SourceComparison:
             is_same = False
         if not is_same:
             raise InputError(
-                f"{source}, but {record.location} cannot be read as it was then. If it is encrypted, name its key with "
-                "--source-decrypt-key, and how with --source-decrypt-mode; if not, name none"
+                f"{source}, but {record.location} cannot be read as it was for the conversion. If it is encrypted, "
+                "name its key with --source-decrypt-key, and the mode with --source-decrypt-mode; if not, name no key"
             )
 
     def add(self, record: ShardRecord) -> None:
-        """Takes in what a target rank has; called from many threads."""
+        """Add a target rank's contributions; thread-safe."""
         with self._lock:
             self._content.add_target(record)
 
     def problems(self) -> list[str]:
-        """What differs, in sentences."""
+        """The differences, in sentences."""
         return [f"{self._target}: {problem.message}" for problem in self._content.problems()]
 
 
@@ -100,13 +91,13 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
     try:
         if manifest.writer == f"reshard {__version__}":
             return load_plan(workspace.plan_url, manifest.identity)
-        # another version's identities cannot be worked out
+        # the identities of other versions cannot be reproduced
         return rebuild_plan(workspace.plan_url, manifest.plan_digest)
     except StorageError as error:
         if not is_missing(error):
             raise
         raise InputError(
-            f"{workspace.directory}: has no plan beside it, which would say what its values are to be compared with; "
+            f"{workspace.directory}: has no plan beside it, which would name the values to compare with; "
             "`--level checksum` needs none"
         ) from error
 
@@ -114,7 +105,7 @@ def _plan_of(workspace: Workspace, manifest: Manifest) -> ConversionPlan:
 def _with_current_versions(plan: ConversionPlan) -> ConversionPlan:
     """The plan with the source files' current versions, where only the change time differs.
 
-    Values are compared, so touched files do no harm. Earlier versions recorded no change time.
+    Values are compared, so touched files do no harm. Earlier versions of reshard recorded no change time.
     """
     catalog = plan.inputs.catalog
     records = {rank: _with_current_version(record) for rank, record in catalog.records.items()}

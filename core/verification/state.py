@@ -1,4 +1,4 @@
-"""Checks the files in a finished conversion's `.reshard` other than the manifest and the ranks' records.
+"""The check of the files in a finished conversion's `.reshard`, other than the manifest and the ranks' records.
 
 Manifest and records end in digests of themselves, which are checked on reading.
 """
@@ -24,17 +24,13 @@ UNDIGESTED = (
 
 
 def state_problems(directory: Location, manifest: Manifest) -> list[str]:
-    """Sentences about a wrong identity, a wrong plan and foreign files.
-
-    Raises:
-        StorageError: a transient failure.
-    """
+    """A wrong identity, a wrong plan and foreign files, in sentences."""
     state = directory.child(STATE_DIRECTORY)
     problems = []
     identity = read_identity(state)
     if identity != manifest.identity and (identity is not None or manifest.plan_digest is not None):
-        what = "is missing" if identity is None else f"is not {manifest.identity}, as the manifest says"
-        problems.append(f"{state.child(IDENTITY_NAME)}: {what}")
+        problem = "is missing" if identity is None else f"is not {manifest.identity}, as the manifest says"
+        problems.append(f"{state.child(IDENTITY_NAME)}: {problem}")
     if manifest.plan_digest is None:
         return problems
     if manifest.plan_digest:
@@ -45,7 +41,7 @@ def state_problems(directory: Location, manifest: Manifest) -> list[str]:
 
 
 def check_no_other_state(directory: Location, ranks: Iterable[int]) -> None:
-    """Makes sure that `.reshard` holds only records of this conversion.
+    """Check that `.reshard` holds only records of this conversion.
 
     Raises:
         TargetError: it holds other files.
@@ -57,7 +53,7 @@ def check_no_other_state(directory: Location, ranks: Iterable[int]) -> None:
 
 
 def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bool) -> list[Location]:
-    """Files in `.reshard` that do not belong to a finished conversion of `ranks`; leases and unfinished files excepted.
+    """Files in `.reshard` that do not belong to a finished conversion of `ranks`, except leases and unfinished files.
 
     Raises:
         StorageError: the files cannot be listed.
@@ -69,11 +65,11 @@ def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bo
     return [
         file
         for file in find_files(state)
-        if file.path not in own and file.parent.path != leases and not (directory.is_local and _is_passing(file.name))
+        if file.path not in own and file.parent.path != leases and not (directory.is_local and _is_partial(file.name))
     ]
 
 
-def _is_passing(name: str) -> bool:
+def _is_partial(name: str) -> bool:
     return is_temporary(name) or is_of_file_system(name)
 
 

@@ -1,7 +1,7 @@
-"""Parameters that several pipeline stages of the source hold, such as tied embeddings: whether their copies are alike.
+"""Tied parameters: those that several pipeline stages of the source hold, such as shared embeddings.
 
-Training keeps them equal; where it did not, one copy is taken, and that others differ has to be said. Stages may cut a
-parameter differently, so both copies are read as the whole tensor, in its order, a block of each at a time.
+Training keeps their copies equal. Where it did not, one stage's copy is used, and the difference is reported. Stages
+may shard a parameter differently, so both copies are read as whole tensors, a block of each at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,69 +27,69 @@ from reshard.core.verification.whole_reader import WholeReader
 
 @dataclass(frozen=True)
 class Differing:
-    """A shared parameter whose copies are not alike: the stage whose copy is taken, and those that have another."""
+    """A tied parameter whose copies differ: the stage whose copy is used, and the stages with another."""
 
     name: str
-    taken: int
+    used: int
     others: tuple[int, ...]
 
 
 def with_shared_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
-    """The plan, whose notes say which parameters have different contents on the source stages that share them.
+    """Compare tied parameters, and return the plan with a note of those that differ.
 
     Raises:
-        PlanError: there are such, and that is to fail.
-        CatalogError: a source file is not the one that was planned with.
+        PlanError: copies differ, and `fails` is set.
+        CatalogError: a source file changed since the plan was made.
         StorageError: one cannot be read.
     """
     if not plan.match.shared:
         return plan
-    current_progress().note(f"comparing what several source stages hold: {listed(list(plan.match.shared), 3)}")
+    current_progress().note(f"comparing tied parameters of several source stages: {listed(list(plan.match.shared), 3)}")
     differing = list(differing_parameters(plan))
     if not differing:
         return plan
     text = differing_text(differing)
     if fails:
         raise PlanError(
-            f"{plan.inputs.catalog.url}: pipeline stages hold different copies of parameters that they share: {text}. "
+            f"{plan.inputs.catalog.url}: pipeline stages hold different copies of tied parameters: {text}. "
             "Name the stage whose copies are right: --shared-parameters STAGE, or first"
         )
     return plan.with_notes(differing_note(text))
 
 
 def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
-    """The shared parameters whose copies are not alike; a copy of which files lack something is not compared."""
+    """The tied parameters whose copies differ; incomplete copies are not compared."""
     sources = {source.name: source for source in distinct_sources(plan.match.resharded)}
     for name, copies in plan.match.shared.items():
         parameter = unchanged(sources[name], {})
         whole = [(stage, copy) for stage, copy in copies if not lacks_shards(copy, len(parameter.shape))]
         if len(whole) < 2:
             continue
-        (taken, first), *others = whole
+        (used, first), *others = whole
         different = [stage for stage, copy in others if not _are_alike(plan, parameter, first, copy)]
         if different:
-            yield Differing(name, taken, tuple(different))
+            yield Differing(name, used, tuple(different))
 
 
 def differing_text(differing: Iterable[Differing]) -> str:
-    """Message text: each parameter, the stage whose copy is taken, and the stages with another; empty if none."""
-    return listed([_taken_text(each) for each in differing], 20)
+    """List parameters, each with the stage whose copy is used and the stages with another."""
+    return listed([_difference_text(each) for each in differing], 20)
 
 
 def differing_note(text: str) -> str:
-    """The note about differing copies; `text` is that of `differing_text`."""
-    return f"pipeline stages hold DIFFERENT copies of parameters that they share: {text}"
+    """The note about differing copies; `text` is from `differing_text`."""
+    return f"pipeline stages hold DIFFERENT copies of tied parameters: {text}"
 
 
-def _taken_text(differing: Differing) -> str:
+def _difference_text(differing: Differing) -> str:
     stages = f"stage{'s' if len(differing.others) > 1 else ''} {listed(list(map(str, differing.others)))}"
-    return f"{differing.name} (stage {differing.taken}'s is taken, unlike that of {stages})"
+    return f"{differing.name} (stage {differing.used}'s is used; it differs from that of {stages})"
 
 
 def _are_alike(plan: ConversionPlan, parameter: ReshardedParameter, first: SourceCopy, other: SourceCopy) -> bool:
     copies = [_whole(parameter, copy) for copy in (first, other)]
     if not all(copy.reads for copy in copies):
-        return True  # there is nothing in it
+        return True  # it has no elements
     entries = [plan.source_entry(copy.reads[0].source_rank, parameter.sources[0].name) for copy in copies]
     if parameter.dtype in (TEXT, MAP_TENSOR) and (entries[0].shape, entries[0].text) != (
         entries[1].shape,
@@ -103,7 +103,7 @@ def _are_alike(plan: ConversionPlan, parameter: ReshardedParameter, first: Sourc
 
 
 def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
-    """The whole tensor, as if it were to be written from one stage's copy."""
+    """The plan of the whole tensor, made from one stage's copy."""
     uncut = whole_layout(len(parameter.shape)).shard_grid(len(parameter.shape))
     geometry = ClassGeometry.of_whole([copy], uncut, parameter.shape)
     [plan] = LayoutClass(geometry, copy.first_rank, (parameter,)).plans(0)

@@ -22,15 +22,14 @@ from reshard.core.plan.layout_classes import TargetStage
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.runtime.wording import rank_names
-from reshard.core.source.replicas import differing_copies_text
+from reshard.core.runtime.wording import listed_lines, rank_names
+from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
 
-_MAX_LISTED = 20
 _MAX_LOCATED = 4
 """Parameters whose sources are read once more, to find the boxes that differ."""
 
@@ -57,9 +56,6 @@ def target_starts(plan: ConversionPlan, rank: int) -> dict[str, Shape]:
 
 def content_problems_text(target: str, problems: Sequence[ContentProblem]) -> str:
     """Format differences as an error message."""
-    lines = [problem.message for problem in problems[:_MAX_LISTED]]
-    if len(problems) > _MAX_LISTED:
-        lines.append(f"and {len(problems) - _MAX_LISTED} more")
     if any(problem.ranks for problem in problems):
         advice = "The same command converts the target's ranks named here again; if that does not help, it is a bug"
     else:
@@ -67,7 +63,8 @@ def content_problems_text(target: str, problems: Sequence[ContentProblem]) -> st
             "Replicas in the source differ: find out which ranks' are right, and leave the others out with "
             "--recover --fault-ranks RANKS"
         )
-    return f"{target}: its values differ from the source's. {advice}\n  - " + "\n  - ".join(lines)
+    lines = listed_lines([problem.message for problem in problems])
+    return "\n  - ".join([f"{target}: its values differ from the source's. {advice}", *lines])
 
 
 class ContentCheck:
@@ -180,7 +177,7 @@ class ContentCheck:
         addends = self._addends[name]
         for addend in addends:
             for box, owners in addend.shards.differing():
-                self._report(f"source: {differing_copies_text(addend.name, str(box), owners)}", ())
+                self._report(f"source: {differing_replicas_text(addend.name, str(box), owners)}", ())
         return combined(addend.shards.total() for addend in addends)
 
     def _compare_shards(self, parameter: ReshardedParameter, shards: ShardFingerprints, expected: int) -> None:
@@ -193,7 +190,7 @@ class ContentCheck:
             if len(contents) > 1:
                 replicas_differ = True
                 owners = list(contents.values())
-                text = differing_copies_text(name, str(box), owners)
+                text = differing_replicas_text(name, str(box), owners)
                 self._report(f"target: {text}", tuple(sorted(rank for some in owners for rank in some)))
         found = shards.total()
         if found == expected or replicas_differ:

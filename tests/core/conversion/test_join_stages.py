@@ -425,9 +425,7 @@ def test_shared_parameters_that_differ_are_named(tmp_path: Path) -> None:
         join_parts(parts, target, notes, shared_parameters=choice)
         assert not verify_target(target, VerifyLevel.CHECKSUM).problems
         assert job.loaded(target)["tied"] == np.frombuffer(TIED[0] + half, np.int8).reshape(4, 4).tolist()
-        [note] = [
-            each for each in notes.notes if "stages hold DIFFERENT copies of parameters that they share: ti" in each
-        ]
+        [note] = [each for each in notes.notes if "stages hold DIFFERENT copies of tied parameters: ti" in each]
         manifest = read_manifest(parse_url(target))
         assert manifest is not None
         assert manifest.notes[1] == note

@@ -572,7 +572,7 @@ def test_groups_that_contradict_the_strategy(directory: Path) -> None:
 
 def test_copies_that_are_the_same(directory: Path) -> None:
     report = convert(request_of(directory, check_replicas=True))
-    assert "all copies of the 6 slices that several ranks hold were read, and are the same" in report.notes
+    assert "all replicas of 6 slices that several ranks hold were read, and are equal" in report.notes
 
 
 def test_copies_that_differ_are_named(directory: Path) -> None:

@@ -82,7 +82,7 @@ def test_copies_are_compared_whatever_their_cuts(
     path.mkdir()
     stages_checkpoint(path, [{"embedding": (EMBEDDING, ROWS)}, {"embedding": (changed(5, 7), second)}])
     plan = make_plan(request(path))
-    assert [(each.name, each.taken, each.others) for each in differing_parameters(plan)] == [("embedding", 0, (1,))]
+    assert [(each.name, each.used, each.others) for each in differing_parameters(plan)] == [("embedding", 0, (1,))]
 
 
 class TestWhoseIsTaken:
@@ -104,21 +104,23 @@ class TestWhoseIsTaken:
         assert (found == EMBEDDING).all()
         [note] = [note for note in report.notes if "DIFFERENT" in note]
         assert note == (
-            "pipeline stages hold DIFFERENT copies of parameters that they share: "
-            "embedding (stage 0's is taken, unlike that of stage 2)"
+            "pipeline stages hold DIFFERENT copies of tied parameters: "
+            "embedding (stage 0's is used; it differs from that of stage 2)"
         )
 
     def test_another_stages(self, case: Path) -> None:
         found, report = converted(case, shared_parameters="2")
         assert (found == changed(0, 0)).all()
-        assert any("embedding (stage 2's is taken, unlike that of stages 0, 3)" in note for note in report.notes)
+        assert any(
+            "embedding (stage 2's is used; it differs from that of stages 0, 3)" in note for note in report.notes
+        )
 
     def test_the_first_stages_where_that_stage_has_none(self, case: Path) -> None:
         found, _ = converted(case, shared_parameters="1")
         assert (found == EMBEDDING).all()
 
     def test_neither(self, case: Path) -> None:
-        with pytest.raises(PlanError, match=r"different copies of parameters that they share: embedding \(stage 0's"):
+        with pytest.raises(PlanError, match=r"different copies of tied parameters: embedding \(stage 0's"):
             converted(case, shared_parameters="fail")
         assert not (case / "out").exists()
 

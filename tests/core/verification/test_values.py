@@ -172,21 +172,21 @@ def test_a_source_that_is_not_there_any_more(target: Path, tmp_path: Path, lost:
     convert(FOUR_TO_THREE.request(target, source=str(source)))
     if lost == "gone":
         shutil.rmtree(source)
-        told = "which is not there any more"
+        told = "which does not exist any more"
     else:
         spoil(file_of(source, 1), "layers.0.weight_0")
-        told = "which is not what it was"
+        told = "which has changed"
     with pytest.raises(InputError) as caught:
         content(target)
     assert str(caught.value).startswith(f"{target}: its values are to be compared with those of {source}, {told}")
-    assert "`--level checksum` needs nothing but the checkpoint itself" in str(caught.value)
+    assert "`--level checksum`, which needs only the checkpoint itself" in str(caught.value)
     assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
 
 
 def test_a_conversion_without_its_plan(target: Path) -> None:
     convert(FOUR_TO_THREE.request(target))
     (target / ".reshard/plan.json.gz").unlink()
-    with pytest.raises(InputError, match="has no plan beside it, which would say what its values"):
+    with pytest.raises(InputError, match="has no plan beside it, which would name the values"):
         content(target)
 
 
