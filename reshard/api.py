@@ -45,7 +45,7 @@ from reshard.core.source.recovery import RecoveryReport
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import TargetJob
-from reshard.core.verification import compare, files
+from reshard.core.verification import compare, published
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.fingerprint_file import ModelFingerprint
 from reshard.core.verification.report import VerificationReport
@@ -256,8 +256,8 @@ def verify(
     """
     request = _build(VerificationRequest, VerifyOptions, options, target=target)
     names = request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key
-    with files.resources_to_verify(request, resolvers_for(*names)):
-        return files.verify_target(request.target, request.level, progress)
+    with published.resources_to_verify(request, resolvers_for(*names)):
+        return published.verify_target(request.target, request.level, progress)
 
 
 def diff(
