@@ -66,7 +66,7 @@ def python(server: PrefectServer, directory: Path, program: str) -> str:
 
 
 def test_every_example_is_known() -> None:
-    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (8, 1, 2)
+    assert (len(PROGRAMS), len(COMMANDS), len(README_PROGRAMS)) == (10, 1, 2)
 
 
 def test_readme(server: PrefectServer, directory: Path) -> None:
@@ -74,14 +74,20 @@ def test_readme(server: PrefectServer, directory: Path) -> None:
     assert python(server, directory, README_PROGRAMS[1]) == "119 parameters\n"
 
 
-def test_a_request_in_this_process(server: PrefectServer, directory: Path) -> None:
-    printed = python(server, directory, PROGRAMS[0])
+def test_in_this_process(server: PrefectServer, directory: Path) -> None:
+    convert, verify = PROGRAMS[:2]
+    printed = python(server, directory, convert)
     assert printed.startswith("True ")
     assert "rank_3/checkpoint_3.ckpt" in printed
+    assert python(server, directory, verify).endswith("all is right\n")
+
+
+def test_as_a_flow(server: PrefectServer, directory: Path) -> None:
+    assert python(server, directory, PROGRAMS[2]) == "True 1\n"
 
 
 def test_several_at_once(server: PrefectServer, directory: Path) -> None:
-    assert python(server, directory, PROGRAMS[1]).splitlines() == [
+    assert python(server, directory, PROGRAMS[3]).splitlines() == [
         f"{directory}/demo-out/whole 1",
         f"{directory}/demo-out/four 4",
     ]
@@ -89,15 +95,15 @@ def test_several_at_once(server: PrefectServer, directory: Path) -> None:
 
 def test_a_rank_without_files_and_a_comparison(server: PrefectServer, directory: Path) -> None:
     """It follows what the page does before: one of the conversions is compared with its source."""
-    loaded = python(server, directory, PROGRAMS[2]).splitlines()
+    loaded = python(server, directory, PROGRAMS[4]).splitlines()
     assert len(loaded) == 38
     assert {line.split()[1] for line in loaded} == {"bfloat16"}
-    assert python(server, directory, PROGRAMS[3]).startswith("range(0, 4) {")
-    assert python(server, directory, PROGRAMS[4]).startswith("the same model: 119 parameters")
+    assert python(server, directory, PROGRAMS[5]).startswith("range(0, 4) [")
+    assert python(server, directory, PROGRAMS[6]).startswith("the same model: 119 parameters")
 
 
 def test_runs_on_a_worker(server: PrefectServer, directory: Path, serving: Worker) -> None:
-    start, verify, manifest = PROGRAMS[5:]
+    start, verify, manifest = PROGRAMS[7:]
     wait_until_served(server)
     python(server, directory, start)
     assert python(server, directory, verify) == "Completed\n"
