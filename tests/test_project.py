@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-import zipfile
 from itertools import chain
 from pathlib import Path
 
@@ -141,25 +140,3 @@ def test_an_unusable_python_is_refused_in_one_line(tmp_path: Path, script: str, 
     assert len(done.stderr.splitlines()) == 1
     assert reason in done.stderr
     assert "3.11" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_packages_and_the_command_runs_from_it(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
-    [wheel] = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
-        "core",
-        "tasks",
-        "flows",
-        "cli",
-        "deployments",
-    }
-    site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, f"--target={site}", str(wheel)], check=True)
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [site / "bin/reshard", "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert "convert" in done.stdout
