@@ -417,7 +417,8 @@ def test_shared_parameters_that_differ_are_named(tmp_path: Path) -> None:
         join_parts(parts, str(tmp_path / "joined"))
     assert str(caught.value) == (
         f"{parts[0]}, {parts[1]}: have different copies of parameters that their stages share: tied (stage 0's is "
-        "taken, unlike that of stage 1). Name the stage whose copies are right: --shared-parameters STAGE, or first"
+        "used; it differs from that of stage 1). Name the stage whose copies are right: --shared-parameters STAGE, "
+        "or first"
     )
     assert not (tmp_path / "joined").exists()
     for choice, half in (("first", TIED[1]), ("0", TIED[1]), ("1", TIED[1][::-1])):
