@@ -110,7 +110,8 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport") -> None:
     """Prints what a conversion did."""
-    from reshard.core.conversion.report import substitutes_text, worlds_text
+    from reshard.core.conversion.plan_notes import substitutes_text
+    from reshard.core.conversion.report import worlds_text
 
     step = f", step {report.step}" if report.step else ""
     worlds = worlds_text(report)

@@ -100,7 +100,8 @@ def command(
 
 def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     """A plan's summary, and a table of those ranks."""
-    from reshard.core.conversion.report import substitutes_text, worlds_text
+    from reshard.core.conversion.plan_notes import substitutes_text
+    from reshard.core.conversion.report import worlds_text
     from reshard.core.runtime.summary import FILE
 
     unified = summary.target_kind == FILE

@@ -14,14 +14,8 @@ from typing import Any
 
 from reshard.core.conversion.latest import LatestOutcome, LatestReport
 from reshard.core.conversion.merge_strategy import MergeReport
-from reshard.core.conversion.report import (
-    ConversionReport,
-    Outcome,
-    PlanSummary,
-    RankReport,
-    substitutes_text,
-    worlds_text,
-)
+from reshard.core.conversion.plan_notes import substitutes_text
+from reshard.core.conversion.report import ConversionReport, Outcome, PlanSummary, RankReport, worlds_text
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.secrets import scrubbed

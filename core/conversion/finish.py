@@ -9,16 +9,9 @@ import xxhash
 
 from reshard import __version__
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
+from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.conversion.rank_work import rank_or_file
-from reshard.core.conversion.report import (
-    ConversionReport,
-    Outcome,
-    RankReport,
-    plan_notes,
-    source_kind,
-    substitutes_of,
-    target_kind,
-)
+from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, source_kind, target_kind
 from reshard.core.conversion.session import Session
 from reshard.core.errors import CastError, ConversionError, InputError, ReshardError, StorageError, VerificationError
 from reshard.core.plan.plan import ConversionPlan

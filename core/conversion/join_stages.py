@@ -23,7 +23,6 @@ from reshard.core.checkpoint.manifest import (
     ParameterRecord,
     RankSummary,
     ShardRecord,
-    dump_record,
     read_manifest,
 )
 from reshard.core.errors import InputError, TargetError, VerificationError
@@ -39,25 +38,21 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.joined import joined_name
-from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.lease import new_holder
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import (
-    MANIFEST_NAME,
     STATE_DIRECTORY,
     check_room,
     list_names,
-    publish,
-    remove_others,
-    remove_tree,
-    temporary_files,
     working_location,
 )
 from reshard.core.storage.reading import open_source
-from reshard.core.storage.removal import remove_file, remove_files
+from reshard.core.storage.removal import remove_files
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes, write_file
+from reshard.core.target.claim import leased, publish_manifest, remove_leftovers
 from reshard.core.target.place import check_beside, check_place
-from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, Workspace, read_identity, record_digest
+from reshard.core.target.workspace import IDENTITY_NAME, Workspace, read_identity, record_digest
 from reshard.core.transfer.reduced_copy import copy_without
 from reshard.core.verification.files import verify_rank
 from reshard.core.verification.part_copies import PartCopies
@@ -359,16 +354,9 @@ class _Joint:
                     return with_retries(lambda: self._join(workspace, rank, advance), progress.note)
 
                 ranks = in_threads(join, self.ranks, _WORKERS, stop)
-            if self._final.is_local:
-                check_beside(self._final)
-                for left in temporary_files(workspace.directory):  # by a killed run
-                    remove_file(left)
-            remove_others(workspace.directory, [rank.file for rank in ranks])
+            remove_leftovers(workspace, self._final, [rank.file for rank in ranks], in_place=False)
             remove_files(other_state_files(workspace.directory, self.ranks, has_plan=False))
-            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(self._manifest(ranks)))
-            publish(workspace.directory, self._final)
-            if self._final.is_local:
-                remove_tree(self._final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
+            publish_manifest(workspace, self._final, self._manifest(ranks))
         return ranks
 
     @contextmanager
@@ -380,7 +368,7 @@ class _Joint:
         """
         workspace = Workspace(working_location(self._final), self.identity)
         self._check_free(workspace)
-        with held_lease(workspace.state.child(LEASES_DIRECTORY), new_holder(self.ranks, self.identity)):
+        with leased(self._final, new_holder(self.ranks, self.identity)):
             self._check_free(workspace)
             write_bytes(workspace.state.child(IDENTITY_NAME), self.identity.encode())
             yield workspace

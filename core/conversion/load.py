@@ -24,8 +24,8 @@ import numpy as np
 from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.checkpoint.numpy_values import Value, numpy_dtype
+from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
-from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest, build_options, option_of

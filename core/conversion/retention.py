@@ -18,7 +18,7 @@ who reads, neither on a disk nor on an object store.
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -37,7 +37,7 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
-from reshard.core.storage.lease import exclusive, held_lease, living_holders, new_holder, remove_place
+from reshard.core.storage.lease import exclusive, living_holders, new_holder
 from reshard.core.storage.listing import exists, find_files, is_missing, list_folder, unless_missing
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
@@ -47,7 +47,6 @@ from reshard.core.storage.publishing import (
     STATE_DIRECTORY,
     list_names,
     remove_tree,
-    working_location,
 )
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.removal import remove_file
@@ -55,6 +54,7 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes
+from reshard.core.target.claim import leased, leases_of
 from reshard.core.target.index import index_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
@@ -356,23 +356,13 @@ def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
     if directory.is_local:
         check_beside(directory)
     holder = new_holder(ranks)
-    working = working_location(directory)
-    leases = working.child(STATE_DIRECTORY, LEASES_DIRECTORY)
-    with ExitStack() as held:
-        if directory.is_local:
-            held.callback(_remove_place_of_lease, leases, working)
-        held.enter_context(held_lease(leases, holder))
+    with leased(directory, holder):
+        leases = leases_of(directory)
         with exclusive(leases):
             others = living_holders(leases, holder)  # of other ranks
         if others:
             raise TargetBusyError(f"{others[0]} is working on it")
         yield
-
-
-def _remove_place_of_lease(leases: Location, working: Location) -> None:
-    with exclusive(leases):
-        if not living_holders(leases, new_holder(())):
-            remove_place(leases, working)
 
 
 def _has_only_leases(working: Location) -> bool:

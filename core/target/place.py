@@ -136,7 +136,7 @@ def check_beside(final: Location) -> None:
     check_replaced(replaced_location(final))
 
 
-def _check_local_place(final: Location) -> None:
+def check_local_place(final: Location) -> None:
     """Makes sure that a local directory could be made at a place."""
     _check_directory(final)
     _check_writable(final)

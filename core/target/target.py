@@ -9,7 +9,6 @@ a finished conversion, or another checkpoint    refuse                      repl
 anything else                                   refuse                      refuse
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from functools import cached_property
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.manifest import (
     PLAN_NAME,
-    RECORDS_DIRECTORY,
     Manifest,
     dump_record,
     with_plan_digest,
@@ -39,10 +37,8 @@ from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same
 from reshard.core.storage.lease import (
     LeaseHolder,
     exclusive,
-    held_lease,
     living_holders,
     new_holder,
-    remove_place,
 )
 from reshard.core.storage.listing import find_files
 from reshard.core.storage.own_files import check_replaced, check_unlinked
@@ -52,7 +48,6 @@ from reshard.core.storage.publishing import (
     STATE_DIRECTORY,
     list_names,
     other_files,
-    publish,
     remove_others,
     remove_tree,
     replaced_location,
@@ -62,8 +57,9 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.removal import remove_file, remove_files
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
+from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers
 from reshard.core.target.index import index_of, index_problem, places_problem
-from reshard.core.target.place import _check_local_place, check_beside, manifest_to_keep, refuse_occupied
+from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
 from reshard.core.target.workspace import (
     IDENTITY_NAME,
     LEASES_DIRECTORY,
@@ -109,46 +105,26 @@ class Target:
             StorageError: it cannot be read or written.
         """
         self.check_usable()
-        try:
-            with self._leased(new_holder(ranks, self.identity)) as workspace:
-                yield workspace
-        finally:
-            self._leave()
-
-    @contextmanager
-    def _leased(self, holder: LeaseHolder) -> Iterator[Workspace]:
-        with held_lease(self._leases, holder):
+        holder = new_holder(ranks, self.identity)
+        with leased(self.final, holder):
             self.check_usable()
-            with exclusive(self._leases):  # or two that begin at once would clear away each other's beginnings
-                found = read_identity(self.workspace.state)
-                if found != self.identity and self.final.is_local and self.is_mended_in_place:
-                    raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
-                if found != self.identity and not self.is_committed():
-                    # on an object store nothing keeps two apart that clear away what another plan left there
-                    unguarded = found is not None and not self.final.is_local
-                    if unguarded and (others := living_holders(self._leases, holder)):
-                        raise TargetBusyError(
-                            f"{self.final}: {others[0]} is about to replace what is there; start again in a moment"
-                        )
-                    self._begin()
+            with exclusive(leases_of(self.final)):  # or two runs would remove each other's beginnings
+                self._begin_unless_begun(holder)
             yield self.workspace
 
-    def _leave(self) -> None:
-        """Removes the place of the leases, if no other run is there; with it goes what nobody's plan stands beside."""
-        working = working_location(self.final)
-        if not self.final.is_local or not os.path.isdir(working.path):
+    def _begin_unless_begun(self, holder: LeaseHolder) -> None:
+        found = read_identity(self.workspace.state)
+        if found != self.identity and self.final.is_local and self.is_mended_in_place:
+            raise TargetError(f"{self.final}: was replaced by another conversion a moment ago; start again")
+        if found == self.identity or self.is_committed():
             return
-        try:
-            with exclusive(self._leases):
-                if living_holders(self._leases, new_holder(())):
-                    return
-                state = working.child(STATE_DIRECTORY)
-                if read_identity(state) is None:  # by a run that noted what it had checked while another one published
-                    remove_tree(state.child(RECORDS_DIRECTORY))
-                remove_place(self._leases, working)
-        except StorageError as error:
-            # what the run ended with is what the user has to know
-            current_progress().note(f"the place of its lease is left there: {error}")
+        # on an object store nothing keeps two runs apart that remove the files of another plan
+        unguarded = found is not None and not self.final.is_local
+        if unguarded and (others := living_holders(leases_of(self.final), holder)):
+            raise TargetBusyError(
+                f"{self.final}: {others[0]} is about to replace what is there; start again in a moment"
+            )
+        self._begin()
 
     def check_usable(self) -> None:
         """Makes sure that what is at the target leaves room for this plan; see the module's table.
@@ -157,7 +133,7 @@ class Target:
             TargetError: it does not.
         """
         if self.final.is_local:
-            _check_local_place(self.final)
+            check_local_place(self.final)
             check_beside(self.final)
             if self.is_mended_in_place:
                 check_unlinked(self.final, STATE_LISTING)
@@ -268,26 +244,17 @@ class Target:
             StorageError: publishing failed; all files are still in the workspace.
         """
         workspace = self.workspace
-        with exclusive(self._leases):
+        with exclusive(leases_of(self.final)):
             self.check_not_taken()
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
                 return
-            if self.final.is_local:
-                check_beside(self.final)
-                for left in temporary_files(workspace.directory):  # by killed runs: all ranks are there
-                    remove_file(left)
-            if not (self.final.is_local and self.is_mended_in_place):
-                # leftovers, and a former checkpoint's ranks; in place of a local one nothing but ours was ever written
-                remove_others(workspace.directory, manifest.files)
+            remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
             self._write_index(workspace.directory)
             # left by a removal that was killed, before the same plan was carried out here again
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
             write_bytes(workspace.state.child(PLAN_NAME), plan)
-            write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
-            publish(workspace.directory, self.final)
-            if self.final.is_local:  # not before: who waits for the gate in there must not pass while files are moved
-                remove_tree(self.final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
+            publish_manifest(workspace, self.final, manifest)
 
     def _write_index(self, directory: Location) -> None:
         """Writes the index of a unified target, and looks at it.
@@ -325,11 +292,6 @@ class Target:
     def is_mended_in_place(self) -> bool:
         """Whether files are written where the finished target is, so that removing the workspace would remove that."""
         return self.workspace.directory.path == self.final.path
-
-    @property
-    def _leases(self) -> Location:
-        # also of who mends a target in its place: or another run could replace it meanwhile
-        return working_location(self.final).child(STATE_DIRECTORY, LEASES_DIRECTORY)
 
     def _begin(self) -> None:
         """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""

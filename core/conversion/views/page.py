@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 
-from reshard.core.conversion.report import PlanSummary, substitutes_text, worlds_text
+from reshard.core.conversion.plan_notes import substitutes_text
+from reshard.core.conversion.report import PlanSummary, worlds_text
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.picture import draw_feeds, feeds_of, feeds_title
 from reshard.core.errors import InputError

@@ -258,7 +258,7 @@ def test_places_where_no_directory_can_be(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_must_not_be_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.target.target.os.access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr("reshard.core.target.place.os.access", lambda *_: False)  # root may write anywhere
     with pytest.raises(TargetError, match=f"out: cannot be made: {target.parent} is not writable"):
         convert(FOUR_TO_THREE.request(target))
 
@@ -833,7 +833,7 @@ def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkey
             time.sleep(0.5)
         publish(*locations)
 
-    monkeypatch.setattr("reshard.core.target.target.publish", slow_publish)
+    monkeypatch.setattr("reshard.core.target.claim.publish", slow_publish)
     with ThreadPoolExecutor(1) as pool:
         assert convert(FOUR_TO_THREE.request(target, ranks="0-1")).committed
     assert others[0].result().committed
@@ -941,7 +941,7 @@ def test_what_a_crash_left_of_the_old_target_is_removed_by_the_next_run(target: 
 
 def test_a_mount_point_is_refused_before_anything_is_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target.mkdir()
-    monkeypatch.setattr("reshard.core.target.target.os.path.ismount", lambda path: path == str(target))
+    monkeypatch.setattr("reshard.core.target.place.os.path.ismount", lambda path: path == str(target))
     with pytest.raises(TargetError, match="is a mount point.*Name a directory in it"):
         convert(FOUR_TO_THREE.request(target))
     assert not partial(target).exists()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.conversion.report import plan_notes
+from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.views.picture import feeds_of
 from reshard.core.errors import CatalogError, InputError, PlanError
 from reshard.core.plan.change_summary import effects_of, effects_text, excluded_text

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint.model import TensorEntry
-from reshard.core.conversion.report import plan_notes
+from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.errors import CatalogError, PlanError, TargetError
 from reshard.core.plan.plan_file import dump_plan, load_plan, plan_identity
 from reshard.core.storage.urls import parse_url

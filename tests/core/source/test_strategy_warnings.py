@@ -11,8 +11,8 @@ import pytest
 from demo.make_checkpoint import make_demo
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.conversion.convert import convert
+from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
-from reshard.core.conversion.report import plan_notes
 from reshard.core.errors import StrategyError
 from reshard.core.plan.stage_shards import names_in_order, shards_by_stage
 from reshard.core.request.conversion import build_request

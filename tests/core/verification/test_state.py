@@ -259,7 +259,7 @@ def test_files_that_a_network_file_system_keeps_for_others_do_not_count(source: 
 def test_a_finished_target_where_nothing_can_be_written_any_more(
     source: str, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.core.target.target.os.access", lambda *_: False)
+    monkeypatch.setattr("reshard.core.target.place.os.access", lambda *_: False)
     assert convert(build_request(source=source, target=str(target))).committed
     with pytest.raises(TargetError, match="is not writable"):
         convert(build_request(source=source, target=f"{target}2"))

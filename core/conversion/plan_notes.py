@@ -1,0 +1,143 @@
+"""Notes on a plan: decisions that its user should know, in sentences."""
+
+from collections.abc import Iterator, Sequence
+
+from reshard.core.plan.appended import AppendedParameter
+from reshard.core.plan.change_summary import (
+    effects_of,
+    effects_text,
+    excluded_of,
+    excluded_text,
+)
+from reshard.core.plan.model import PassedThroughParameter
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.wording import counted, listed, rank_names, utf8_text
+from reshard.core.source.damage import Substitute, substitutes
+from reshard.core.source.gaps import content_key, missing_outside_strategy, scattered, unsaved, unsaved_text
+
+
+def substitutes_of(plan: ConversionPlan) -> tuple[Substitute, ...]:
+    """The substitutes for lost source ranks."""
+    return substitutes(plan.inputs.catalog, plan.inputs.source_strategy, plan.match)
+
+
+def substitutes_text(stand_ins: Sequence[Substitute]) -> str:
+    """Which ranks were lost and which stood in for them, in a sentence; nothing if none was."""
+    if not stand_ins:
+        return ""
+    lost = sorted({each.rank for each in stand_ins})
+    others = sorted({each.stand_in for each in stand_ins})
+    slices = counted(sum(each.slices for each in stand_ins), "slice")
+    return f"{rank_names(lost, 8)} had no usable file: {slices} taken from {rank_names(others, 8)} instead"
+
+
+def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
+    """What a plan decided that its user should know, in sentences."""
+    match = plan.match
+    notes = [*_lost_notes(plan), *plan.inputs.catalog.notes]
+    notes += [*_scattered_notes(plan), *_uncarried_notes(plan)]
+    if names := unsaved(plan.inputs.source_strategy, plan.inputs.target_strategy, match):
+        notes.append(unsaved_text(names))
+    if match.integrated:
+        notes.append(
+            "every source rank was saved whole (integrated_save), as shapes or the request say: "
+            "the source strategy's cuts are ignored"
+        )
+    effects = effects_of(plan)
+    notes += filter(None, [effects_text(effects), excluded_text(excluded_of(plan))])
+    if match.dropped:
+        notes.append(f"dropped, not in the target's strategy: {listed(match.dropped)}")
+    if plan.part is not None:
+        notes.append(
+            f"the source strategy is stage {plan.part}'s own: this is that stage's PART of the target, and "
+            f"{len(match.elsewhere)} parameters are NOT in it ({listed(match.elsewhere)}). Convert the other stages "
+            "likewise, and join the parts: reshard join-parts"
+        )
+    if match.allowed_missing:
+        notes.append(f"missing in the source, as allowed: {listed(match.allowed_missing)}")
+    if match.passed_through:
+        names = [carried.name for carried in match.passed_through]
+        changed = {effect.parameter for effect in effects}
+        how = "copied unchanged" if changed.isdisjoint(names) else "copied"
+        notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
+    if match.outside:
+        told = listed(match.outside)
+        notes.append(f"in no strategy, the same on all source ranks that have it, and once in the target: {told}")
+    if match.appended:
+        where = match.files[-1] if match.files else "every target file"
+        notes.append(f"appended to {where}: {listed([_told_info(each) for each in match.appended])}")
+    if plan.inputs.replicas:
+        notes.append(_redundancy_note(plan.inputs.replicas))
+    differing = [carried.name for carried in match.passed_through if _differs(plan, carried)]
+    if differing:
+        notes.append(
+            f"in no strategy, but different on different source ranks: {listed(differing)}; every target rank got "
+            "its counterpart's. If they are cut, the source strategy lacks them; if they tell the step, the source's "
+            "files are of several"
+        )
+    return tuple(map(utf8_text, notes))
+
+
+def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
+    """Which ranks are lost, and what is in their place."""
+    catalog = plan.inputs.catalog
+    by_rank: dict[int, list[Substitute]] = {}
+    for each in substitutes_of(plan):
+        by_rank.setdefault(each.rank, []).append(each)
+    for rank, why in catalog.lost.items():
+        taken = [f"{counted(each.slices, 'slice')} taken from rank_{each.stand_in}" for each in by_rank.get(rank, ())]
+        yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'nothing that it alone would have had was needed'}"
+    if catalog.lost and plan.match.passed_through:
+        yield (
+            "what no strategy knows is taken from other ranks where lost ones would have given it; whether they held "
+            "anything else cannot be known"
+        )
+
+
+def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
+    """What ranks lack although their files are whole."""
+    found = scattered(plan.inputs.catalog, plan.match)
+    if not found:
+        return
+    marked = any(record.index.redundancy_removed for record in plan.inputs.catalog.records.values())
+    lacking = frozenset().union(*(parameter.copies[0].missing_ranks for parameter in found)) - frozenset(
+        plan.inputs.catalog.lost
+    )
+    yield (
+        f"redundancy was removed from the source, {'its files say' if marked else 'what its files hold shows'}: "
+        f"{counted(len(lacking), 'rank')} lack some of {counted(len(found), 'parameter')} "
+        f"({listed([parameter.name for parameter in found])}); each slice is taken from the lowest rank that has it"
+    )
+
+
+def _uncarried_notes(plan: ConversionPlan) -> Iterator[str]:
+    """Which ranks lack what no strategy knows, although others of their stage have it."""
+    source = plan.inputs.source_strategy
+    gaps = missing_outside_strategy(plan.inputs.catalog, source, plan.match) if source else {}
+    if gaps:
+        ranks = {rank for lacking in gaps.values() for rank in lacking}
+        yield (
+            f"in no strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
+            f"{listed(list(gaps))}; what these would have given is taken from other ranks"
+        )
+
+
+def _redundancy_note(replicas: int) -> str:
+    if replicas == 1:
+        return "redundancy removed: of a slice that ranks share, one of them has the only copy"
+    return (
+        f"redundancy removed: of a slice that ranks share, {replicas} of them have copies. MindSpore's "
+        "load_param_into_net(remove_redundancy=True) refuses more than one copy; its unified_safetensors takes them"
+    )
+
+
+def _differs(plan: ConversionPlan, carried: PassedThroughParameter) -> bool:
+    return len({content_key(plan.inputs.catalog, rank, carried.source_name) for rank in carried.owners}) > 1
+
+
+def _told_info(appended: AppendedParameter) -> str:
+    entry = appended.replaces
+    if entry is None:
+        return f"{appended.name}={appended.value!r}"
+    shape = "" if entry.text is not None else f" {list(entry.shape)}"
+    return f"{appended.name}={appended.value!r} (in place of the source's {entry.dtype}{shape})"

@@ -1,0 +1,83 @@
+"""What runs that write to one target have in common: leases beside it while they work, and publishing at the end."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, dump_record
+from reshard.core.errors import StorageError
+from reshard.core.runtime.progress import current_progress
+from reshard.core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
+from reshard.core.storage.publishing import (
+    MANIFEST_NAME,
+    STATE_DIRECTORY,
+    publish,
+    remove_others,
+    remove_tree,
+    temporary_files,
+    working_location,
+)
+from reshard.core.storage.removal import remove_file
+from reshard.core.storage.urls import Location
+from reshard.core.storage.writing import write_bytes
+from reshard.core.target.place import check_beside
+from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, read_identity
+
+
+def leases_of(final: Location) -> Location:
+    """Return the directory of a target's leases: beside it, also while the target is mended in its place."""
+    return working_location(final).child(STATE_DIRECTORY, LEASES_DIRECTORY)
+
+
+@contextmanager
+def leased(final: Location, holder: LeaseHolder) -> Iterator[None]:
+    """Hold a lease on a target while the block runs.
+
+    Raises:
+        TargetBusyError: another run works on one of the holder's ranks, or makes something else.
+        StorageError: the leases cannot be read or written.
+    """
+    try:
+        with held_lease(leases_of(final), holder):
+            yield
+    finally:
+        _leave(final)
+
+
+def _leave(final: Location) -> None:
+    """Remove the directory of the leases if no other run holds one, and records there that belong to no plan."""
+    working = working_location(final)
+    if not final.is_local or not os.path.isdir(working.path):
+        return
+    leases, state = leases_of(final), working.child(STATE_DIRECTORY)
+    try:
+        with exclusive(leases):
+            if living_holders(leases, new_holder(())):
+                return
+            if read_identity(state) is None:  # by a run that noted a check while another run published
+                remove_tree(state.child(RECORDS_DIRECTORY))
+            remove_place(leases, working)
+    except StorageError as error:  # not what the run ends with
+        current_progress().note(f"the place of its lease is left there: {error}")
+
+
+def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str], *, in_place: bool) -> None:
+    """Remove temporary files of killed runs, and any file but `files` unless a local target is mended in its place."""
+    if final.is_local:
+        check_beside(final)
+        for left in temporary_files(workspace.directory):
+            remove_file(left)
+    if not (final.is_local and in_place):  # there only our own files were ever written
+        remove_others(workspace.directory, files)
+
+
+def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) -> None:
+    """Write the commit marker, and give the finished files their place.
+
+    Raises:
+        StorageError: publishing failed; all files are still in the workspace.
+    """
+    write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
+    publish(workspace.directory, final)
+    if final.is_local:  # not earlier: a run that waits for the gate in there must not pass while files are moved
+        remove_tree(final.child(STATE_DIRECTORY, LEASES_DIRECTORY))
