@@ -27,6 +27,7 @@ from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import Key
 from reshard.core.runtime.metadata import parsing, records_bytes
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.listing import unless_missing
@@ -234,7 +235,8 @@ def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifes
         named = "" if key is None else f", not with {key.mode}"
         mode = printable(manifest.encryption)
         raise InputError(
-            f"{origin}: is encrypted with {mode}{named}: name its key with --decrypt-key, and --decrypt-mode {mode}"
+            f"{origin}: is encrypted with {mode}{named}: name its key with {source_option('decrypt-key')}, "
+            f"and {source_option('decrypt-mode')} {mode}"
         )
     try:
         sealed = base64.b64decode(manifest.sealed, validate=True)

@@ -18,6 +18,7 @@ from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
@@ -202,7 +203,8 @@ def _check_not_scattered(catalog: CheckpointCatalog) -> None:
         if record.index.redundancy_removed:
             raise CatalogError(
                 f"{record.location}: was saved with remove_redundancy=True: slices that several ranks share are in one "
-                "rank's file only. Name the checkpoint of all ranks, and its strategy with --source-strategy"
+                "rank's file only. Name the checkpoint of all ranks, and its strategy with "
+                f"{source_option('source-strategy')}"
             )
 
 
@@ -217,7 +219,7 @@ def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
     if absent:
         raise CatalogError(
             f"{catalog.url}: {there}, not of {listed(list(map(str, absent)), 6)}. Add them, or name the checkpoint's "
-            "strategy with --source-strategy: it tells whether parameters are missing"
+            f"strategy with {source_option('source-strategy')}: it tells whether parameters are missing"
         )
     note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
     return dataclasses.replace(catalog, notes=(note, *catalog.notes))

@@ -18,6 +18,7 @@ from reshard.core.errors import InputError, LayoutError, StorageError, StrategyE
 from reshard.core.plan.plan_file import load_target_strategy
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.keys import Keys, keys_in_force, source_key
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import unless_missing
@@ -93,7 +94,7 @@ def check_own_files(catalog: CheckpointCatalog, own: OwnStrategy) -> CheckpointC
     if mismatch is not None:
         raise StrategyError(
             f"{catalog.url}: was converted by reshard, but changed since ({mismatch}): its own strategy may not be its "
-            "files'. Name their strategy with --source-strategy"
+            f"files'. Name their strategy with {source_option('source-strategy')}"
         )
     return replace(catalog, notes=(own.note, *catalog.notes))
 
@@ -121,8 +122,8 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     )
     if not trusted:
         raise StrategyError(
-            f"{difference}. Leave out --source-strategy, and the source's own is used; or, if its files are of the "
-            "named one, pass --trust-strategy"
+            f"{difference}. Leave out {source_option('source-strategy')}, and the source's own is used; or, if its "
+            "files are of the named one, pass --trust-strategy"
         )
     return replace(catalog, notes=(difference, *catalog.notes))
 
@@ -137,7 +138,7 @@ def _refused_by_name(location: Location) -> Iterator[None]:
             raise
         raise StrategyError(
             f"{location}: its records tell its strategy, but cannot be used: {error}. Name the strategy with "
-            f"--source-strategy, or, if it needs none, move {STATE_DIRECTORY} away"
+            f"{source_option('source-strategy')}, or, if it needs none, move {STATE_DIRECTORY} away"
         ) from error
 
 

@@ -18,6 +18,7 @@ from reshard.core.plan.model import ParameterMatch
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed
 from reshard.core.source.findings import Severity
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
@@ -115,20 +116,18 @@ def _contradiction(
     source: Strategy, match: ParameterMatch, asked: IntegratedSave, samples: SampleFindings
 ) -> tuple[str, str]:
     """Samples that contradict taking ranks to hold whole tensors, or slices, and advice; empty if none does."""
+    option = source_option("integrated-save")
     if match.integrated and samples.sliced:
-        says = "--integrated-save yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
+        says = f"{option} yes says" if asked is IntegratedSave.YES else "the shape of a parameter shows"
         found = f"{says} that every rank holds whole tensors, but they differ between ranks:{_lines(samples.sliced)}"
-        return found, f"Pass --integrated-save no if ranks hold slices of the strategy {source.origin}"
+        return found, f"Pass {option} no if ranks hold slices of the strategy {source.origin}"
     if not match.integrated and samples.whole:
         found = (
             f"ranks hold the same where the strategy {source.origin} gives them different slices:"
             f"{_lines(samples.whole)}Either every rank was saved whole (integrated_save=True), or slices are equal "
             "(experts copied from one, layers initialized from one seed); no known shape decides it. "
         )
-        advice = (
-            "Pass --integrated-save yes to take each rank's tensors as whole, or --integrated-save no to join them as "
-            "slices"
-        )
+        advice = f"Pass {option} yes to take each rank's tensors as whole, or {option} no to join them as slices"
         return found, advice
     return "", ""
 

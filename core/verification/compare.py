@@ -4,7 +4,6 @@ Each side's files and layout alone give every parameter's dtype, shape and finge
 differs is read once more, from both sides, to say where and how much.
 """
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.runtime.named_values import Resolver
+from reshard.core.runtime.option_names import options_of_side
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing, current_progress, reporting_to
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, printable, size_text
@@ -33,8 +33,6 @@ from reshard.core.verification.fingerprint_file import ModelFingerprint, names_f
 from reshard.core.verification.views import CheckpointView, Tensor, View, open_checkpoint_view, open_fingerprints
 
 _LONGEST_TEXT = 40
-_SIDES_OPTION = re.compile(r"--(?:source-)?(strategy|step|integrated-save|decrypt-key|decrypt-mode)\b")
-"""What messages advise for the source of a conversion; each side of a comparison has its own."""
 
 
 def compare_checkpoints(
@@ -109,10 +107,8 @@ def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
 
 def _opened(request: ComparisonRequest, letter: Literal["a", "b"], resolvers: Mapping[str, Resolver] | None) -> View:
     side = request.side(letter)
-    try:
+    with options_of_side(letter):
         return (open_fingerprints if names_fingerprints(side.source) else open_checkpoint_view)(side, resolvers)
-    except InputError as error:
-        raise type(error)(_SIDES_OPTION.sub(rf"--\1-{letter}", str(error))) from error
 
 
 @dataclass(frozen=True)

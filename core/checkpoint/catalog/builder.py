@@ -18,6 +18,7 @@ from reshard.core.checkpoint.catalog.unified_index import check_index, names_out
 from reshard.core.checkpoint.formats.any_format import format_of
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.storage.urls import Location
 
@@ -216,7 +217,7 @@ def _check_ranks(
     if extra and not has_strategy and not allow_extra_ranks:
         raise CatalogError(
             f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
-            "name it with --source-strategy"
+            f"name it with {source_option('source-strategy')}"
         )
     if missing:
         empty = [rank for rank in missing if rank in found.files]
@@ -252,11 +253,13 @@ def _check_nothing_to_choose(
     """Makes sure that nothing is asked for that unified checkpoints do not have."""
     if ranks is not None:
         raise CatalogError(
-            f"{found.url}: is unified, its tensors are whole: name no strategy for it (--source-strategy)"
+            f"{found.url}: is unified, its tensors are whole: name no strategy for it "
+            f"({source_option('source-strategy')})"
         )
     if choice:
         raise CatalogError(
-            f"{found.url}: is unified, it has no steps or prefixes: leave out --step and --source-prefix"
+            f"{found.url}: is unified, it has no steps or prefixes: leave out {source_option('step')} and "
+            "--source-prefix"
         )
     if damage.recovers:
         raise CatalogError(f"{found.url}: is unified, it has everything once: nothing can be recovered, --recover")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_step
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
+from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import MAX_LISTED, listed, printable, rank_names
 from reshard.core.storage.patterns import spelled_for
 
@@ -92,7 +93,7 @@ def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
         steps = sorted({name.step for rank in without for name in found[rank] if name.step is not None})
         raise CatalogError(
             f"{origin}: {rank_names(without, MAX_LISTED)}: only checkpoints saved on an exception; "
-            f"they are used if --step asks for one: {_steps(steps)}"
+            f"they are used if {source_option('step')} asks for one: {_steps(steps)}"
         )
 
 
@@ -203,7 +204,7 @@ def _choose_step(
         undated = printable(next(iter(by_step.values()))[None].name)
         raise CatalogError(
             f"{origin}: {undated} carries no step, others do: which is newer cannot be known. "
-            f"--step chooses one of {_steps(dated)}"
+            f"{source_option('step')} chooses one of {_steps(dated)}"
         )
     return dated[-1] if dated else None
 
@@ -248,4 +249,5 @@ def _breakpoint_notes(found: Names, candidates: Names) -> tuple[str, ...]:
     kept = {(rank, name.name) for rank, names in candidates.items() for name in names}
     ignored = {name.step for rank, names in found.items() for name in names if (rank, name.name) not in kept}
     steps = sorted(step for step in ignored if step is not None)
-    return (f"ignored checkpoints saved on an exception, which --step can ask for: {_steps(steps)}",) if steps else ()
+    option = source_option("step")
+    return (f"ignored checkpoints saved on an exception, which {option} can ask for: {_steps(steps)}",) if steps else ()

@@ -18,6 +18,7 @@ from reshard.core.checkpoint.model import MINDSPORE, CheckpointFormat, FileIndex
 from reshard.core.checkpoint.remote_index.templates import Template, template_of
 from reshard.core.checkpoint.remote_reads import PrefetchedEnds
 from reshard.core.errors import CheckpointError
+from reshard.core.runtime.option_names import source_option
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location
@@ -164,7 +165,8 @@ def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:
     mode = next((mode for mode, magic in MAGICS.items() if start.startswith(magic)), None)
     if mode is not None and format is CheckpointFormat.CKPT:
         raise KeyMistakeError(
-            f"{file.location}: is encrypted with {mode}: name its key with --decrypt-key, and --decrypt-mode {mode}"
+            f"{file.location}: is encrypted with {mode}: name its key with {source_option('decrypt-key')}, "
+            f"and {source_option('decrypt-mode')} {mode}"
         )
     found = _kind(start, file.size_bytes)
     if found not in (None, f"a .{format} file"):
