@@ -19,27 +19,25 @@ ChoiceFunction = Callable[[str], bool] | None
 Prefixes = str | Sequence[str] | None
 
 
-def check_instance(name: str, value: object, types: type | tuple[type, ...]) -> None:
-    """Refuses an argument of a type that it cannot have.
+_TYPE_NAMES = {str: "a string", bool: "a bool", int: "an int", dict: "a dict", list: "a list"}
 
-    Raises:
-        ValueError: it has; MindSpore says so by this exception.
-    """
+
+def check_value(name: str, value: object, types: type | tuple[type, ...]) -> None:
+    """Raise ValueError, as MindSpore does, if an argument has a wrong type."""
     if not isinstance(value, types):
-        told = types if isinstance(types, tuple) else (types,)
-        names = " or ".join("None" if each is type(None) else each.__name__ for each in told)
+        allowed = types if isinstance(types, tuple) else (types,)
+        names = " or ".join("None" if each is type(None) else each.__name__ for each in allowed)
         raise ValueError(f"{name!r} has to be {names}, not {value!r}")
 
 
-def check_type(name: str, value: object, types: type) -> None:
-    """Refuses an argument of a type that it cannot have.
-
-    Raises:
-        TypeError: it has.
-    """
+def check_type(name: str, value: object, required: type, *, optional: bool = False) -> None:
+    """Raise TypeError if an argument has a wrong type; only an `optional` one may be None."""
+    if optional and value is None:
+        return
     # True is an int to Python, and no number to people
-    if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-        raise TypeError(f"{name!r} has to be a {types.__name__}, not {value!r}")
+    if not isinstance(value, required) or (isinstance(value, bool) and required is not bool):
+        or_none = " or None" if optional else ""
+        raise TypeError(f"{name!r} has to be {_TYPE_NAMES[required]}{or_none}, not {value!r}")
 
 
 def check_key(name: str, key: object) -> None:

@@ -35,9 +35,9 @@ from reshard.core.errors import CatalogError, LayoutError
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
-    check_instance,
     check_key,
     check_type,
+    check_value,
     key_of,
     rank_in_environment,
 )
@@ -45,7 +45,7 @@ from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.layouts import merge_slices, parse_layouts_of
 from reshard.core.mindspore_api.loading import open_readable, read_values
 from reshard.core.mindspore_api.networks import Network, checked_network, fill_network
-from reshard.core.mindspore_api.paths import checked_directory, given_strategy
+from reshard.core.mindspore_api.paths import checked_directory, optional_strategy
 from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
 from reshard.core.runtime.keys import Key
 from reshard.core.storage.listing import kind_of
@@ -114,7 +114,7 @@ def load_distributed_checkpoint(
         if given not in FORMATS:
             raise ValueError(f"{name!r} has to be 'ckpt' or 'safetensors', not {given!r}")
     check_key("dec_key", dec_key)
-    check_instance("dec_mode", dec_mode, str)
+    check_value("dec_mode", dec_mode, str)
     _check_types(unified_safetensors_dir, dst_safetensors_dir, rank_id, name_map, max_process_num)
     if format == "ckpt":
         network = checked_network(network)
@@ -156,11 +156,9 @@ def load_distributed_checkpoint(
 
 
 def _check_types(unified: object, target: object, rank: object, names: object, most: object) -> None:
-    for name, path in (("unified_safetensors_dir", unified), ("dst_safetensors_dir", target)):
-        if path is not None:
-            check_type(name, path, str)
-    if rank is not None:
-        check_type("rank_id", rank, int)
+    check_type("unified_safetensors_dir", unified, str, optional=True)
+    check_type("dst_safetensors_dir", target, str, optional=True)
+    check_type("rank_id", rank, int, optional=True)
     if names is not None and not (isinstance(names, Mapping) and all(isinstance(each, str) for each in names.values())):
         raise TypeError(f"'name_map' has to be a dict of names, not {names!r}")
     check_type("max_process_num", most, int)
@@ -179,7 +177,7 @@ def _rank_of_network(given: int | None, count: int) -> int:
 def _predicted(strategy: Any) -> Strategy | None:
     """The strategy in a file, or of the layouts that `build_searched_strategy` returns."""
     if not isinstance(strategy, Mapping):
-        return given_strategy("predict_strategy", strategy)
+        return optional_strategy("predict_strategy", strategy)
     with reading():
         layouts = [(name, parse_layouts_of(name, message)) for name, message in strategy.items()]
         return assemble_strategy(StrategyRecords([], layouts), "predict_strategy")
@@ -233,7 +231,7 @@ def _fill_from_ranks(
     key: Key | None,
 ) -> None:
     locations = _checked_files(files)
-    strategy = given_strategy("train_strategy_filename", strategy_file)
+    strategy = optional_strategy("train_strategy_filename", strategy_file)
     if strategy is None:
         raise ValueError("'train_strategy_filename' is needed: there is no network that would know it")
     if len(locations) != len(strategy.ranks):

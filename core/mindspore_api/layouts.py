@@ -25,7 +25,7 @@ from reshard.core.checkpoint.numpy_values import array_of, is_array_like
 from reshard.core.errors import LayoutError, StrategyError
 from reshard.core.mindspore_api.arguments import check_type, rank_in_environment
 from reshard.core.mindspore_api.failures import reading
-from reshard.core.mindspore_api.paths import given_strategy
+from reshard.core.mindspore_api.paths import optional_strategy, required_strategy
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
@@ -46,7 +46,7 @@ def build_searched_strategy(strategy_filename: str | None) -> dict[str, Parallel
         TypeError: `strategy_filename` is no string.
         ValueError: there is no such file, it is empty, or no strategy.
     """
-    strategy = given_strategy("strategy_filename", strategy_filename)
+    strategy = optional_strategy("strategy_filename", strategy_filename)
     if strategy is None:
         return None
     with reading():
@@ -65,8 +65,7 @@ def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, 
         ValueError: there are no slices, or they do not fit together, or not what the strategy says.
         KeyError: the strategy lacks the parameter.
     """
-    if not isinstance(sliced_parameters, list):
-        raise TypeError(f"'sliced_parameters' has to be a list, not {type(sliced_parameters)}")
+    check_type("sliced_parameters", sliced_parameters, list)
     if not sliced_parameters:
         raise ValueError("'sliced_parameters' is empty")
     if strategy and not isinstance(strategy, Mapping):
@@ -147,9 +146,7 @@ def get_ckpt_path_with_strategy(cur_ckpt_path: str, cur_strategy_path: str) -> s
     if (told is None or told in named) and _is_file(cur_ckpt_path):
         return cur_ckpt_path
     in_path = _rank_in_path(cur_ckpt_path, named, told)
-    strategy = given_strategy("cur_strategy_path", cur_strategy_path)
-    if strategy is None:
-        return None
+    strategy = required_strategy("cur_strategy_path", cur_strategy_path)
     with reading():
         ranks = _ranks_alike(strategy, in_path if told is None else told)
     paths = (_with_rank(cur_ckpt_path, in_path, other) for other in ranks)

@@ -43,9 +43,9 @@ from reshard.core.mindspore_api.arguments import (
     TAKES_NO_KEY,
     ChoiceFunction,
     Prefixes,
-    check_instance,
     check_key,
     check_safetensors_has_none,
+    check_value,
     checked_prefixes,
     chooser,
     key_of,
@@ -97,9 +97,9 @@ def load_checkpoint(
     """
     choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
     check_key("dec_key", dec_key)
-    check_instance("dec_mode", dec_mode, str)
-    check_instance("crc_check", crc_check, bool)
-    check_instance("remove_redundancy", remove_redundancy, bool)
+    check_value("dec_mode", dec_mode, str)
+    check_value("crc_check", crc_check, bool)
+    check_value("remove_redundancy", remove_redundancy, bool)
     check_safetensors_has_none("load_checkpoint", format, dec_key, dec_mode)
     _check_file_name(ckpt_file_name, format)
     key = key_of("dec_key", dec_key, dec_mode)
@@ -134,7 +134,7 @@ def load_segmented_checkpoints(
         raise TypeError(f"the directory's name has to be a string, not {type(ckpt_file_dir).__name__}")
     choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
     check_key("dec_key", dec_key)
-    check_instance("dec_mode", dec_mode, str)
+    check_value("dec_mode", dec_mode, str)
     key = key_of("dec_key", dec_key, dec_mode)
     loaded: dict[str, Value] = {}
     holders: dict[str, str] = {}

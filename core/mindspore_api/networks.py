@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reshard.core.checkpoint.numpy_values import Value, dtype_of
-from reshard.core.mindspore_api.arguments import check_instance, check_type
+from reshard.core.mindspore_api.arguments import check_type, check_value
 from reshard.core.runtime.wording import listed
 
 Network = MutableMapping[str, np.ndarray]
@@ -92,7 +92,7 @@ def load_param_into_net(
     checked_network(net)
     _check_parameters(parameter_dict)
     check_type("strict_load", strict_load, bool)
-    check_instance("remove_redundancy", remove_redundancy, bool)
+    check_value("remove_redundancy", remove_redundancy, bool)
     if remove_redundancy:
         raise TypeError("'remove_redundancy': there are no other ranks here, which would hold what was removed")
     filling = fill_network(net, parameter_dict, strict_load)

@@ -37,9 +37,10 @@ from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     FORMATS,
     ChoiceFunction,
-    check_instance,
     check_key,
     check_safetensors_has_none,
+    check_type,
+    check_value,
     key_of,
 )
 from reshard.core.mindspore_api.failures import writing
@@ -146,8 +147,7 @@ def _checked_target(save_obj: object, name: object, format: str) -> Location:
 
 
 def _check_ways(integrated_save: object, async_save: object) -> None:
-    if not isinstance(integrated_save, bool):
-        raise TypeError(f"'integrated_save' has to be a bool, not {type(integrated_save)}")
+    check_type("integrated_save", integrated_save, bool)
     if not isinstance(async_save, bool | str):
         raise TypeError(f"'async_save' has to be a bool or a string, not {type(async_save)}")
     if isinstance(async_save, str) and async_save not in ("process", "thread"):
@@ -157,12 +157,12 @@ def _check_ways(integrated_save: object, async_save: object) -> None:
 def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, others: Mapping[str, Any]) -> Key | None:
     """The key to encrypt with, if there is one and it goes with the other options."""
     check_key("enc_key", key)
-    check_instance("enc_mode", mode, str)
-    check_instance("crc_check", crc_check, bool)
+    check_value("enc_mode", mode, str)
+    check_value("crc_check", crc_check, bool)
     unknown = [name for name in others if name not in _KEYWORDS]
     if unknown:
         raise TypeError(f"save_checkpoint() got an unexpected keyword argument {unknown[0]!r}")
-    check_instance("remove_redundancy", others.get("remove_redundancy"), (type(None), bool))
+    check_value("remove_redundancy", others.get("remove_redundancy"), (type(None), bool))
     ckpt_only = {name: value for name, value in others.items() if name != "remove_redundancy"}
     check_safetensors_has_none("save_checkpoint", format, key, mode, **ckpt_only)
     if key is not None and crc_check:

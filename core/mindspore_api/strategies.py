@@ -19,6 +19,7 @@ from glob import escape, glob
 from google.protobuf.message import DecodeError
 
 from reshard.core.errors import StrategyError
+from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.paths import checked_directory
 from reshard.core.runtime.metadata import check_metadata, protobuf_bytes
@@ -40,8 +41,8 @@ def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> 
         TypeError: an argument is no string.
         OSError: the merged file cannot be written.
     """
-    if not all(isinstance(path, str) for path in (src_strategy_dirs, dst_strategy_file)):
-        raise TypeError("'src_strategy_dirs' and 'dst_strategy_file' have to be strings")
+    check_type("src_strategy_dirs", src_strategy_dirs, str)
+    check_type("dst_strategy_file", dst_strategy_file, str)
     target = os.path.abspath(dst_strategy_file)
     os.makedirs(checked_directory("dst_strategy_file", os.path.dirname(target)), mode=0o700, exist_ok=True)
     if not os.path.isdir(src_strategy_dirs):
@@ -75,8 +76,7 @@ def restore_group_info_list(group_info_file_name: str) -> list[int]:
         TypeError: `group_info_file_name` is no string.
         ValueError: there is no such file, or it is empty, damaged, or something else.
     """
-    if not isinstance(group_info_file_name, str):
-        raise TypeError(f"'group_info_file_name' has to be a string, not {group_info_file_name!r}")
+    check_type("group_info_file_name", group_info_file_name, str)
     if not os.path.isfile(group_info_file_name):
         raise ValueError(f"there is no such group info file: {group_info_file_name}")
     with open(group_info_file_name, "rb") as file:

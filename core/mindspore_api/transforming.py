@@ -31,6 +31,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -40,11 +41,11 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import CatalogError, InputError, PlanError, TargetBusyError
-from reshard.core.mindspore_api.arguments import FORMATS
+from reshard.core.mindspore_api.arguments import FORMATS, check_type
 from reshard.core.mindspore_api.failures import MissingDirectoryError, reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
 from reshard.core.mindspore_api.needed_ranks import check_rank, from_zero, needed_ranks
-from reshard.core.mindspore_api.paths import checked_directory, given_strategy
+from reshard.core.mindspore_api.paths import checked_directory, optional_strategy
 from reshard.core.mindspore_api.planning import Planned, absent_weights, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ranks
 from reshard.core.plan.model import PlanInputs
@@ -88,14 +89,13 @@ def transform_checkpoints(
     """
     found = _surveyed(src_checkpoints_dir)
     directory = checked_directory("dst_checkpoints_dir", dst_checkpoints_dir)
-    if not isinstance(ckpt_prefix, str):
-        raise TypeError(f"'ckpt_prefix' has to be a string, not {ckpt_prefix!r}")
+    check_type("ckpt_prefix", ckpt_prefix, str)
     if not ckpt_prefix.strip() and found.formats == (CheckpointFormat.CKPT,):
         raise ValueError("'ckpt_prefix' is blank")
     if output_format not in FORMATS:
         raise ValueError(f"'output_format' has to be one of {', '.join(FORMATS)}, not {output_format!r}")
-    source = given_strategy("src_strategy_file", src_strategy_file)
-    target = from_zero(given_strategy("dst_strategy_file", dst_strategy_file))
+    source = optional_strategy("src_strategy_file", src_strategy_file)
+    target = from_zero(optional_strategy("dst_strategy_file", dst_strategy_file))
     if source is not None:
         source = _as_part(source, target)
     if os.path.exists(os.path.join(directory, STATE_DIRECTORY)):
@@ -148,20 +148,14 @@ def transform_checkpoint_by_rank(
             cannot be used; source and target do not fit together.
         OSError: the file cannot be written.
     """
-    if not isinstance(checkpoint_files_map, dict):
-        raise TypeError(f"'checkpoint_files_map' has to be a dict, not {checkpoint_files_map!r}")
+    check_type("checkpoint_files_map", checkpoint_files_map, dict)
     _check_rank_id(rank_id)
-    if not isinstance(save_checkpoint_file_name, str):
-        raise TypeError(f"'save_checkpoint_file_name' has to be a string, not {save_checkpoint_file_name!r}")
+    check_type("save_checkpoint_file_name", save_checkpoint_file_name, str)
     if not save_checkpoint_file_name.endswith(".ckpt"):
         raise ValueError(f"'save_checkpoint_file_name' has to end in .ckpt: {save_checkpoint_file_name}")
-    for rank, path in checkpoint_files_map.items():
-        if not isinstance(rank, int | np.integer):
-            raise TypeError(f"'checkpoint_files_map' has to have ranks for keys, not {rank!r}")
-        if not isinstance(path, str) or not os.path.isfile(path):
-            raise ValueError(f"'checkpoint_files_map' names no file for rank {rank}: {path}")
-    given = given_strategy("src_strategy_file", src_strategy_file)
-    target = from_zero(given_strategy("dst_strategy_file", dst_strategy_file))
+    _check_files(checkpoint_files_map)
+    given = optional_strategy("src_strategy_file", src_strategy_file)
+    target = from_zero(optional_strategy("dst_strategy_file", dst_strategy_file))
     with reading():
         check_rank(target, rank_id, given)
         planned = _plan_of_rank(rank_id, checkpoint_files_map, from_zero(given), target)
@@ -183,10 +177,10 @@ def rank_list_for_transform(
         ValueError: a strategy cannot be used, or the target has no such rank.
     """
     _check_rank_id(rank_id)
-    source = from_zero(given_strategy("src_strategy_file", src_strategy_file))
+    source = from_zero(optional_strategy("src_strategy_file", src_strategy_file))
     if source is None:
         return [0]
-    target = from_zero(given_strategy("dst_strategy_file", dst_strategy_file))
+    target = from_zero(optional_strategy("dst_strategy_file", dst_strategy_file))
     with reading():
         return sorted(needed_ranks(source, target, rank_id), reverse=True)
 
@@ -194,6 +188,14 @@ def rank_list_for_transform(
 convert_checkpoints = transform_checkpoints
 convert_checkpoint_by_rank = transform_checkpoint_by_rank
 rank_list_for_convert = rank_list_for_transform
+
+
+def _check_files(files: Mapping[Any, Any]) -> None:
+    for rank, path in files.items():
+        if not isinstance(rank, int | np.integer):
+            raise TypeError(f"'checkpoint_files_map' has to have ranks for keys, not {rank!r}")
+        if not isinstance(path, str) or not os.path.isfile(path):
+            raise ValueError(f"'checkpoint_files_map' names no file for rank {rank}: {path}")
 
 
 def _check_rank_id(rank_id: object) -> None:
@@ -205,10 +207,9 @@ def _argument_of(field: str) -> str:
     return repr(_ARGUMENTS.get(field, field))
 
 
-def _surveyed(directory: object) -> CheckpointSurvey:
+def _surveyed(directory: str) -> CheckpointSurvey:
     """Surveys a directory's rank folders, or a `.safetensors` file; all files must be of one kind."""
-    if not isinstance(directory, str):
-        raise TypeError(f"'src_checkpoints_dir' has to be a string, not {directory!r}")
+    check_type("src_checkpoints_dir", directory, str)
     if not os.path.isdir(directory) and not (os.path.isfile(directory) and directory.endswith(".safetensors")):
         raise MissingDirectoryError(f"'src_checkpoints_dir' is not a directory: {directory}")
     with reading():

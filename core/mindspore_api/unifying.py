@@ -29,9 +29,10 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, FoundFile
 from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
+from reshard.core.mindspore_api.arguments import check_type
 from reshard.core.mindspore_api.failures import reading, writing
 from reshard.core.mindspore_api.file_writing import PlannedFile, write_files
-from reshard.core.mindspore_api.paths import checked_directory, given_strategy
+from reshard.core.mindspore_api.paths import checked_directory, required_strategy
 from reshard.core.mindspore_api.planning import Planned, build_checked_plan, catalog_ranks
 from reshard.core.mindspore_api.rank_files import survey_ranks
 from reshard.core.plan.model import PlanInputs
@@ -89,9 +90,7 @@ def unified_safetensors(
             parameters get one name.
         OSError: the files cannot be written.
     """
-    strategy = given_strategy("src_strategy_file", src_strategy_file)
-    if strategy is None:
-        raise TypeError("'src_strategy_file' has to be a string, not None")
+    strategy = required_strategy("src_strategy_file", src_strategy_file)
     directory = checked_directory("dst_dir", dst_dir)
     if max_process_num < 1:
         raise ValueError(f"'max_process_num' has to be at least 1, not {max_process_num}")
@@ -162,8 +161,7 @@ def _share_of(count: int, share: int, shares: int) -> range:
 
 
 def _catalog(source: str, strategy: Strategy, suffix: str | None) -> tuple[CheckpointCatalog, tuple[str, ...]]:
-    if not isinstance(source, str):
-        raise TypeError(f"'src_dir' has to be a string, not {source!r}")
+    check_type("src_dir", source, str)
     if not os.path.isdir(source):
         raise ValueError(f"'src_dir' is not a directory: {source}")
     found = survey_ranks(source)

@@ -255,9 +255,9 @@ def test_a_directory_above_that_is_named_after_another_rank_is_not_taken_for_the
 
 
 def test_paths_that_are_refused(job: Job) -> None:
-    with pytest.raises(TypeError, match="'cur_ckpt_path' has to be a str"):
+    with pytest.raises(TypeError, match="'cur_ckpt_path' has to be a string"):
         mindspore.get_ckpt_path_with_strategy(5, "s")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="'cur_strategy_path' has to be a str"):
+    with pytest.raises(TypeError, match="'cur_strategy_path' has to be a string"):
         mindspore.get_ckpt_path_with_strategy("rank_0", None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is no such file"):
         job.found(0)

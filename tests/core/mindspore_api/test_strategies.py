@@ -70,8 +70,8 @@ def test_refused_directories(tmp_path: Path) -> None:
         (NotADirectoryError, "'dst_strategy_file' is not a dir", (str(tmp_path / "stages"), str(tmp_path / "file/a"))),
         (ValueError, "JSON and protobuf strategies are mixed", (str(tmp_path / "both"), target)),
         (ValueError, "holds no strategy files", (str(tmp_path / "none"), target)),
-        (TypeError, "have to be strings", (None, target)),
-        (TypeError, "have to be strings", (str(tmp_path / "stages"), 5)),
+        (TypeError, "has to be a string", (None, target)),
+        (TypeError, "has to be a string", (str(tmp_path / "stages"), 5)),
     ]
     for kind, message, arguments in refused:
         with pytest.raises(kind, match=message):
