@@ -1,1 +1,1 @@
-"""Checkpoint files: what they hold, where its bytes are, and how such files are written."""
+"""Checkpoint files: their contents, where the bytes are, and how such files are written."""

@@ -1,7 +1,6 @@
-"""Which kind of file it is, and that kind's reading and planning.
+"""Reads and plans checkpoint files of either format; a file's name decides which.
 
-A file's name says what it is meant to be; its first bytes tell the common mistakes, which would otherwise be reported
-as damage.
+The first bytes reveal common mistakes, such as a file of another kind, which would otherwise be reported as damage.
 """
 
 from collections import Counter
@@ -51,26 +50,26 @@ _MODULES: dict[CheckpointFormat, _FormatModule] = {
 
 
 def read_index(file: SourceFile) -> FileIndex:
-    """What a checkpoint file holds, or several that are read as one, from headers alone; the name says the format.
+    """Index a checkpoint file, or several that are read as one, from headers alone; the name decides the format.
 
     Raises:
-        CheckpointError: it is of another kind, or damaged; names the file and where in it.
-        StorageError: it cannot be read.
+        CheckpointError: the file is of another kind, or damaged; names the file and the place in it.
+        StorageError: the file cannot be read.
     """
     if isinstance(file, JoinedFile):
         return merge_indexes(file, [read_index(part) for part in file.parts])
     format = format_of(file.location)
-    with _decrypted_to_nonsense(file):
+    with _blaming_the_key(file):
         file = file if file.location.is_local else PrefetchedEnds(file)
         _check_kind(file, format)
         return _MODULES[format].read_index(file)
 
 
 def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
-    """What a remote checkpoint file holds, and a template that other files may follow, if it can be one."""
+    """Index a remote checkpoint file, and return it as a template for other files, if it is suitable."""
     if format_of(file.location) is not CheckpointFormat.CKPT or isinstance(file, JoinedFile):
         return read_index(file), None
-    with _decrypted_to_nonsense(file):
+    with _blaming_the_key(file):
         file = PrefetchedEnds(file)
         _check_kind(file, CheckpointFormat.CKPT)
         index, heads = ckpt.read_index_and_heads(file)
@@ -78,7 +77,11 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
 
 
 def format_of(location: Location) -> CheckpointFormat:
-    """The format that a file's name says it has."""
+    """Return the format by a file's name.
+
+    Raises:
+        CheckpointError: the name is not a checkpoint file's.
+    """
     extension = PurePosixPath(location.name).suffix.removeprefix(".")
     if extension not in [*CheckpointFormat]:
         raise CheckpointError(f"{location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")
@@ -86,11 +89,11 @@ def format_of(location: Location) -> CheckpointFormat:
 
 
 def check_crc(file: SourceFile, index: FileIndex) -> None:
-    """Reads the file once and compares its CRC-32; does nothing where it carries none.
+    """Read a file once and compare its CRC-32, if it carries one.
 
     Raises:
         CheckpointError: the CRC is wrong.
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     if isinstance(file, JoinedFile):
         for part in file.parts:
@@ -107,11 +110,11 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
 
 
 def stored_crc(file: SourceFile, index: FileIndex) -> int | None:
-    """What a file says that its CRC-32 is; None if it carries none.
+    """Return the CRC-32 recorded in a file; None if it carries none.
 
     Raises:
-        CheckpointError: it is damaged.
-        StorageError: it cannot be read.
+        CheckpointError: the file is damaged.
+        StorageError: the file cannot be read.
     """
     return _MODULES[index.format].stored_crc(file) if index.has_crc else None
 
@@ -124,15 +127,18 @@ def plan_file(
     with_crc: bool = False,
     framework: str = MINDSPORE,
 ) -> FilePlan:
-    """The file that holds `entries`: literal bytes and places for contents. The same entries give the same bytes.
+    """Lay out the file with `entries`: literal bytes and places for contents. Equal entries give equal bytes.
 
-    `redundancy_removed`: slices that ranks share are in some of their files only, which not all formats tell; None: it
-    is not known.
-    `with_crc`: there is room for a CRC; see `reshard.core.checkpoint.formats.running_crc`.
-    `framework`: for whom it says that it is, where the format tells.
+    Args:
+        format: the file's format.
+        entries: its parameters.
+        redundancy_removed: mark that only some ranks' files hold the slices that ranks share, if the format has such a
+            mark; None: unknown.
+        with_crc: reserve room for a CRC; see `reshard.core.checkpoint.formats.running_crc`.
+        framework: framework that the file is marked for, if the format has such a mark.
 
     Raises:
-        CheckpointError: the format cannot hold one of the entries, or two have the same name.
+        CheckpointError: the format cannot hold an entry, or two have the same name.
     """
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
@@ -143,8 +149,8 @@ def plan_file(
 
 
 @contextmanager
-def _decrypted_to_nonsense(file: SourceFile) -> Iterator[None]:
-    """With a wrong key a file decrypts to something: that it is no checkpoint is all that tells."""
+def _blaming_the_key(file: SourceFile) -> Iterator[None]:
+    """Explain errors of a decrypted file: a wrong key shows only in that the result is no checkpoint."""
     try:
         yield
     except CheckpointError as error:

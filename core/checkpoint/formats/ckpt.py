@@ -1,11 +1,11 @@
-"""`.ckpt` files: a protobuf `Checkpoint` message, which is the same as its `value` entries one after another.
+"""Reads `.ckpt` files: a protobuf `Checkpoint` message, which is the concatenation of its `value` entries.
 
     Checkpoint      1: value, repeated Value
     Value           1: tag, the parameter's name; then either 2: tensor, a TensorProto, or 3: maptensor, opaque here
     TensorProto     1: dims, repeated int64; 2: tensor_type, text; 3: tensor_content, raw little-endian in C order
 
-A *piece* is one Value. Consecutive pieces of one name make a parameter, their contents following one another; a name
-that comes again later replaces the earlier one. The file may end in `crc_num` and a CRC-32 of all before it.
+A *piece* is one Value. Consecutive pieces of one name form a parameter, their contents concatenated; a name that occurs
+again later replaces the earlier one. The file may end in `crc_num` and a CRC-32 of all bytes before it.
 """
 
 import math
@@ -32,14 +32,14 @@ CRC_MARK = b"crc_num"
 CRC_TRAILER_BYTES = len(CRC_MARK) + 10
 
 _NAME_START = 2
-"""A short name has one byte for its key and one for its length before it."""
+"""A short name is preceded by one byte of key and one of length."""
 _MAX_HEAD_BYTES = 11
 """A key of one byte and a length of up to ten."""
 _HEAD_BYTES = 256
-"""Of an entry, its name and all that stands before its contents take less, as a rule."""
+"""Usually covers an entry's name and everything else before its contents."""
 
 MAX_NAME_BYTES = 64 << 10
-_PIECES_TAKEN_AT_ONCE = 1024
+_PIECES_PER_RESERVATION = 1024
 _MAX_AXES = 64
 TEXT_CODE = "utf-32-le"  # numpy's, which allows lone surrogates
 
@@ -53,7 +53,7 @@ class _TensorFields:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One Value: `offset` is where it begins, `extent` its contents."""
+    """One Value: `offset` is its beginning, `extent` its contents."""
 
     offset: int
     name: str
@@ -63,22 +63,18 @@ class _Piece:
 
 
 def read_index(file: SourceFile) -> FileIndex:
-    """What a file holds, from its entries' heads alone; contents are jumped over, except those of text.
+    """Index a file from its entries' headers alone; contents are skipped, except those of texts.
 
     A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar.
-
-    Raises:
-        CheckpointError: it is not such a file, or damaged; names the byte offset.
-        StorageError: it cannot be read.
     """
     return _read(file)
 
 
 def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, bytes]]]:
-    """What a file holds, and of each piece where the one before ends, and the bytes that lead to its contents.
+    """Index a file, and return per piece the end of the piece before it and the bytes that lead to its contents.
 
-    They are cut short where they are many, and the entry's own length is as brief as can be: where it is not, or
-    something else stands before it, these bytes would not reach from there to the contents.
+    Long heads are cut short, and the entry's length is encoded as briefly as possible. If the file encodes it
+    otherwise, or has other bytes in between, the returned bytes do not reach from there to the contents.
     """
     heads: list[tuple[int, bytes]] = []
     return _read(file, heads), heads
@@ -96,7 +92,7 @@ def actual_crc(file: SourceFile, index: FileIndex) -> int:
 
 
 def first_name(start: bytes) -> bytes:
-    """The first parameter's name, as it stands in a file's first bytes; nothing if they are none of such a file."""
+    """Return the first parameter's name from a file's first bytes; empty if they are not those of a `.ckpt` file."""
     after_head = next((place + 1 for place in range(1, len(start)) if start[place] < 0x80), 0)
     value = start[after_head:]
     return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([VALUE]) else b""
@@ -111,7 +107,7 @@ def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> Fil
     reader = WireReader(file, stop, lookahead)
     entries: dict[str, TensorEntry] = {}
     with parsing(file.location) as parse:
-        pieces = _taking(parse, _pieces(reader, stop, lookahead, heads))
+        pieces = _reserving(parse, _pieces(reader, stop, lookahead, heads))
         for name, group in groupby(pieces, key=lambda piece: piece.name):
             entry = _joined(reader, list(group))
             if entry.text is not None:
@@ -122,12 +118,12 @@ def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> Fil
     return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
 
 
-def _taking(parse: Parse, pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """The pieces, whose number is known only at the end: memory is taken for some at a time."""
+def _reserving(parse: Parse, pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """Yield the pieces, reserving memory for some at a time: their number is known only at the end."""
     names_bytes = 0
     for number, piece in enumerate(pieces):
-        if number % _PIECES_TAKEN_AT_ONCE == 0:
-            parse.take(_PIECES_TAKEN_AT_ONCE * PARAMETER_BYTES + names_bytes)
+        if number % _PIECES_PER_RESERVATION == 0:
+            parse.take(_PIECES_PER_RESERVATION * PARAMETER_BYTES + names_bytes)
             names_bytes = 0
         names_bytes += len(piece.name)
         yield piece
@@ -160,10 +156,10 @@ def _pieces(
 
 
 class _KnownHeads:
-    """Recognizes entries that differ from an earlier one in their names only, as those of most parameters do.
+    """Recognizes entries that differ from an earlier one in their names only, as most parameters' do.
 
-    The bytes between name and contents are the same then, so they need not be parsed again: for thousands of ranks with
-    thousands of parameters that is what takes the time.
+    The bytes between name and contents are then the same, and need no parsing. For thousands of ranks with thousands of
+    parameters, parsing is what takes the time.
     """
 
     def __init__(self) -> None:
@@ -171,7 +167,7 @@ class _KnownHeads:
         self._lengths: set[int] = set()
 
     def match(self, start: int, length: int, data: bytes) -> _Piece | None:
-        """The entry of `length` bytes at `start`, if `data`, its first bytes, is a known one's but for the name."""
+        """Return the entry of `length` bytes at `start` if `data`, its beginning, equals a known one's but the name."""
         after_name = _name_stop(data)
         if not after_name:
             return None
@@ -184,9 +180,9 @@ class _KnownHeads:
         return None
 
     def learn(self, piece: _Piece, length: int, data: bytes) -> None:
-        """Takes note of an entry that was parsed, if it is a name and a tensor whose contents come last.
+        """Remember a parsed entry, if it consists of a name and a tensor whose contents come last.
 
-        With anything else it may give its name again, of which the last counts.
+        Any other entry may repeat its name, and the last one counts.
         """
         after_name, stop = _name_stop(data), piece.extent.offset - piece.offset
         only_tensor = after_name and data.startswith(_heads_of_length(VALUE_TENSOR, length - after_name), after_name)
@@ -197,13 +193,13 @@ class _KnownHeads:
 
 
 def _heads_of_length(key: int, field_bytes: int) -> tuple[bytes, ...]:
-    """What may stand before the contents of a field that takes `field_bytes` in all."""
+    """All possible heads of a field that takes `field_bytes` in all."""
     heads = (build_head(key, field_bytes - size) for size in range(2, min(_MAX_HEAD_BYTES, field_bytes) + 1))
     return tuple(head for size, head in enumerate(heads, 2) if len(head) == size)
 
 
 def _name_stop(data: bytes) -> int:
-    """Where a short name that begins an entry ends; 0 if there is none."""
+    """Return the end of a short name that begins an entry; 0 if there is none."""
     return _NAME_START + data[1] if len(data) > 1 and data[0] == VALUE_TAG and data[1] < 0x80 else 0
 
 
@@ -216,7 +212,7 @@ def _read_value(reader: WireReader, length: int) -> _Piece:
         if key == VALUE_TAG:
             name = _read_name(reader, value, "a parameter's name")
         elif key == VALUE_TENSOR:
-            # of tensor and maptensor the later one counts; tensors given in parts are merged: that is protobuf's rule
+            # protobuf's rule: of tensor and maptensor the later one counts; repeated tensors are merged
             tensor, map_tensor = tensor or _TensorFields(), None
             _read_tensor(reader, value, tensor)
         elif key == VALUE_MAP_TENSOR:
@@ -274,7 +270,7 @@ def _tensor_piece(reader: WireReader, start: int, name: str, tensor: _TensorFiel
         dims = [dim - (dim >> 63 << 64) for dim in tensor.dims]
         raise reader.error(start, f"parameter {name!r} has negative dims {dims}: damaged")
     try:
-        # how wide an element of a foreign one is tell all pieces together
+        # the width of a foreign dtype follows from all pieces together
         dtype = dtype_from_ckpt(tensor.type_name, 0, 0)
         if dtype is MAP_TENSOR:
             raise CheckpointError(f"a plain tensor cannot have the dtype {dtype}")

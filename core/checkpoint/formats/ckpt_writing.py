@@ -1,4 +1,4 @@
-"""Lays out the `.ckpt` files that are to be written: the bytes around the contents, and where contents belong."""
+"""Lays out `.ckpt` files to be written: the bytes around the contents, and the places of the contents."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,20 +25,15 @@ from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.slices import Shape
 
-# What MindSpore puts into one entry at most; a single protobuf field could not hold 2 GiB.
+# MindSpore's limit for one entry; a single protobuf field could not hold 2 GiB.
 MAX_PIECE_BYTES = 512 << 20
 
 
 def plan_file(entries: Sequence[OutputEntry], *, with_crc: bool = False) -> FilePlan:
-    """The file that holds `entries`, in their order, as MindSpore would write it; a CRC comes after all segments.
+    """Lay out the file with `entries` in their order, as MindSpore would write it; a CRC follows all segments.
 
-    It carries no mark of removed redundancy, nor of whom it is for.
-
-    Of a tensor of shape (0,) MindSpore reads a scalar, its way with dims [0]; other empty shapes it reads as they are.
-
-    Raises:
-        CheckpointError: there is nothing to write, which no reader accepts as a file, a name is too long, or
-            a dtype is foreign.
+    The file records neither removed redundancy nor a framework. MindSpore reads a tensor of shape (0,) as a scalar,
+    since dims [0] is its way to write one; it reads other empty shapes as they are.
     """
     if not entries:
         raise CheckpointError("a .ckpt file has to hold at least one parameter")
@@ -61,12 +56,12 @@ def plan_file(entries: Sequence[OutputEntry], *, with_crc: bool = False) -> File
 
 
 def crc_trailer(crc: int) -> bytes:
-    """What ends a file that carries a CRC-32 of all before it."""
+    """Return the trailer of a file that carries a CRC-32 of all bytes before it."""
     return CRC_MARK + crc.to_bytes(CRC_TRAILER_BYTES - len(CRC_MARK))
 
 
 def plan_pieces(entry: OutputEntry) -> Iterator[tuple[bytes, Content]]:
-    """Per Value what stands before its contents, and which contents follow; those of text are part of the former."""
+    """Yield, per Value, the bytes before its contents and the contents; texts are part of the former."""
     name = entry.name
     tag = name.encode()
     if len(tag) > MAX_NAME_BYTES:
@@ -110,7 +105,7 @@ def _tensor_fields(dtype: DType, dims: Shape) -> bytes:
 
 
 def _tensor_head(tag: bytes, fields: bytes, content_bytes: int) -> bytes:
-    """A Value up to where its tensor's contents begin: outer lengths first, so it is built from the inside out."""
+    """Return a Value's bytes before its tensor's contents, built from the inside out since outer lengths come first."""
     tensor = fields + build_head(TENSOR_CONTENT, content_bytes)
     value = tag + build_head(VALUE_TENSOR, len(tensor) + content_bytes) + tensor
     return build_head(VALUE, len(value) + content_bytes) + value

@@ -1,7 +1,7 @@
-"""CRC-32 (zlib's) of parts of a file, and the arithmetic that joins the checksums of parts without their bytes.
+"""CRC-32 (zlib's) of consecutive ranges of a file, and the arithmetic that combines checksums without the bytes.
 
 A CRC is a polynomial over GF(2) modulo a fixed one. Appending n zero bytes multiplies it by x^(8n), so the checksum of
-two parts in a row follows from the two checksums and the second part's length, in whatever order the parts were read.
+two consecutive ranges follows from their checksums and the second one's length, in whatever order they were read.
 """
 
 import zlib
@@ -20,10 +20,10 @@ _ALL_ONES = 0xFFFFFFFF
 
 
 def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> Iterator[int]:
-    """The CRC-32 of each of the parts that lie one after another from `offset` on, `lengths` in bytes.
+    """Yield the CRC-32 of each of the consecutive ranges from `offset` on, `lengths` in bytes.
 
-    The file is read once, front to back, in blocks of at most `BLOCK_BYTES`, however small the parts are; of a remote
-    one several are under way. A part's checksum comes when it has been read.
+    Reads the file once, front to back, in blocks of at most `BLOCK_BYTES`, however short the ranges; a remote file with
+    several requests in flight. Each checksum is yielded once its range has been read.
     """
     blocks = (block for _, block in read_in_blocks(file, [(offset, sum(lengths))], BLOCK_BYTES))
     block = memoryview(b"")
@@ -38,12 +38,12 @@ def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> It
 
 
 def combine_crc32(left: int, right: int, right_bytes: int) -> int:
-    """The CRC-32 of two parts in a row: `left`, then `right`, the CRC-32 of `right_bytes` bytes."""
+    """Return the CRC-32 of two consecutive ranges; `right` is the CRC-32 of the second one, of `right_bytes` bytes."""
     return _product(left, _power_of_x8(right_bytes)) ^ right
 
 
 def crc32_of_zeros(count: int) -> int:
-    """The CRC-32 of `count` zero bytes."""
+    """Return the CRC-32 of `count` zero bytes."""
     return _product(_ALL_ONES, _power_of_x8(count)) ^ _ALL_ONES
 
 

@@ -1,7 +1,7 @@
-"""The CRC-32 of a file that comes block by block, and how it gets into one that is written so.
+"""The CRC-32 of a file that is read or written block by block, and how to store it in a written one.
 
-A `.ckpt` file ends in the CRC of all its bytes. In a `.safetensors` file it stands at the beginning and covers the
-tensors by name: each is summed up on its own, they are joined when all are there, and the beginning is rewritten.
+A `.ckpt` file ends in the CRC of all its bytes. A `.safetensors` file has it in the header, over the tensors in the
+order of their names: each gets a checksum of its own, all are combined at the end, and the header is rewritten.
 """
 
 import zlib
@@ -13,37 +13,37 @@ from reshard.core.checkpoint.formats.crc32 import combine_crc32
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
 
 ContentRange = tuple[str, int, int]
-"""A parameter's name, and the bytes `start` to `stop` of a block that are the next of its contents."""
+"""A parameter's name, and the bytes `start` to `stop` of a block that continue its contents."""
 
 
 class WrittenFile(Protocol):
-    """The file that gets the CRC."""
+    """The file that the CRC is stored in."""
 
     def write(self, buffer: bytes) -> None:
-        """Appends all of `buffer`."""
+        """Append all of `buffer`."""
 
     def rewrite(self, offset: int, buffer: bytes) -> None:
-        """Puts `buffer` in the place of bytes near the beginning."""
+        """Replace bytes near the beginning by `buffer`."""
 
 
 class RunningCrc(Protocol):
-    """The CRC of a file whose blocks come in their order."""
+    """The CRC of a file whose blocks arrive in order."""
 
     def sums(self, block: memoryview, ranges: Sequence[ContentRange]) -> list[int]:
-        """What is to be known of a block, the costly part; may be asked for in any order, in any thread."""
+        """Compute a block's checksums, the costly part; in any order and any thread."""
 
     def add(self, block: memoryview, ranges: Sequence[ContentRange], sums: Iterable[int]) -> None:
-        """Takes in the file's next block, of which `sums` are known."""
+        """Add the file's next block, whose checksums are `sums`."""
 
     def value(self) -> int:
-        """The CRC of a file of which all blocks were taken in."""
+        """Return the CRC of all blocks added."""
 
     def put_into(self, file: WrittenFile) -> None:
-        """Completes a file that all blocks were written to."""
+        """Store the CRC in a file that all blocks were written to."""
 
 
 def running_crc(format: CheckpointFormat, file_plan: FilePlan, entries: Sequence[OutputEntry]) -> RunningCrc | None:
-    """The CRC of a file that is about to be written; None if it is to have none."""
+    """Return the CRC of a file to be written; None if it carries none."""
     if file_plan.crc_offset is None:
         return None
     if format is CheckpointFormat.CKPT:
@@ -52,12 +52,12 @@ def running_crc(format: CheckpointFormat, file_plan: FilePlan, entries: Sequence
 
 
 def crc_of_index(index: FileIndex) -> RunningCrc:
-    """The CRC of a file that is about to be read."""
+    """Return the CRC of a file to be read."""
     return _OfBytes() if index.format is CheckpointFormat.CKPT else _OfTensors(0, list(index.entries.values()))
 
 
 def is_crc_in_header(format: CheckpointFormat) -> bool:
-    """Whether the beginning of a file has to be rewritten when its CRC is known."""
+    """True if the file's beginning has to be rewritten once the CRC is known."""
     return format is CheckpointFormat.SAFETENSORS
 
 

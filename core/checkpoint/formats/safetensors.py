@@ -1,9 +1,9 @@
 """`.safetensors` files: a u64 header length, a JSON header, then the tensors' bytes without gaps.
 
-MindSpore's use of the header's string-to-string `__metadata__`: `format` ("ms"), `remove_redundancy` ("True": slices
-that ranks share were saved by one of them), `crc_num` (a CRC-32 in decimal) and `{name}: "Int4"` for an I8 tensor that
-holds packed 4-bit integers. MindSpore cannot put text into this format; here a text goes into the metadata as
-`text:{name}`, which MindSpore and the safetensors library pass over.
+MindSpore uses the header's string-to-string `__metadata__` for: `format` ("ms"), `remove_redundancy` ("True": only one
+rank saved each slice that ranks share), `crc_num` (a CRC-32 in decimal) and `{name}: "Int4"` for an I8 tensor of packed
+4-bit integers. MindSpore cannot store text in this format; reshard stores it in the metadata as `text:{name}`, which
+MindSpore and the safetensors library ignore.
 """
 
 import json
@@ -44,12 +44,12 @@ _COUNT_LIMIT = 1 << 64  # the format's own numbers
 _RESERVED_NAMES = frozenset({_METADATA, _FORMAT, _REDUNDANCY, _CRC})
 _TEXT_PREFIX = "text:"
 _CRC_ROOM = "0" * 10
-"""Its decimal digits: a shorter number is followed by spaces, which JSON allows."""
+"""Its decimal digits; spaces, which JSON allows, follow a shorter number."""
 
 
 @dataclass(frozen=True)
 class _Header:
-    """`tensors`: name -> JSON description as it stands in the file; the data begin at byte `data_offset`."""
+    """`tensors`: name -> JSON description as in the file; the data begins at byte `data_offset`."""
 
     tensors: Mapping[str, Any]
     metadata: Mapping[str, str]
@@ -57,24 +57,19 @@ class _Header:
 
 
 def read_index(file: SourceFile) -> FileIndex:
-    """What a file holds, from its header alone: tensors in the order of their bytes, then texts.
-
-    Raises:
-        CheckpointError: it is not such a file, or damaged; names the parameter.
-        StorageError: it cannot be read.
-    """
+    """Index a file from its header alone: tensors in the order of their bytes, then texts."""
     with parsing(file.location) as parse:
         return _index(file, _read_header(file, parse))
 
 
 def stored_crc(file: SourceFile) -> int | None:
-    """Read the CRC-32 in a file's header; None if there is none."""
+    """Return the CRC-32 in a file's header; None if there is none."""
     with parsing(file.location) as parse:
         return _stored_crc(_read_header(file, parse))
 
 
 def actual_crc(file: SourceFile, index: FileIndex) -> int:
-    """Compute the CRC-32 of a file's tensors, which are read once, front to back; see `crc_of_tensors`."""
+    """Compute the CRC-32 of a file's tensors, read once, front to back; see `crc_of_tensors`."""
     tensors = [entry for entry in index.entries.values() if entry.extents]
     data_offset = tensors[0].extents[0].offset if tensors else 0
     lengths = [entry.size_bytes for entry in tensors]
@@ -84,17 +79,17 @@ def actual_crc(file: SourceFile, index: FileIndex) -> int:
 
 
 def is_integer_scalar(entry: TensorEntry | OutputEntry) -> bool:
-    """Whether MindSpore's CRC covers an entry by its value, rather than by its bytes."""
+    """True if MindSpore's CRC covers the entry's value rather than its bytes."""
     return entry.shape == () and entry.dtype.name.lstrip("U").startswith("Int")
 
 
 def crc_of_tensors(
     tensors: Iterable[TensorEntry | OutputEntry], crcs: Mapping[str, int], scalars: Mapping[str, bytes]
 ) -> int:
-    """The CRC-32 of a file, from that of each tensor's contents and the bytes of its integer scalars, by name.
+    """Combine the CRC-32 of a file from those of its tensors; `scalars` are the bytes of integer scalars.
 
-    It covers, in the order of the sorted names, each name in UTF-8 and the tensor's bytes. MindSpore counts a 0-d
-    integer of value v as v zero bytes instead, and can give a file with a negative one no CRC: here its bytes count.
+    It covers, sorted by name, each name in UTF-8 and the tensor's bytes. MindSpore counts a 0-d integer of value v as v
+    zero bytes instead, and cannot give a file with a negative one a CRC: here its bytes count.
     """
     joined = 0
     for entry in sorted(tensors, key=lambda entry: entry.name):
@@ -108,7 +103,7 @@ def crc_of_tensors(
 
 
 def crc_field(crc: int) -> bytes:
-    """A CRC-32 as it stands in the header, at the place that was kept for it."""
+    """Encode a CRC-32 for the place reserved in the header."""
     return f'"{crc}"'.encode().ljust(len(_CRC_ROOM) + 2)
 
 
@@ -119,12 +114,9 @@ def plan_file(
     with_crc: bool = False,
     framework: str = MINDSPORE,
 ) -> FilePlan:
-    """The file that holds `entries`, larger item sizes first so that every tensor is aligned.
+    """Lay out the file with `entries`, larger item sizes first so that every tensor is aligned.
 
-    The place of a CRC is near the header's beginning, and has room for the largest.
-
-    Raises:
-        CheckpointError: the format cannot hold an entry, or its name means something else in the header.
+    The room for a CRC is near the header's beginning and fits the largest one.
     """
     tensors = [entry for entry in entries if entry.text is None]
     tensors.sort(key=lambda entry: -entry.dtype.itemsize)
@@ -204,7 +196,7 @@ def _read_header(file: SourceFile, parse: Parse) -> _Header:
 
 def _parse_header(encoded: bytes) -> dict[str, Any]:
     try:
-        # only JSON's escapes can spell lone surrogates, which are no text
+        # only JSON's escapes can spell lone surrogates, which are not valid text
         hook = _unique_texts if b"\\u" in encoded else _unique
         description = json.loads(encoded.decode(), object_pairs_hook=hook, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -248,10 +240,12 @@ def _tensor(header: _Header, name: str) -> TensorEntry:
         raise CheckpointError(f"parameter {name!r}: its dtype {tag!r} is not a string: damaged")
     if not _is_counts(shape) or len(shape) > _MAX_AXES:
         raise CheckpointError(
-            f"parameter {name!r}: its shape {_told(shape)} is not a list of at most {_MAX_AXES} counts: damaged"
+            f"parameter {name!r}: its shape {_shortened(shape)} is not a list of at most {_MAX_AXES} counts: damaged"
         )
     if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"parameter {name!r}: data_offsets {_told(offsets)} are not a start and a stop: damaged")
+        raise CheckpointError(
+            f"parameter {name!r}: data_offsets {_shortened(offsets)} are not a start and a stop: damaged"
+        )
     start, stop = offsets
     dtype = _dtype(header, name, tag, math.prod(shape), stop - start)
     entry = TensorEntry(name, dtype, tuple(shape), (Extent(header.data_offset + start, stop - start),))
@@ -261,17 +255,17 @@ def _tensor(header: _Header, name: str) -> TensorEntry:
             f"but {dtype} {shape} takes {entry.size_bytes}: damaged"
         )
     if not is_countable(shape, dtype.itemsize):
-        raise CheckpointError(f"parameter {name!r}: its shape {_told(shape)} is {TOO_LARGE} as {dtype}: damaged")
+        raise CheckpointError(f"parameter {name!r}: its shape {_shortened(shape)} is {TOO_LARGE} as {dtype}: damaged")
     return entry
 
 
-def _told(value: object) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
 
 
 def _is_counts(values: object) -> bool:
-    # bool is an int to isinstance; numbers of thousands of digits could not even be told
+    # bool is an int to isinstance; numbers of thousands of digits cannot even be formatted
     return isinstance(values, list) and all(type(value) is int and 0 <= value < _COUNT_LIMIT for value in values)
 
 
@@ -344,8 +338,8 @@ def _checked_tag(entry: OutputEntry) -> str:
         raise CheckpointError(f"parameter {name!r} is a {entry.dtype}, which .safetensors cannot hold{advice}")
     if name in _RESERVED_NAMES or name.startswith(_TEXT_PREFIX):
         raise CheckpointError(
-            f"parameter {name!r}: .safetensors files use this name for something else in their header; give it "
-            "another, or write .ckpt"
+            f"parameter {name!r}: .safetensors files use this name for something else in their header; choose "
+            "another name, or write .ckpt"
         )
     return tag
 

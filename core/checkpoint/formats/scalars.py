@@ -1,4 +1,4 @@
-"""What stands in a checkpoint file beside its parameters: single numbers and texts, such as `append_info`'s."""
+"""Reads the single numbers and texts in a checkpoint file, such as `append_info`'s."""
 
 import math
 import struct
@@ -9,7 +9,7 @@ from reshard.core.request.info_texts import InfoValue
 from reshard.core.storage.reading import SourceFile
 
 MAX_SCALARS = 64
-"""Of files that are all scalars, the others are left out."""
+"""Limit for files that consist of scalars; the rest is left out."""
 
 _CODES = {
     "Int8": "b",
@@ -29,11 +29,11 @@ _BFLOAT16 = "BFloat16"
 
 
 def read_scalars(file: SourceFile, index: FileIndex) -> dict[str, InfoValue]:
-    """The values of a file's texts and 0-d tensors by name, in the file's order; no more than `MAX_SCALARS`.
+    """Read a file's texts and 0-d tensors by name, in the file's order; at most `MAX_SCALARS`.
 
     Raises:
-        CheckpointError: the file ends before one of them.
-        StorageError: it cannot be read.
+        CheckpointError: the file is truncated.
+        StorageError: the file cannot be read.
     """
     found = {entry.name: entry for entry in islice(filter(_is_scalar, index.entries.values()), MAX_SCALARS)}
     numbers = [entry for entry in found.values() if entry.text is None]
@@ -43,7 +43,7 @@ def read_scalars(file: SourceFile, index: FileIndex) -> dict[str, InfoValue]:
 
 
 def json_value(value: InfoValue) -> InfoValue:
-    """A value as JSON can hold it: what is no finite number as text."""
+    """Return a value as JSON can represent it: numbers that are not finite become text."""
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 

@@ -1,7 +1,7 @@
-"""Parts of a checkpoint file: what each pipeline stage gave to a rank, `net_0_part0.ckpt`, `net_0_part1.ckpt`, as one.
+"""Reads a rank's files of several pipeline stages, `net_0_part0.ckpt`, `net_0_part1.ckpt`, as one checkpoint file.
 
-What MindSpore's `load_segmented_checkpoints` reads. Every part has the parameters of its stage, and all have those that
-no strategy knows, such as the step: these have to be alike.
+MindSpore reads them with `load_segmented_checkpoints`. Each file has the parameters of its stage, and all have those
+that no strategy covers, such as the step: these must be equal.
 """
 
 import re
@@ -17,18 +17,18 @@ from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.tensor.slices import Extent
 
 _PART = re.compile(rf"(?P<prefix>.+)_part(?P<number>{NUMBER})", re.DOTALL)
-_LARGEST_COMPARED_BYTES = 1 << 20
-"""Larger ones are parameters of a model, which two stages share: nobody says whose copy is meant."""
+_MAX_COMPARED_BYTES = 1 << 20
+"""Larger ones are parameters of a model, shared by two stages, of which neither replica takes precedence."""
 
 
 def parse_stage_file(name: CheckpointName) -> tuple[str, int] | None:
-    """The prefix of all parts and this one's number; None if a file is no part."""
+    """Return the common prefix of a rank's stage files and this one's stage; None for any other file."""
     match = _PART.fullmatch(name.prefix) if name.step is None else None
     return (match["prefix"], int(match["number"])) if match else None
 
 
 def group_stage_files(names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Names of a rank's files, parts of one file under a name that stands for all of them."""
+    """Group the names of a rank's files: stage files under a common name."""
     result = []
     parts: dict[tuple[str, str], dict[int, CheckpointName]] = {}
     for name in names:
@@ -47,16 +47,16 @@ def group_stage_files(names: Iterable[CheckpointName]) -> list[CheckpointName]:
 
 
 def merge_indexes(file: JoinedFile, indexes: Sequence[FileIndex]) -> FileIndex:
-    """What parts hold together, at the offsets of the file that they are read as."""
+    """Merge the indexes of stage files, at the offsets of the joined file."""
     entries: dict[str, TensorEntry] = {}
-    holders: dict[str, int] = {}
+    owners: dict[str, int] = {}
     for number, (offset, index) in enumerate(zip(file.offsets, indexes, strict=True)):
         for name, entry in index.entries.items():
             placed = replace(entry, extents=tuple(Extent(offset + e.offset, e.length) for e in entry.extents))
             if name in entries:
-                _check_alike(file, entries[name], placed, (holders[name], number))
+                _check_alike(file, entries[name], placed, (owners[name], number))
             else:
-                entries[name], holders[name] = placed, number
+                entries[name], owners[name] = placed, number
     return FileIndex(
         indexes[0].format,
         file.size_bytes,
@@ -70,14 +70,14 @@ def _check_alike(file: JoinedFile, entry: TensorEntry, other: TensorEntry, parts
     first, second = (file.parts[number].location for number in parts)
     what = f"{first} and {second.name}: both have parameter {entry.name!r}"
     if (entry.dtype, entry.shape, entry.text) != (other.dtype, other.shape, other.text):
-        raise CheckpointError(f"{what}, but not alike: they are not parts of one checkpoint")
-    if entry.size_bytes > _LARGEST_COMPARED_BYTES:
+        raise CheckpointError(f"{what}, but differ: they are not stages of one checkpoint")
+    if entry.size_bytes > _MAX_COMPARED_BYTES:
         raise CheckpointError(
-            f"{what}: stages share it, and it cannot be known whose copy is meant. Convert all stages at once, naming "
+            f"{what}: stages share it, and neither replica takes precedence. Convert all stages at once, naming "
             "the directory of all strategies"
         )
     if entry.text is None and _content(file, entry) != _content(file, other):
-        raise CheckpointError(f"{what}, with different contents: they are not parts of one checkpoint")
+        raise CheckpointError(f"{what}, with different contents: they are not stages of one checkpoint")
 
 
 def _content(file: SourceFile, entry: TensorEntry) -> bytes:

@@ -1,7 +1,7 @@
-"""The index of a unified checkpoint: which tensor is in which of its files.
+"""The index of a unified checkpoint: which of its files each tensor is in.
 
 Hugging Face's `*.safetensors.index.json` and MindSpore's `param_name_map.json` are the same JSON:
-`{"metadata": {"total_size": bytes}, "weight_map": {name: file}}`; of the latter the map may stand alone.
+`{"metadata": {"total_size": bytes}, "weight_map": {name: file}}`; MindSpore's may be the bare map.
 """
 
 import json
@@ -19,36 +19,36 @@ MAX_INDEX_BYTES = 64 << 20
 
 
 def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
-    """The index of tensors that have so many bytes together, as the bytes of its file."""
-    told = {"metadata": {"total_size": total_bytes}, "weight_map": weights}
-    return json.dumps(told, indent=4).encode()
+    """Return the bytes of an index file."""
+    document = {"metadata": {"total_size": total_bytes}, "weight_map": weights}
+    return json.dumps(document, indent=4).encode()
 
 
 def read_weight_map(location: Location) -> dict[str, str]:
-    """Which file each tensor is in, as an index says.
+    """Read an index: the file of each tensor.
 
     Raises:
-        CatalogError: it is no index.
-        CheckpointError: it is far too large for one.
-        LimitError: it would take too much memory.
-        StorageError: it cannot be read.
+        CatalogError: the file is no index.
+        CheckpointError: the file is far too large for one.
+        LimitError: parsing would exceed the memory limit.
+        StorageError: the file cannot be read.
     """
     try:
         found = load_json(read_small_file(location, MAX_INDEX_BYTES), location, object_pairs_hook=_unique)
         found = found.get("weight_map", found)
     except (AttributeError, RecursionError, ValueError) as error:
-        raise CatalogError(f"{location}: is no map of parameters to files: {error}") from error
+        raise CatalogError(f"{location}: is not a map of parameters to files: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(path, str) for path in found.values()):
-        raise CatalogError(f"{location}: is no map of parameters to files")
+        raise CatalogError(f"{location}: is not a map of parameters to files")
     return found
 
 
 def check_file_names(weights: Mapping[str, str], location: Location) -> None:
-    """Makes sure that an index names `.safetensors` files that are beside it."""
+    """Raise a CatalogError unless an index names only `.safetensors` files beside it."""
     for name, file in weights.items():
         if "/" in file or "\\" in file or "\0" in file or not file.endswith(f".{CheckpointFormat.SAFETENSORS}"):
             raise CatalogError(
-                f"{location}: says that parameter {name!r} is in {file!r}, which is not the name of a .safetensors "
+                f"{location}: places parameter {name!r} in {file!r}, which is not the name of a .safetensors "
                 "file beside it"
             )
 
@@ -57,5 +57,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"it has {twice!r} twice")
+        raise ValueError(f"{twice!r} occurs twice")
     return found

@@ -1,7 +1,7 @@
-"""The protobuf wire format: walked in a file without reading the contents, and built piece by piece.
+"""The protobuf wire format: walked in a file without reading contents, and built field by field.
 
-protobuf's own classes want a whole message in memory and none of 2 GiB or more; a checkpoint file is one message.
-A *key* is a field's number and wire type as they stand before each field.
+protobuf's own classes need a whole message in memory, of less than 2 GiB; a checkpoint file is one message.
+A *key* is a field's number and wire type, as encoded before each field.
 """
 
 from collections.abc import Iterator
@@ -19,38 +19,37 @@ _MAX_KEY = (1 << 32) - 1
 _ONE_BYTE = [bytes([value]) for value in range(256)]
 
 _SMALL_READ_BYTES = 4 << 10
-# About what is read in the time that another call takes.
+# About as much as is read in the time of another call.
 _READ_AHEAD_BYTES = 64 << 10
 
 
 def varint_key(number: int) -> int:
-    """The key of field `number` holding an integer."""
+    """Return the key of field `number` with an integer."""
     return number << 3 | _VARINT
 
 
 def bytes_key(number: int) -> int:
-    """The key of field `number` holding bytes, text, a message or packed numbers."""
+    """Return the key of field `number` with bytes, text, a message or packed numbers."""
     return number << 3 | _BYTES
 
 
 def build_varint(value: int) -> bytes:
-    """`value` >= 0 in groups of seven bits, lowest first, the top bit saying that more follow."""
+    """Encode `value` >= 0 in groups of seven bits, lowest first; a set top bit means that more follow."""
     if value < 0x80:
         return _ONE_BYTE[value]
     return _ONE_BYTE[value & 0x7F | 0x80] + build_varint(value >> 7)
 
 
 def build_head(key: int, length: int) -> bytes:
-    """What stands before the `length` bytes of a field of bytes."""
+    """Return the bytes before the `length` bytes of a field of bytes."""
     return build_varint(key) + build_varint(length)
 
 
 class WireReader:
-    """A forward walk over the fields of a file's bytes from 0 to `stop`; `offset` is where it stands.
+    """A forward walk over the fields of a file's bytes from 0 to `stop`; `offset` is the current position.
 
-    Reads ahead a little where fields are close together, and jumps over contents that nobody asks for. With `lookahead`
-    that one reads. Nothing is allocated on a length's word alone: every length is held against the bytes that are left
-    first.
+    Reads ahead a little where fields are close together, and skips contents that are not requested. With `lookahead`,
+    that does the reading. Never allocates memory for an unverified length: each is first compared with the bytes left.
     """
 
     def __init__(self, file: SourceFile, stop: int, lookahead: Lookahead | None = None) -> None:
@@ -62,17 +61,14 @@ class WireReader:
         self._window_offset = 0
 
     def error(self, offset: int, what: str) -> CheckpointError:
-        """The error that says what is wrong at a place of the file."""
+        """Return an error that names a place in the file."""
         return CheckpointError(f"{self._file.location}: at byte {offset}: {what}")
 
     def fields(self, stop: int) -> Iterator[tuple[int, int]]:
-        """The fields of the message that ends at `stop`: each one's key and, of an integer, its value, else its length.
+        """Yield the fields of the message that ends at `stop`: key, and an integer's value or else the field's length.
 
-        While a field of bytes is current, `offset` is where they begin; they may be read or left alone. Fixed-width
-        fields, which no checkpoint message has, are passed over.
-
-        Raises:
-            CheckpointError: the bytes are no such message.
+        While a field of bytes is current, `offset` is its beginning; the caller may read it or not. Skips fixed-width
+        fields, which no checkpoint message has.
         """
         while (start := self.offset) < stop:
             key = self.varint()
@@ -99,7 +95,7 @@ class WireReader:
             self.offset = end
 
     def varint(self) -> int:
-        """The integer at `offset`, as an unsigned one of 64 bits."""
+        """Read the integer at `offset`, as an unsigned one of 64 bits."""
         position = self.offset - self._window_offset
         if position < len(self._window) and (byte := self._window[position]) < 0x80:
             self.offset += 1
@@ -107,14 +103,14 @@ class WireReader:
         return self._long_varint(position)
 
     def peek(self, length: int) -> bytes:
-        """The next `length` bytes, or fewer at the end; `offset` stays."""
+        """Return the next `length` bytes, fewer at the end, without advancing."""
         position = self.offset - self._window_offset
         if position + length > len(self._window):
             position = self._load(length)
         return self._window[position : position + length]
 
     def take(self, length: int) -> bytes:
-        """The `length` bytes at `offset`, which the caller knows to be few and there."""
+        """Read the `length` bytes at `offset`, which the caller has checked to be few and within the file."""
         position = self.offset - self._window_offset
         if position + length > len(self._window):
             position = self._load(length)
@@ -122,7 +118,7 @@ class WireReader:
         return self._window[position : position + length]
 
     def contents(self, offset: int, length: int) -> bytes:
-        """Bytes of a field that was passed; `offset` stays."""
+        """Read bytes of a field that was passed, without advancing."""
         if self._lookahead is not None:
             return self._lookahead.contents(offset, length)
         return read_bytes(self._file, offset, length)
@@ -145,7 +141,7 @@ class WireReader:
         if self._lookahead is not None:
             self._window_offset, self._window = self._lookahead.window(self.offset, length)
             return self.offset - self._window_offset
-        # a head far behind the last window means large contents, between which reading ahead finds nothing
+        # a head far behind the last window follows large contents, where reading ahead finds nothing
         near = self.offset - self._window_offset - len(self._window) < _READ_AHEAD_BYTES // 4
         length = min(max(length, _READ_AHEAD_BYTES if near else _SMALL_READ_BYTES), self._stop - self.offset)
         self._window = read_bytes(self._file, self.offset, length) if length else b""

@@ -150,10 +150,10 @@ def with_float8(source: Path) -> None:
         (with_single, f"has model.safetensors, and beside it {INDEX}, which is not of that"),
         (with_another_index, f"has several indexes, model.fp16.safetensors.index.json, {INDEX}: name the one"),
         (with_both, "parameter 'a' is in model-00001-of-00002.safetensors and in model-00002-of-00002.safetensors"),
-        (with_index("[]"), "is no map of parameters to files"),
-        (with_index('{"weight_map": {"a": 1}}'), "is no map of parameters to files"),
+        (with_index("[]"), "is not a map of parameters to files"),
+        (with_index('{"weight_map": {"a": 1}}'), "is not a map of parameters to files"),
         (with_index('{"weight_map": {}}'), "its index names no file"),
-        (with_index('{"weight_map": {"a": "x.bin", "a": "y"}}'), "it has 'a' twice"),
+        (with_index('{"weight_map": {"a": "x.bin", "a": "y"}}'), "'a' occurs twice"),
         (
             with_index('{"weight_map": {"a": "../a.safetensors"}}'),
             "parameter 'a' is in '../a.safetensors', which is not",

@@ -42,7 +42,7 @@ RIGHT = {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}
         (dump_weight_map(RIGHT | {"b": "two.safetensors"}, 12), "'b' is in two.safetensors, it is in one.safetensors"),
         (dump_weight_map({"a": "one.safetensors"}, 12), "'b' is nowhere, it is in one.safetensors"),
         (dump_weight_map(RIGHT | {"d": "two.safetensors"}, 12), "names 'd', which is in no file"),
-        (b"{", "is no map of parameters to files"),
+        (b"{", "is not a map of parameters to files"),
     ],
 )
 def test_an_index_says_where_tensors_are(index: bytes, problem: str | None, tmp_path: Path) -> None:

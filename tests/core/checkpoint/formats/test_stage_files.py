@@ -102,7 +102,7 @@ class TestRefusals:
         with pytest.raises(InputError, match=message):
             catalog(tmp_path)
         write(tmp_path / "rank_0/a_part1.ckpt", v=b"12", step=b"12")
-        with pytest.raises(InputError, match=r"both have parameter 'step', but not alike"):
+        with pytest.raises(InputError, match=r"both have parameter 'step', but differ"):
             catalog(tmp_path)
         for number in (0, 1):
             write(tmp_path / f"rank_0/a_part{number}.ckpt", shared=bytes(2**20 + 1))
