@@ -156,7 +156,7 @@ def with_float8(source: Path) -> None:
         (with_index('{"weight_map": {"a": "x.bin", "a": "y"}}'), "'a' occurs twice"),
         (
             with_index('{"weight_map": {"a": "../a.safetensors"}}'),
-            "parameter 'a' is in '../a.safetensors', which is not",
+            "parameter 'a' in '../a.safetensors', which is not",
         ),
         (with_index('{"weight_map": {"a": "pytorch_model.bin"}}'), "not the name of a .safetensors file beside it"),
         (with_float8, "parameter 'b' has dtype F8_E4M3, which reshard cannot convert; leave it out: --exclude b"),

@@ -135,7 +135,7 @@ class TestRefusals:
         with pytest.raises(PlanError, match=message):
             convert(request)
         names = ("layers.0.*", "layers.2.*", "layers.3.*", "adam_m*")
-        assert convert(request.model_copy(update={"allow_missing": names})).committed
+        assert convert(request.model_copy(update={"allow_missing": [*names]})).committed
 
 
 def test_encrypted_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
