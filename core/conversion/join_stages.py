@@ -38,7 +38,7 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.joined import joined_name
-from reshard.core.storage.lease import new_holder
+from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import (
     STATE_DIRECTORY,

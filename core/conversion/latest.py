@@ -23,9 +23,9 @@ from reshard.core.runtime.progress import Progress, SilentProgress, current_prog
 from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import printable, rank_names
-from reshard.core.storage.lease import RENEWAL_SECONDS
 from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.publishing import STATE_DIRECTORY, working_location
+from reshard.core.storage.remote_lease import RENEWAL_SECONDS
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy
 from reshard.core.target.place import check_place

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, dump_record
 from reshard.core.errors import StorageError
 from reshard.core.runtime.progress import current_progress
-from reshard.core.storage.lease import LeaseHolder, exclusive, held_lease, living_holders, new_holder, remove_place
+from reshard.core.storage.lease import held_lease, living_holders
+from reshard.core.storage.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     STATE_DIRECTORY,
@@ -56,7 +58,7 @@ def _leave(final: Location) -> None:
                 return
             if read_identity(state) is None:  # by a run that noted a check while another run published
                 remove_tree(state.child(RECORDS_DIRECTORY))
-            remove_place(leases, working)
+            remove_lease_directory(leases, working)
     except StorageError as error:  # not what the run ends with
         current_progress().note(f"the place of its lease is left there: {error}")
 

@@ -34,13 +34,10 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
-from reshard.core.storage.lease import (
-    LeaseHolder,
-    exclusive,
-    living_holders,
-    new_holder,
-)
+from reshard.core.storage.lease import living_holders
+from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.listing import find_files
+from reshard.core.storage.local_lease import exclusive
 from reshard.core.storage.own_files import check_replaced, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,

@@ -27,10 +27,8 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.sealing import keyed_digest, seal, unseal
-from reshard.core.storage.lease import (
-    GATE_NAME,
-)
 from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.own_files import Listing
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,

@@ -16,7 +16,7 @@ from reshard.core.errors import CheckpointError, InputError, StrategyError, Targ
 from reshard.core.plan.plan_file import load_plan, load_sources
 from reshard.core.request.conversion import build_request, parse_ranks
 from reshard.core.runtime.secrets import carries_credentials, scrubbed
-from reshard.core.storage.lease import parse_holder
+from reshard.core.storage.lease_holder import parse_holder
 from reshard.core.storage.named_options import resolve_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.groups import parse_groups

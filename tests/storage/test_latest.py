@@ -11,7 +11,7 @@ import pytest
 
 from reshard.core.conversion.latest import LatestReport, convert_latest
 from reshard.core.conversion.rank_work import RankWork
-from reshard.core.storage import lease
+from reshard.core.storage import remote_lease
 from reshard.core.storage.publishing import REMOVING_NAME
 from reshard.core.storage.removal import remove_files
 from reshard.core.storage.urls import parse_url
@@ -24,7 +24,7 @@ from tests.support.training import CASE, RANKS, file_of, latest_request, save_st
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reshard.core.conversion.training_steps.LOOK_AGAIN_SECONDS", 0.1)
     monkeypatch.setattr("reshard.core.conversion.latest.RENEWAL_SECONDS", 0.5)
-    monkeypatch.setattr(lease, "RENEWAL_SECONDS", 0.3)
+    monkeypatch.setattr(remote_lease, "RENEWAL_SECONDS", 0.3)
 
 
 def save(store: Store, tmp_path: Path, step: str, **options: Any) -> None:

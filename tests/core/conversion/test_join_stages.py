@@ -19,7 +19,8 @@ from reshard.core.conversion.load import load_rank
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.runtime.progress import SilentProgress
-from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.lease import held_lease
+from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy

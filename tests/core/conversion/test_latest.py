@@ -346,7 +346,7 @@ def test_a_job_that_saves_all_the_time_is_not_waited_for_for_ever(
         save_step(source, f"1_{number - 1}")
         return True
 
-    monkeypatch.setattr("reshard.core.conversion.training_steps.paused", pause)
+    monkeypatch.setattr("reshard.core.conversion.training_steps.sleep_unless_stopped", pause)
     found = find(source, target)
     assert found.newest
     assert str(found.newest.step) == "1_2"

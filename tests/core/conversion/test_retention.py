@@ -22,7 +22,8 @@ from reshard.core.conversion.latest import convert_latest
 from reshard.core.conversion.retention import DatedStep, KeepRules, Retention, apply_retention, steps_kept
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.request.conversion import VerifyLevel
-from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.lease import held_lease
+from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import claimed_while
@@ -398,12 +399,12 @@ def test_a_removal_that_is_taken_for_dead_removes_no_more(tmp_path: Path) -> Non
 
     def check() -> None:
         if not (directory / ".reshard/manifest.json").exists():
-            raise TargetError("this run was taken for dead")
+            raise TargetError("this run was considered dead")
 
     with claimed_while(check):
         done = apply(tmp_path)
     assert done.removed == ()
-    assert done.notes == (f"{directory}: left as it is: this run was taken for dead",)
+    assert done.notes == (f"{directory}: left as it is: this run was considered dead",)
     assert (directory / "rank_0/checkpoint_0.ckpt").exists()
 
 

@@ -15,7 +15,7 @@ def local(tmp_path: Path) -> Location:
 
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
-    monkeypatch.setattr("reshard.core.storage.lease.RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)
     location = parse_url("memory://bucket/leases")
     yield location
     location.fs.store.clear()

@@ -15,16 +15,10 @@ import pytest
 
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.storage.copying import copy_file
-from reshard.core.storage.lease import (
-    LeaseHolder,
-    exclusive,
-    held_lease,
-    living_holders,
-    new_holder,
-    parse_holder,
-    remove_place,
-)
+from reshard.core.storage.lease import held_lease, living_holders
+from reshard.core.storage.lease_holder import LeaseHolder, new_holder, parse_holder
 from reshard.core.storage.lease_monitor import seen_holders
+from reshard.core.storage.local_lease import exclusive, remove_lease_directory
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
@@ -33,7 +27,8 @@ from tests.support.places import PROJECT
 DEAD_AFTER_SECONDS = 0.5
 HOLDING = """
 import sys, time
-from reshard.core.storage.lease import held_lease, new_holder
+from reshard.core.storage.lease import held_lease
+from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print("held", flush=True)
@@ -44,7 +39,7 @@ with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
 @pytest.fixture
 def remote(remote: Location, monkeypatch: pytest.MonkeyPatch) -> Location:
     """Where one sees soon that a holder is dead."""
-    monkeypatch.setattr("reshard.core.storage.lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
     return remote
 
 
@@ -225,10 +220,10 @@ def test_a_place_is_removed_unless_another_run_comes_in_this_moment(
     take(local, 0)
     with monkeypatch.context() as patch, exclusive(local):
         patch.setattr("os.unlink", while_another_comes)
-        remove_place(local, local.parent)
+        remove_lease_directory(local, local.parent)
     assert os.listdir(local.path) == [".gate"]
     with exclusive(local):
-        remove_place(local, local.parent)
+        remove_lease_directory(local, local.parent)
     assert not os.path.exists(local.parent.path)
 
 
@@ -270,7 +265,7 @@ def test_a_full_disk_leaves_no_lease(local: Location, monkeypatch: pytest.Monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("reshard.core.storage.lease.json.dumps", full)  # the write, as far as the caller can see
+    monkeypatch.setattr("reshard.core.storage.lease_holder.json.dumps", full)  # the write, as far as the caller can see
     with pytest.raises(StorageError, match="leases: cannot take a lease: No space left on device"):
         take(local, 0)
     assert leases_in(local) == []
@@ -410,12 +405,12 @@ def test_a_run_whose_lease_was_removed_makes_nothing_appear_any_more(remote: Loc
         remote.fs.rm_file(path)
         await_loss("its lease was removed")
         with pytest.raises(
-            TargetError, match="leases: this run was taken for dead, because it could not renew its lease"
+            TargetError, match="leases: this run was considered dead, because it could not renew its lease"
         ):
             write_bytes(result, b"after")
         with pytest.raises(TargetError, match="Start again when nobody else"), write_file(result) as file:
             file.write(b"after")
-        with pytest.raises(TargetError, match="taken for dead"):
+        with pytest.raises(TargetError, match="considered dead"):
             copy_file(result, remote.parent.child("copy"))
         time.sleep(0.2)
         assert leases_in(remote) == [], "it is not taken up again"
@@ -438,7 +433,7 @@ def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
 
 
 def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
     pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
 
     def failing(*args: object, **kwargs: object) -> None:
@@ -519,7 +514,7 @@ def test_a_lease_whose_file_cannot_be_closed(local: Location, monkeypatch: pytes
     def opened(file: str | int, mode: str, *, buffering: int = -1) -> io.FileIO:
         return (Unclosable if mode == "xb" else io.FileIO)(file, mode)
 
-    monkeypatch.setattr("reshard.core.storage.lease.open", opened, raising=False)
+    monkeypatch.setattr("reshard.core.storage.local_lease.open", opened, raising=False)
     with (
         pytest.raises(StorageError, match="leases: cannot close a file in it: Input/output error"),
         held_lease(local, new_holder([0])),

@@ -13,7 +13,8 @@ from queue import SimpleQueue
 import pytest
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.storage.lease import LeaseName, current_lease, held_lease, new_holder
+from reshard.core.storage.lease import LeaseName, current_lease, held_lease
+from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.lease_monitor import watched_lease
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
@@ -22,7 +23,8 @@ from tests.support.places import PROJECT
 
 HOLDING = """
 import sys, time
-from reshard.core.storage.lease import current_lease, held_lease, new_holder
+from reshard.core.storage.lease import current_lease, held_lease
+from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
 with held_lease(parse_url(sys.argv[1]), new_holder([0, 1])):
     print(current_lease().run, flush=True)
@@ -162,7 +164,7 @@ def test_who_only_looks_does_not_hold(local: Location) -> None:
 
 
 def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reshard.core.storage.lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
     holder = new_holder([0])
     location = remote.child(f"{holder.run}.json")
     remote.fs.pipe_file(location.path, json.dumps(asdict(holder)).encode())
