@@ -48,7 +48,9 @@ def rank_budget(
     request: ConversionRequest, plan: ConversionPlan, rank_count: int, pool: WorkerPool | None = None
 ) -> Budget:
     """Return the budget of the workers for so many ranks, in this process or in each process of a pool."""
-    remote_source, remote_target = are_remote(plan), not parse_url(request.target).is_local
+    remote_source = are_remote(plan)
+    # a target that a mere plan does not name may be anywhere
+    remote_target = not request.target or not parse_url(request.target).is_local
     cores = pool.threads if pool else request.worker_count
     default = max(_REMOTE_WORKERS, cores) if remote_source or remote_target else cores
     wanted = request.workers or default

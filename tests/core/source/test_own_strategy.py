@@ -259,7 +259,7 @@ def layout_of(strategy: dict[str, Any], place: int, value: object) -> None:
         (forged(lambda strategy: layout_of(strategy, 0, ["3"])), "not a readable plan"),
         (forged(lambda strategy: layout_of(strategy, 0, [-3])), "not a readable plan"),
         (forged(lambda strategy: layout_of(strategy, 1, [[99]])), "not a readable plan"),
-        (forged(lambda strategy: layout_of(strategy, 5, "x")), "has what are no integers"),
+        (forged(lambda strategy: layout_of(strategy, 5, "x")), "has values that are not integers"),
         (forged(lambda strategy: strategy.update(layouts=[])), "not a readable plan"),
         (forged(lambda strategy: strategy.update(stages=[])), "not a readable plan"),
         (forged(lambda strategy: strategy.update(stages=7)), "not a readable plan"),
