@@ -9,8 +9,8 @@ from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_op
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.request.conversion import build_options
 from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
 from reshard.cli.progress import shown_progress
-from reshard.core.request.conversion import build_options
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import counted, printable, size_text
 from reshard.flows.blocks import resolvers_for
 

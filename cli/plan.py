@@ -11,8 +11,8 @@ from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json, print_line, print_table
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import build_options
 from reshard.core.request.planning import PlanRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import ranks_text, size_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import click
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.storages import resources_named_in
-from reshard.core.request.conversion import build_options
 from reshard.core.request.source import SourceRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import counted, ranks_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import KEY_DESCRIPTION, key_name, mode_with_key
+from reshard.core.request.fields import KEY_DESCRIPTION, check_key_name, check_mode
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.flows.blocks import resolvers_for
 
@@ -57,7 +57,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
 
     chosen = EncryptionMode(mode)
     try:
-        mode_with_key(chosen, key_name(name), "--decrypt-key")
+        check_mode(chosen, check_key_name(name), "--decrypt-key")
     except ValueError as error:
         raise InputError(f"{'--decrypt-key' if name else '--decrypt-mode'}: {error}") from None
     with named_keys(KeyNames(name, chosen, name, chosen), resolvers_for(name)):

@@ -57,7 +57,7 @@ def command(as_json: bool, **options: str) -> int:
       reshard verify out --level content        reads the source again, all of it
       reshard verify s3://bucket/out --json
     """
-    from reshard.core.request.conversion import build_options
+    from reshard.core.request.validation import build_options
     from reshard.core.request.verification import VerificationRequest
     from reshard.core.verification.published import resources_to_verify, verify_target
 

@@ -20,8 +20,9 @@ from pydantic.fields import FieldInfo
 from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.request.conversion import ConversionRequest, describe_validation
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.validation import describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments.places import deployed_pattern, relative_places
 from reshard.flows import compare_checkpoints as comparison

@@ -10,7 +10,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from reshard.core.request.conversion import STORAGE_NAME, WITHOUT_CREDENTIALS
+from reshard.core.request.fields import STORAGE_NAME, WITHOUT_CREDENTIALS
 
 _ADVICE = (
     "a relative path, but a deployed run works in a directory of its own, which is removed when it ends: give an "

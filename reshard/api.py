@@ -26,16 +26,12 @@ from reshard.core.conversion.merge_strategy import MergeReport, MergeRequest, me
 from reshard.core.conversion.report import ConversionReport, PlanSummary
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.request.conversion import (
-    ConversionRequest,
-    IntegratedSave,
-    build_options,
-    describe_validation,
-)
+from reshard.core.request.conversion import ConversionRequest, IntegratedSave
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import Naming, names_in, resources_of
 from reshard.core.request.source import FingerprintRequest, SourceRequest
+from reshard.core.request.validation import build_options, describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.runtime.progress import Progress

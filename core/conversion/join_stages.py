@@ -29,7 +29,8 @@ from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import rebuild_plan
 from reshard.core.request.changes import NO_CHANGES
-from reshard.core.request.conversion import SHARED_PARAMETERS, VerifyLevel
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.fields import SHARED_PARAMETERS
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.retry import stoppable, with_retries
 from reshard.core.runtime.summary import Summary

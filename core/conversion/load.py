@@ -28,9 +28,10 @@ from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import ConversionRequest, build_options, option_of
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.resources import resources_of
+from reshard.core.request.validation import build_options, option_of
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import with_retries

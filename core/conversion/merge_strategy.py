@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from reshard.core.request.conversion import WITHOUT_CREDENTIALS, StorageName, without_credentials
+from reshard.core.request.fields import RequiredUrl, StorageName
 from reshard.core.runtime.summary import Summary
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
@@ -17,24 +17,18 @@ class MergeRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     source: Annotated[
-        str,
-        AfterValidator(without_credentials),
+        RequiredUrl,
         Field(
             title="Strategy files",
-            min_length=1,
             description="The directory of the ranks' strategy files, whatever their names; or one strategy file, to be "
             "written in the other format.",
-            json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ]
     target: Annotated[
-        str,
-        AfterValidator(without_credentials),
+        RequiredUrl,
         Field(
             title="Merged strategy",
-            min_length=1,
             description="The file to be written: JSON if its name ends in .json, else protobuf.",
-            json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ]
     overwrite: Annotated[

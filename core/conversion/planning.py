@@ -16,13 +16,8 @@ from reshard.core.plan.matching import check_convertible
 from reshard.core.plan.model import PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes_file import declared_changes
-from reshard.core.request.conversion import (
-    ConversionRequest,
-    OutputFormat,
-    TargetLayout,
-    UnmatchedPolicy,
-    parse_size,
-)
+from reshard.core.request.conversion import ConversionRequest, OutputFormat, TargetLayout, UnmatchedPolicy
+from reshard.core.request.fields import parse_size
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.wording import listed, printable

@@ -51,7 +51,8 @@ from reshard.core.mindspore_api.rank_files import check_not_encrypted, survey_ra
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import ConversionRequest, build_options
+from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.opening import of_own_stage, wants_digest
 from reshard.core.storage.placement import check_apart

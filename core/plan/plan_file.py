@@ -23,7 +23,8 @@ from reshard.core.errors import InputError, LimitError, TargetError
 from reshard.core.plan.model import PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes
-from reshard.core.request.conversion import IntegratedSave, checked_prefix
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.request.fields import check_prefix
 from reshard.core.runtime.keys import needed_target_key, target_key
 from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
@@ -190,7 +191,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         source_strategy=_strategy_from_json(data["source_strategy"]),
         target_strategy=_strategy_from_json(data["target_strategy"]),
         format=CheckpointFormat(data["format"]),
-        prefix=checked_prefix(data["prefix"]),
+        prefix=check_prefix(data["prefix"]),
         fail_on_unmatched=data["fail_on_unmatched"],
         allow_missing=tuple(data["allow_missing"]),
         integrated_save=_integrated_save(data),

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from reshard.core.request.conversion import key_name
+from reshard.core.request.fields import check_key_name
 from reshard.core.request.info_texts import InfoValue, check_info, format_info
 
 _FROM_TRAINING = ("epoch_num", "step_num")
@@ -172,7 +172,7 @@ class CheckpointConfig(BaseModel):
     @classmethod
     def _check_key(cls, value: object) -> object:
         # what is no name may be the key itself: it is not repeated
-        return value if value is None else key_name(value if isinstance(value, str) else "?")
+        return value if value is None else check_key_name(value if isinstance(value, str) else "?")
 
     @model_validator(mode="after")
     def _choose_counts(self) -> Self:

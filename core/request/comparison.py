@@ -1,26 +1,15 @@
-"""What a user may ask of a comparison of two checkpoints."""
+"""Options of a comparison of two checkpoints."""
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from reshard.core.request.changes import Selection
-from reshard.core.request.conversion import (
-    STEP_PATTERN,
-    WITHOUT_CREDENTIALS,
-    IntegratedSave,
-    KeyName,
-    StorageName,
-    build_options,
-    epoch_and_step,
-    mode_with_key,
-    without_credentials,
-)
+from reshard.core.request.conversion import IntegratedSave
+from reshard.core.request.fields import KeyName, Patterns, RequiredUrl, Step, StorageName, Url, with_key
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.keys import EncryptionMode
-
-_Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS)]
-_Step = Annotated[str, Field(json_schema_extra=STEP_PATTERN)]
 
 
 class ComparisonRequest(BaseModel):
@@ -29,37 +18,36 @@ class ComparisonRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     a: Annotated[
-        _Url,
+        RequiredUrl,
         Field(
             title="A",
-            min_length=1,
             description="A checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, or one file; "
-            "or what 'reshard fingerprint --json' told of one. A path or any URL of fsspec's, without a password.",
+            "or the output of 'reshard fingerprint --json'. A path or any URL that fsspec knows, without a password.",
         ),
     ]
-    b: Annotated[_Url, Field(title="B", min_length=1, description="The other one, likewise.")]
+    b: Annotated[RequiredUrl, Field(title="B", description="The other checkpoint, in the same forms.")]
     strategy_a: Annotated[
-        _Url,
+        Url,
         Field(
             title="Strategy of A",
-            description="How A is cut: a strategy file, or a directory of the ranks' strategy files. Empty: as its own "
-            "records say if reshard made it, or else not cut.",
+            description="How A is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: by its "
+            "own records if reshard made it, else not at all.",
         ),
     ] = ""
-    strategy_b: Annotated[_Url, Field(title="Strategy of B", description="How B is cut, likewise.")] = ""
+    strategy_b: Annotated[Url, Field(title="Strategy of B", description="How B is sharded.")] = ""
     step_a: Annotated[
-        _Step,
+        Step,
         Field(
             title="Step of A",
             description="Epoch and step, as in its file names: 10_5. Empty: the newest that every rank has.",
         ),
     ] = ""
-    step_b: Annotated[_Step, Field(title="Step of B", description="Likewise.")] = ""
+    step_b: Annotated[Step, Field(title="Step of B", description="Epoch and step of B.")] = ""
     integrated_save_a: Annotated[
         IntegratedSave,
         Field(
             title="Integrated save of A",
-            description="yes: every rank of A holds whole tensors (integrated_save), whatever its strategy cuts. no: "
+            description="yes: every rank of A holds whole tensors (integrated_save), whatever its strategy shards. no: "
             "ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; if "
             "contents look whole and no shape is known, refuse.",
         ),
@@ -71,31 +59,33 @@ class ComparisonRequest(BaseModel):
         Selection,
         Field(
             title="Select",
-            description="weights-only: do not compare optimizer moments, gradient accumulators, loss scale and what "
-            "else only training needs.",
+            description="weights-only: do not compare optimizer moments, gradient accumulators, loss scale and other "
+            "training state.",
         ),
     ] = Selection.ALL
     include: Annotated[
-        list[str], Field(title="Include", description="Patterns (model.layers.*) of parameters to compare. Empty: all.")
+        Patterns, Field(title="Include", description="Patterns (model.layers.*) of parameters to compare. Empty: all.")
     ] = []
-    exclude: Annotated[
-        list[str], Field(title="Exclude", description="Patterns of parameters that are not compared.")
-    ] = []
+    exclude: Annotated[Patterns, Field(title="Exclude", description="Patterns of parameters to ignore.")] = []
     ignore_dtype: Annotated[
         bool,
         Field(
             title="Ignore dtype",
-            description="Count floating-point parameters as the same if they are equal when those of the wider dtype "
-            "are cast to the other.",
+            description="Compare floating-point parameters of different dtypes after casting the wider dtype to the "
+            "other.",
         ),
     ] = False
     decrypt_key_a: Annotated[KeyName, Field(title="Decryption key of A")] = ""
     decrypt_mode_a: Annotated[
-        EncryptionMode, Field(title="Decryption mode of A", description="How A is encrypted, if it is.")
+        EncryptionMode,
+        Field(title="Decryption mode of A", description="How A is encrypted, if it is."),
+        with_key("decrypt_key_a"),
     ] = EncryptionMode.AES_GCM
     decrypt_key_b: Annotated[KeyName, Field(title="Decryption key of B")] = ""
     decrypt_mode_b: Annotated[
-        EncryptionMode, Field(title="Decryption mode of B", description="How B is encrypted, if it is.")
+        EncryptionMode,
+        Field(title="Decryption mode of B", description="How B is encrypted, if it is."),
+        with_key("decrypt_key_b"),
     ] = EncryptionMode.AES_GCM
     storage_a: Annotated[StorageName, Field(title="Storage of A")] = ""
     storage_b: Annotated[StorageName, Field(title="Storage of B")] = ""
@@ -104,31 +94,15 @@ class ComparisonRequest(BaseModel):
         str,
         Field(
             title="Memory limit",
-            description="For the buffers of all workers together: 2GiB, 512MiB. With little of it fewer work at once.",
+            description="Memory for the buffers of all workers: 2GiB, 512MiB. Less memory, fewer workers at once.",
         ),
     ] = "2GiB"
 
-    @field_validator("a", "b", "strategy_a", "strategy_b")
-    @classmethod
-    def _check_url(cls, value: str) -> str:
-        return without_credentials(value)
-
-    @field_validator("step_a", "step_b")
-    @classmethod
-    def _check_step(cls, value: str) -> str:
-        return epoch_and_step(value)
-
-    @field_validator("decrypt_mode_a", "decrypt_mode_b")
-    @classmethod
-    def _check_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
-        side = str(info.field_name)[-1]
-        return mode_with_key(value, info.data.get(f"decrypt_key_{side}"), f"--decrypt-key-{side}")
-
     def side(self, letter: Literal["a", "b"]) -> FingerprintRequest:
-        """The part of it that is about one side.
+        """Return one side's options.
 
         Raises:
-            InputError: it is wrong.
+            InputError: options are wrong.
         """
         return build_options(
             FingerprintRequest,
@@ -148,13 +122,13 @@ class ComparisonRequest(BaseModel):
 
 
 def build_comparison(**options: object) -> ComparisonRequest:
-    """The request for a comparison, from loose options.
+    """Build the request for a comparison from loose options.
 
     Raises:
         InputError: options are wrong; the message names each.
     """
     request = build_options(ComparisonRequest, _option_of, **options)
-    request.side("a")  # what both have in common is checked there
+    request.side("a")  # which checks the options that both sides share
     return request
 
 

@@ -1,66 +1,52 @@
-"""What a user may ask of a checkpoint that is read: a conversion's source, one side of a comparison."""
+"""Options of reading a checkpoint: as a conversion's source, or as one side of a comparison."""
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from reshard.core.request.changes import Selection
-from reshard.core.request.conversion import (
-    ConversionOptions,
-    IntegratedSave,
+from reshard.core.request.conversion import ConversionOptions, IntegratedSave, core_count
+from reshard.core.request.fields import (
     KeyName,
+    MemoryLimit,
+    Patterns,
+    Ranks,
+    RequiredUrl,
+    Step,
     StorageName,
-    checked_memory_limit,
-    checked_patterns,
-    core_count,
-    epoch_and_step,
-    mode_with_key,
+    Url,
     parse_ranks,
     parse_size,
-    without_credentials,
+    with_key,
 )
 from reshard.core.runtime.keys import EncryptionMode
 
-_Url = Annotated[str, AfterValidator(without_credentials)]
-_Patterns = Annotated[list[str], AfterValidator(checked_patterns)]
-
 
 class SourceRequest(BaseModel):
-    """Open a checkpoint: which one, by which strategy, and what is checked; fields mean what a conversion's do."""
+    """Open a checkpoint: which one, by which strategy, with which checks. Fields mean the same as a conversion's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    source: Annotated[_Url, Field(min_length=1)]
-    source_strategy: _Url = ""
+    source: RequiredUrl
+    source_strategy: Url = ""
     source_storage: StorageName = ""
     source_prefix: str = ""
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    memory_limit: Annotated[str, AfterValidator(checked_memory_limit)] = "2GiB"
+    memory_limit: MemoryLimit = "2GiB"
     check_crc: bool = True
     allow_missing: list[str] = []
     decrypt_key: KeyName = ""
-    decrypt_mode: EncryptionMode = EncryptionMode.AES_GCM
+    decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = EncryptionMode.AES_GCM
     integrated_save: IntegratedSave = IntegratedSave.AUTO
     trust_strategy: bool = False
     check_replicas: bool = False
-    step: Annotated[str, AfterValidator(epoch_and_step)] = ""
+    step: Step = ""
     recover: bool = False
-    fault_ranks: str = ""
-
-    @field_validator("decrypt_mode")
-    @classmethod
-    def _check_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
-        return mode_with_key(value, info.data.get("decrypt_key"), "--decrypt-key")
-
-    @field_validator("fault_ranks")
-    @classmethod
-    def _check_fault_ranks(cls, value: str) -> str:
-        parse_ranks(value)
-        return value
+    fault_ranks: Ranks = ""
 
     @classmethod
     def of(cls, request: ConversionOptions) -> Self:
-        """The part of a conversion's request that is about its source."""
+        """Return the options of a conversion that are about its source."""
         given = request.model_dump(include=set(cls.model_fields))
         return cls.model_validate(given)
 
@@ -72,7 +58,7 @@ class SourceRequest(BaseModel):
 
     @property
     def faulty(self) -> tuple[int, ...]:
-        """Ranks whose files are not to be read."""
+        """Ranks whose files to ignore."""
         return parse_ranks(self.fault_ranks) if self.recover else ()
 
     @property
@@ -91,5 +77,5 @@ class FingerprintRequest(SourceRequest):
 
     check_crc: bool = False
     select: Selection = Selection.ALL
-    include: _Patterns = []
-    exclude: _Patterns = []
+    include: Patterns = []
+    exclude: Patterns = []

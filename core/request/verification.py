@@ -2,16 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from reshard.core.request.conversion import (
-    WITHOUT_CREDENTIALS,
-    KeyName,
-    StorageName,
-    VerifyLevel,
-    mode_with_key,
-    without_credentials,
-)
+from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.fields import KeyName, RequiredUrl, StorageName, with_key
 from reshard.core.runtime.keys import EncryptionMode
 
 
@@ -21,13 +15,10 @@ class VerificationRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     target: Annotated[
-        str,
-        AfterValidator(without_credentials),
+        RequiredUrl,
         Field(
             title="Checkpoint",
-            min_length=1,
             description="The directory that a conversion made.",
-            json_schema_extra=WITHOUT_CREDENTIALS,
         ),
     ]
     level: Annotated[
@@ -41,21 +32,15 @@ class VerificationRequest(BaseModel):
     ] = VerifyLevel.CHECKSUM
     decrypt_key: KeyName = ""
     decrypt_mode: Annotated[
-        EncryptionMode, Field(title="Decryption mode", description="How an encrypted checkpoint is encrypted.")
+        EncryptionMode,
+        Field(title="Decryption mode", description="How an encrypted checkpoint is encrypted."),
+        with_key("decrypt_key"),
     ] = EncryptionMode.AES_GCM
     storage: StorageName = ""
     source_storage: Annotated[StorageName, Field(title="Source storage")] = ""
     source_decrypt_key: Annotated[KeyName, Field(title="Source decryption key")] = ""
     source_decrypt_mode: Annotated[
-        EncryptionMode, Field(title="Source decryption mode", description="How an encrypted source is encrypted.")
+        EncryptionMode,
+        Field(title="Source decryption mode", description="How an encrypted source is encrypted."),
+        with_key("source_decrypt_key"),
     ] = EncryptionMode.AES_GCM
-
-    @field_validator("decrypt_mode")
-    @classmethod
-    def _check_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
-        return mode_with_key(value, info.data.get("decrypt_key"), "--decrypt-key")
-
-    @field_validator("source_decrypt_mode")
-    @classmethod
-    def _check_source_mode(cls, value: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
-        return mode_with_key(value, info.data.get("source_decrypt_key"), "--source-decrypt-key")

@@ -7,10 +7,7 @@ from contextlib import contextmanager
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
-from reshard.core.request.conversion import (
-    TargetLayout,
-    VerifyLevel,
-)
+from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
 from reshard.core.runtime.named_values import Resolver

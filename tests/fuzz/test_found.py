@@ -14,7 +14,8 @@ from reshard.core.checkpoint.map_parameters import parse_map_parameter
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import CheckpointError, InputError, StrategyError, TargetError
 from reshard.core.plan.plan_file import load_plan, load_sources
-from reshard.core.request.conversion import build_request, parse_ranks
+from reshard.core.request.conversion import build_request
+from reshard.core.request.fields import parse_ranks
 from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from reshard.core.storage.lease_holder import parse_holder
 from reshard.core.storage.named_options import resolve_storages

@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from reshard.core.request.conversion import build_options
 from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.validation import build_options
 from tests.support.checkpoints import case
 from tests.support.places import PROJECT
 

@@ -28,8 +28,9 @@ from reshard.core.errors import (
     TargetError,
 )
 from reshard.core.plan.plan_file import load_sources
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_options
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.validation import build_options
 from reshard.core.runtime.keys import EncryptionMode, Key, KeyNames, named_keys
 from reshard.core.storage.reading import open_source, read_bytes
 from reshard.core.storage.urls import parse_url

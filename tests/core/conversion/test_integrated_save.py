@@ -17,8 +17,9 @@ from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import InputError, PlanError, StrategyError
 from reshard.core.plan.plan_file import rebuild_plan
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import IntegratedSave, build_options, build_request
+from reshard.core.request.conversion import IntegratedSave, build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
+from reshard.core.request.validation import build_options
 from reshard.core.source.diagnosis import Diagnosis, diagnose
 from reshard.core.source.recovery import assess_recovery
 from reshard.core.strategy.derivation import TargetJob

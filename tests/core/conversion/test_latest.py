@@ -509,7 +509,7 @@ def test_a_dry_run_of_what_is_converted(source: Path, target: Path) -> None:
         ({"settle_seconds": -1}, "--settle-seconds -1: Input should be greater than or equal to 0"),
         (
             {"settle_seconds": 601},
-            "--patience-seconds 600: must be at least the settling time, 601: no step could be waited for",
+            "--patience-seconds 600: must be at least the settling time, 601: no step could be awaited",
         ),
         ({"patience_seconds": 59}, "--patience-seconds 59: must be at least the settling time, 60"),
         ({"keep_checkpoint_max": -1}, "--keep-checkpoint-max -1: Input should be greater than or equal to 0"),

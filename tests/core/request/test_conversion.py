@@ -16,9 +16,8 @@ from reshard.core.request.conversion import (
     UnmatchedPolicy,
     VerifyLevel,
     build_request,
-    parse_ranks,
-    parse_size,
 )
+from reshard.core.request.fields import parse_ranks, parse_size
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.storage.unified_names import UnifiedNaming
 

@@ -1,6 +1,6 @@
 import pytest
 
-from reshard.core.request.conversion import parse_ranks
+from reshard.core.request.fields import parse_ranks
 from reshard.core.runtime.wording import (
     NameText,
     counted,

@@ -14,8 +14,8 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.comparison import build_comparison
-from reshard.core.request.conversion import build_options
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.request.validation import build_options
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification import differences, shard_fingerprints, views

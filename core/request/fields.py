@@ -1,0 +1,248 @@
+"""Types that fields of requests share: URLs without credentials, names of keys and storages, sizes, ranks, patterns.
+
+Each carries its exact check. Forms that know a field only by its JSON schema, such as Prefect's, get a pattern that
+refuses what is plainly wrong; they show it to the user, so it is short rather than exact.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic.config import JsonDict
+
+from reshard.core.request.changes import parse_cast, parse_rename
+from reshard.core.request.info_texts import parse_info
+from reshard.core.request.validation import option_of
+from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.runtime.named_values import KEY_ADVICE, NAME_ADVICE, is_name
+from reshard.core.runtime.secrets import ADVICE, carries_credentials
+
+_DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
+_RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
+_STEP = re.compile(r"([0-9]+_[0-9]+(_breakpoint)?)?")
+_DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
+SHARED_PARAMETERS = re.compile(r"^(first|fail|[0-9]{1,9})$")
+SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
+_HIGHEST_RANK = 1_000_000
+
+_NO_PASSWORD = r"(?!.*://[^/@]*(:(?!\d+[/?#])|%3[Aa])[^@]*@)(?!.*(https?|HTTPS?|s3a?|obs|gs)://[^/?#]+@)"
+_SECRET_FIELDS = (
+    r"[\w.-]*([Tt]oken|TOKEN|[Ss]ignature|[Ss]ecret|[Pp]assword|[Cc]redential|([Aa]pi|[Aa]ccess|[Ss]ecret)[-_]?[Kk]ey)"
+)
+
+
+def _pattern(pattern: str) -> JsonDict:
+    return {"pattern": pattern}
+
+
+# values that their schema refuses are not even stored
+WITHOUT_CREDENTIALS = _pattern(rf"^{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)")
+STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
+_STEP_PATTERN = _pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$")
+_SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
+_RANKS_PATTERN = _pattern(r"^[0-9, -]*$")
+_PREFIX_PATTERN = _pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$")
+
+
+def check_no_credentials(url: str) -> str:
+    """Return a URL unchanged.
+
+    Raises:
+        ValueError: it carries a password or token; requests are stored and logged.
+    """
+    if carries_credentials(url):
+        raise ValueError(ADVICE)
+    return url
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix of a target's file names unchanged.
+
+    Raises:
+        ValueError: it would lead out of the rank's directory, or name no file.
+    """
+    if "/" in prefix or "\\" in prefix or prefix.startswith(".") or ".." in prefix or "\0" in prefix:
+        raise ValueError("must be a plain name: no '/', no '..', no dot in front")
+    return prefix
+
+
+def check_key_name(name: str) -> str:
+    """Return the name of a key, or an empty one, unchanged.
+
+    Raises:
+        ValueError: it is no name, and may be the key.
+    """
+    if name and not is_name(name):
+        raise ValueError(KEY_ADVICE)
+    return name
+
+
+def check_mode(mode: EncryptionMode, key: str | None, option: str) -> EncryptionMode:
+    """Return an encryption mode unchanged; `key` is the name of its key, None if that is wrong and reported already.
+
+    Raises:
+        ValueError: there is no key, so that nothing would be encrypted, or decrypted, in that mode.
+    """
+    if key == "" and mode is not EncryptionMode.AES_GCM:
+        raise ValueError(f"says how, and nothing says with which key: name it with {option}")
+    return mode
+
+
+def with_key(key_field: str) -> AfterValidator:
+    """The check of an encryption mode whose key is named in another field."""
+
+    def check(mode: EncryptionMode, info: ValidationInfo) -> EncryptionMode:
+        return check_mode(mode, info.data.get(key_field), option_of(key_field))
+
+    return AfterValidator(check)
+
+
+def _check_shared_parameters(choice: str) -> str:
+    """Return the choice among stages that hold the same parameter unchanged.
+
+    Raises:
+        ValueError: it is neither `first`, `fail` nor a stage's number.
+    """
+    if not SHARED_PARAMETERS.fullmatch(choice):
+        raise ValueError("must be first, fail, or the number of a pipeline stage")
+    return choice
+
+
+def parse_size(text: str) -> int:
+    """Parse a size such as "2GiB" or "500 MB" to bytes.
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    match = _SIZE.match(text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or unit is None:
+        raise ValueError("must be a size such as 512MiB or 2GiB")
+    return int(Fraction(match[1]) * unit)
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse a list of ranks such as "0-3,7"; ascending, each once.
+
+    Raises:
+        ValueError: it is not such a list.
+    """
+    ranges: set[tuple[int, int]] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _RANGE.match(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= _HIGHEST_RANK:
+            raise ValueError("must be ranks such as 0-3,7")
+        ranges.add((first, last))
+    if text.strip() and not ranges:
+        raise ValueError("must be ranks such as 0-3,7")
+    ranks: list[int] = []
+    for first, last in sorted(ranges):  # which may overlap: no rank is counted twice
+        ranks += range(max(first, ranks[-1] + 1 if ranks else 0), last + 1)
+    return tuple(ranks)
+
+
+def _check_storage_name(name: str) -> str:
+    if name and not is_name(name):
+        raise ValueError(NAME_ADVICE)
+    return name
+
+
+def _check_step(step: str) -> str:
+    if not _STEP.fullmatch(step):
+        raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
+    return step
+
+
+def _check_dask_scheduler(address: str) -> str:
+    if not _DASK_SCHEDULER.fullmatch(address):
+        raise ValueError("must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local")
+    return address
+
+
+def _check_patterns(patterns: list[str]) -> list[str]:
+    if "" in patterns:
+        raise ValueError("a pattern is empty")
+    return patterns
+
+
+def _size_from(least_bytes: int, least: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if parse_size(text) < least_bytes:
+            raise ValueError(f"must be at least {least}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _parsed_by(parse: Callable[[Any], object]) -> AfterValidator:
+    """The check that `parse` accepts a value, which stays as it is."""
+
+    def check(value: Any) -> Any:
+        parse(value)
+        return value
+
+    return AfterValidator(check)
+
+
+def _each_parsed_by(parse: Callable[[str], object]) -> AfterValidator:
+    def parse_all(texts: Iterable[str]) -> None:
+        for text in texts:
+            parse(text)
+
+    return _parsed_by(parse_all)
+
+
+Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)]
+RequiredUrl = Annotated[
+    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)
+]
+Step = Annotated[str, Field(json_schema_extra=_STEP_PATTERN), AfterValidator(_check_step)]
+Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), _parsed_by(parse_ranks)]
+Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
+MemoryLimit = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB")]
+ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1, "1 byte")]
+Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
+Renames = Annotated[list[str], _each_parsed_by(parse_rename)]
+Casts = Annotated[list[str], _each_parsed_by(parse_cast)]
+InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
+SharedParameters = Annotated[
+    str,
+    Field(json_schema_extra=_pattern(SHARED_PARAMETERS.pattern)),
+    AfterValidator(_check_shared_parameters),
+]
+DaskScheduler = Annotated[
+    str, Field(json_schema_extra=_pattern(_DASK_SCHEDULER.pattern)), AfterValidator(_check_dask_scheduler)
+]
+
+StorageName = Annotated[
+    str,
+    Field(
+        title="Storage",
+        description="Where endpoint and keys are kept: env:NAME, file:PATH or block:NAME, which hold fsspec's storage "
+        "options as a JSON object. Empty: the environment decides.",
+        json_schema_extra=STORAGE_NAME,
+    ),
+    AfterValidator(_check_storage_name),
+]
+"""The storage of a request about one storage; others give it another title."""
+
+_KEY_ADVICE = (
+    "Where the key is kept: env:NAME, file:PATH or block:NAME. The key is the UTF-8 bytes of the value, unless that "
+    "begins with hex: or base64:."
+)
+KEY_DESCRIPTION = f"Of an encrypted checkpoint. {_KEY_ADVICE} Empty: it is not encrypted."
+SOURCE_KEY_DESCRIPTION = f"Of an encrypted source. {_KEY_ADVICE} Empty: the source is not encrypted."
+TARGET_KEY_DESCRIPTION = (
+    f"Encrypt the target's files and their records. {_KEY_ADVICE} Empty: the target is not encrypted."
+)
+KeyName = Annotated[
+    str,
+    Field(title="Decryption key", description=KEY_DESCRIPTION, json_schema_extra=STORAGE_NAME),
+    AfterValidator(check_key_name),
+]
+"""The key of a request about one checkpoint, which may be encrypted; others give it another title."""

@@ -1,0 +1,43 @@
+"""Builds requests from loose options, and reports what is wrong with them in the user's words."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from reshard.core.errors import InputError
+from reshard.core.runtime.secrets import carries_credentials
+
+Request = TypeVar("Request", bound=BaseModel)
+
+
+def build_options(model: type[Request], name_of: Callable[[str], str] | None = None, /, **options: object) -> Request:
+    """Build a request of any kind; `name_of` formats the names of fields, by default as `option_of`.
+
+    Raises:
+        InputError: options are wrong; the message names each.
+    """
+    try:
+        return model.model_validate(options)
+    except ValidationError as error:
+        raise InputError(describe_validation(error, name_of or option_of)) from error
+
+
+def option_of(name: str) -> str:
+    """Return the command line's name of a field."""
+    return name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
+
+
+def describe_validation(error: ValidationError, name_of: Callable[[str], str] = option_of) -> str:
+    """Format what is wrong with a request, one line a field."""
+    lines = []
+    for detail in error.errors():
+        # a name that is no text has no place
+        name = str(detail["loc"][0] if detail["loc"] else detail["input"])
+        # the input of what is missing is all the rest, and a secret is not repeated; what is no name may be one
+        secret = "storage" in name or "_key" in name or carries_credentials(str(detail["input"]))
+        # an error in a list names the item itself
+        hidden = detail["type"] == "missing" or secret or isinstance(detail["input"], list | tuple)
+        given = "" if hidden else f" {detail['input']!r}"
+        lines.append(f"{name_of(name)}{given}: {detail['msg'].removeprefix('Value error, ')}")
+    return "\n".join(lines)
