@@ -1,9 +1,9 @@
-"""Stages that were converted one by one, perhaps on different machines, made one checkpoint: all of it, or nothing.
+"""Joins parts, stages that were converted one by one and perhaps on different machines, to one checkpoint, atomically.
 
-Each part is a finished conversion with a manifest and records of its own. They have to be of one target strategy, and
-together have all of its parameters. Their files are copied, every rank's side by side, checked against the records,
-and published with one manifest, in which a rank's parts count as one file. A parameter that several stages share is
-written once, from one part's copy.
+Each part is a finished conversion with its own manifest and records. All parts have the same target strategy, and
+together contain all of its parameters. The files of each rank are copied side by side, checked against the records,
+and published with one manifest, in which the files of a rank count as one. A parameter that several stages share is
+written once, from the copy of one part.
 """
 
 import threading
@@ -67,7 +67,7 @@ _NOT_EMPTY = "{}: is not empty. Name another target, or remove it"
 
 
 class JoinReport(Summary):
-    """The checkpoint that parts were joined to: its pipeline stages, ranks, parameters of the strategy, and bytes."""
+    """The joined checkpoint: its pipeline stages, ranks, parameters of the strategy, and bytes."""
 
     target: str
     stages: tuple[int, ...]
@@ -94,22 +94,21 @@ class _Part:
     def parameters(self) -> set[str]:
         return {parameter.name for parameter in self.plan.match.resharded}
 
-    def excuses(self, name: str) -> bool:
-        """Whether the target was said to be able to do without a parameter."""
+    def allows_missing(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.plan.inputs.allow_missing)
 
 
 def join_parts(
     parts: Sequence[str], target: str, progress: Progress | None = None, *, shared_parameters: str = FAIL
 ) -> JoinReport:
-    """Copies the parts that stages were converted to into one checkpoint; they stay as they are.
+    """Copy parts to one checkpoint; the parts stay as they are.
 
     `shared_parameters` decides about parameters whose copies differ between parts: `fail`, take the `first` stage's
     copy, or the copy of the stage of this number. Equal copies are taken from the first stage, or the numbered one.
 
     Raises:
-        InputError: they are not parts of one target, or some are missing; or the target is occupied.
-        VerificationError: a copied file is not what the part's record says.
+        InputError: the parts do not make one target, some are missing, or the target is occupied.
+        VerificationError: a copied file differs from the part's record.
         StorageError: reading or writing failed, or there is no room.
     """
     started = time.monotonic()
@@ -142,12 +141,7 @@ def join_parts(
 
 
 def _check_target(final: Location) -> None:
-    """Refuses an unusable target before any part is read.
-
-    Raises:
-        TargetError: the place cannot be used, or holds files that were not joined.
-        StorageError: the place cannot be listed.
-    """
+    """Refuse an unusable target before any part is read."""
     check_place(final)
     begun = read_identity(final.child(STATE_DIRECTORY)) is not None or read_manifest(final) is not None
     if not begun and set(list_names(final)) - ({STATE_DIRECTORY} if not final.is_local else set()):
@@ -172,11 +166,7 @@ def _read_part(location: Location) -> _Part:
 
 
 def _check_together(parts: Sequence[_Part]) -> None:
-    """Makes sure that parts are of one kind and make one target.
-
-    Raises:
-        InputError: they are not, or do not.
-    """
+    """Check that parts are of one kind and make one complete target."""
     first = parts[0]
     for part in parts[1:]:
         for what, ours in _kind_of(part).items():
@@ -189,21 +179,17 @@ def _check_together(parts: Sequence[_Part]) -> None:
                 "names: they are not stages of one checkpoint. Name each stage once"
             )
     wanted = first.plan.inputs.target_strategy.parameters if first.plan.inputs.target_strategy else frozenset()
-    held = set().union(*(part.parameters for part in parts))
-    lacking = sorted(name for name in wanted - held if not any(part.excuses(name) for part in parts))
-    if lacking:
+    present = set().union(*(part.parameters for part in parts))
+    missing = sorted(name for name in wanted - present if not any(part.allows_missing(name) for part in parts))
+    if missing:
         raise InputError(
-            f"no part has {len(lacking)} parameters of the target's strategy ({listed(lacking, 6)}): there are the "
+            f"no part has {len(missing)} parameters of the target's strategy ({listed(missing, 6)}): there are the "
             f"parts of stages {', '.join(str(part.stage) for part in parts)}; name the others' as well"
         )
 
 
 def _shared(parts: Sequence[_Part], shared_parameters: str) -> dict[str, tuple[int, ...]]:
-    """Shared parameters -> the stages that hold a copy; the first stage's copy is taken.
-
-    Raises:
-        InputError: the option is malformed, or names a stage without a part.
-    """
+    """Shared parameters -> the stages with a copy; that of the first stage is taken."""
     if not SHARED_PARAMETERS.fullmatch(shared_parameters):
         raise InputError(f"--shared-parameters {shared_parameters}: must be first, fail, or the number of a stage")
     stages: dict[str, list[int]] = {}
@@ -224,17 +210,14 @@ def _shared(parts: Sequence[_Part], shared_parameters: str) -> dict[str, tuple[i
 
 
 def _left_out(part: _Part, shared: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """The parameters of a part that are taken from another part."""
+    """Return the parameters of a part that are taken from another part."""
     return frozenset(name for name, stages in shared.items() if part.stage in stages[1:])
 
 
 def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, fails: bool) -> str:
-    """A note about shared parameters whose copies differ between parts; empty if all are equal.
+    """Return a note about shared parameters whose copies differ between parts; empty if all are equal.
 
-    Raises:
-        InputError: copies differ and `fails` is set; or a part would have an empty file for a rank.
-        TargetError: a record is not the one that its manifest was written for.
-        StorageError: a record cannot be read.
+    Differing copies are an error if `fails` is set.
     """
     if not shared:
         return ""
@@ -296,7 +279,7 @@ class _File:
 
 
 def _copied(part: _Part, record: ShardRecord, directory: Location, left_out: frozenset[str]) -> _File:
-    """Copies a part's file of a rank, without the parameters taken from another part."""
+    """Copy a part's file of a rank, without the parameters taken from another part."""
     names = record.file.split("/")
     source, target = part.location.child(*names), directory.child(*names)
     if left_out.isdisjoint(parameter.name for parameter in record.parameters):
@@ -326,7 +309,7 @@ def _united(names: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 class _Joint:
-    """The checkpoint that parts are joined to."""
+    """The joined checkpoint."""
 
     def __init__(
         self, parts: Sequence[_Part], final: Location, shared: Mapping[str, tuple[int, ...]], note: str
@@ -341,7 +324,7 @@ class _Joint:
         self.ranks = parts[0].plan.target_ranks
 
     def make(self, progress: Progress) -> Sequence[RankSummary]:
-        """Copies all files, checks them, and publishes them."""
+        """Copy, check and publish all files."""
         size_bytes = sum(rank.size_bytes for part in self._parts for rank in part.manifest.ranks)
         with self._claimed() as workspace:
             paths = [part.plan.file_name(rank) for part in self._parts for rank in self.ranks]
@@ -362,11 +345,7 @@ class _Joint:
 
     @contextmanager
     def _claimed(self) -> Iterator[Workspace]:
-        """The workspace, while no other run may write there.
-
-        Raises:
-            TargetError: the target is occupied, or another run is at it.
-        """
+        """Provide the workspace while no other run may write there."""
         workspace = Workspace(working_location(self._final), self.identity)
         self._check_free(workspace)
         with leased(self._final, new_holder(self.ranks, self.identity)):
@@ -388,9 +367,9 @@ class _Joint:
             raise TargetError(_NOT_EMPTY.format(self._final))
 
     def _join(self, workspace: Workspace, rank: int, advance: Callable[[int], None]) -> RankSummary:
-        """Copies a rank's files of all parts, and checks them as one against the parts' records.
+        """Copy the files of a rank of all parts, and check them as one against the parts' records.
 
-        A record has a line for every parameter: thousands of them never stand in memory together.
+        A record has a line for every parameter: thousands of them are never in memory together.
         """
         parameters: dict[str, ParameterRecord] = {}
         records = [_record_of(part, rank) for part in self._parts]
@@ -422,7 +401,7 @@ class _Joint:
         )
         found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)
         if found.problems:
-            advice = "reshard verify tells whether a part itself is damaged"
+            advice = "reshard verify shows whether a part itself is damaged"
             raise VerificationError("\n".join([*found.problems, advice]))
         workspace.write_record(joined)
         return RankSummary(
@@ -438,7 +417,7 @@ class _Joint:
 
     def _manifest(self, ranks: Sequence[RankSummary]) -> Manifest:
         manifests = [part.manifest for part in self._parts]
-        told = "; ".join(f"stage {part.stage}: {part.location}" for part in self._parts)
+        origins = "; ".join(f"stage {part.stage}: {part.location}" for part in self._parts)
         changes = manifests[0].changes
         return Manifest(
             identity=self.identity,
@@ -454,11 +433,11 @@ class _Joint:
             excused=_united(manifest.excused for manifest in manifests),
             carried=_united(manifest.carried for manifest in manifests),
             notes=(
-                f"joined from the parts that stages were converted to: {told}",
+                f"joined from the parts that stages were converted to: {origins}",
                 *([self._note] if self._note else []),
             ),
             ranks=tuple(ranks),
-            # those of stages may differ: rules that fit nothing of a stage are refused there
+            # they may differ between stages, because rules that match nothing in a stage are refused there
             changes=changes if all(manifest.changes == changes for manifest in manifests) else NO_CHANGES,
             excluded=_united(manifest.excluded for manifest in manifests),
             plan_digest="",

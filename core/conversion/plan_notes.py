@@ -22,7 +22,7 @@ def substitutes_of(plan: ConversionPlan) -> tuple[Substitute, ...]:
 
 
 def substitutes_text(stand_ins: Sequence[Substitute]) -> str:
-    """Which ranks were lost and which stood in for them, in a sentence; nothing if none was."""
+    """Describe lost ranks and their substitutes in a sentence; empty if no rank was lost."""
     if not stand_ins:
         return ""
     lost = sorted({each.rank for each in stand_ins})
@@ -32,10 +32,10 @@ def substitutes_text(stand_ins: Sequence[Substitute]) -> str:
 
 
 def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
-    """What a plan decided that its user should know, in sentences."""
+    """Return the decisions of a plan that its user should know, in sentences."""
     match = plan.match
     notes = [*_lost_notes(plan), *plan.inputs.catalog.notes]
-    notes += [*_scattered_notes(plan), *_uncarried_notes(plan)]
+    notes += [*_scattered_notes(plan), *_incomplete_notes(plan)]
     if names := unsaved(plan.inputs.source_strategy, plan.inputs.target_strategy, match):
         notes.append(unsaved_text(names))
     if match.integrated:
@@ -51,7 +51,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(
             f"the source strategy is stage {plan.part}'s own: this is that stage's PART of the target, and "
             f"{len(match.elsewhere)} parameters are NOT in it ({listed(match.elsewhere)}). Convert the other stages "
-            "likewise, and join the parts: reshard join-parts"
+            "the same way, and join the parts: reshard join-parts"
         )
     if match.allowed_missing:
         notes.append(f"missing in the source, as allowed: {listed(match.allowed_missing)}")
@@ -61,11 +61,11 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         how = "copied unchanged" if changed.isdisjoint(names) else "copied"
         notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
     if match.outside:
-        told = listed(match.outside)
-        notes.append(f"in no strategy, the same on all source ranks that have it, and once in the target: {told}")
+        outside = listed(match.outside)
+        notes.append(f"in no strategy, the same on all source ranks that have it, and once in the target: {outside}")
     if match.appended:
         where = match.files[-1] if match.files else "every target file"
-        notes.append(f"appended to {where}: {listed([_told_info(each) for each in match.appended])}")
+        notes.append(f"appended to {where}: {listed([_format_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))
     differing = [carried.name for carried in match.passed_through if _differs(plan, carried)]
@@ -79,7 +79,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
 
 
 def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
-    """Which ranks are lost, and what is in their place."""
+    """Name lost ranks and their substitutes."""
     catalog = plan.inputs.catalog
     by_rank: dict[int, list[Substitute]] = {}
     for each in substitutes_of(plan):
@@ -95,27 +95,27 @@ def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
 
 
 def _scattered_notes(plan: ConversionPlan) -> Iterator[str]:
-    """What ranks lack although their files are whole."""
+    """Name parameters that are missing in complete files."""
     found = scattered(plan.inputs.catalog, plan.match)
     if not found:
         return
     marked = any(record.index.redundancy_removed for record in plan.inputs.catalog.records.values())
-    lacking = frozenset().union(*(parameter.copies[0].missing_ranks for parameter in found)) - frozenset(
+    missing = frozenset().union(*(parameter.copies[0].missing_ranks for parameter in found)) - frozenset(
         plan.inputs.catalog.lost
     )
     yield (
         f"redundancy was removed from the source, {'its files say' if marked else 'what its files hold shows'}: "
-        f"{counted(len(lacking), 'rank')} lack some of {counted(len(found), 'parameter')} "
+        f"{counted(len(missing), 'rank')} lack some of {counted(len(found), 'parameter')} "
         f"({listed([parameter.name for parameter in found])}); each slice is taken from the lowest rank that has it"
     )
 
 
-def _uncarried_notes(plan: ConversionPlan) -> Iterator[str]:
-    """Which ranks lack what no strategy knows, although others of their stage have it."""
+def _incomplete_notes(plan: ConversionPlan) -> Iterator[str]:
+    """Name ranks without a parameter that is in no strategy, although other ranks of their stage have it."""
     source = plan.inputs.source_strategy
     gaps = missing_outside_strategy(plan.inputs.catalog, source, plan.match) if source else {}
     if gaps:
-        ranks = {rank for lacking in gaps.values() for rank in lacking}
+        ranks = {rank for missing in gaps.values() for rank in missing}
         yield (
             f"in no strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
             f"{listed(list(gaps))}; what these would have given is taken from other ranks"
@@ -135,7 +135,7 @@ def _differs(plan: ConversionPlan, carried: PassedThroughParameter) -> bool:
     return len({content_key(plan.inputs.catalog, rank, carried.source_name) for rank in carried.owners}) > 1
 
 
-def _told_info(appended: AppendedParameter) -> str:
+def _format_info(appended: AppendedParameter) -> str:
     entry = appended.replaces
     if entry is None:
         return f"{appended.name}={appended.value!r}"

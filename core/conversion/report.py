@@ -1,4 +1,4 @@
-"""What is said of a plan and of a conversion: small typed summaries, for tables, JSON and programs."""
+"""Summaries of plans and conversions, small and typed: for tables, JSON and programs."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -21,7 +21,7 @@ from reshard.core.source.damage import Substitute
 
 
 class Outcome(StrEnum):
-    """How a target rank's file came to be."""
+    """Origin of a target rank's file."""
 
     WRITTEN = "written"
     COPIED = "copied"
@@ -29,9 +29,9 @@ class Outcome(StrEnum):
 
 
 class RankReport(Summary):
-    """One target rank: what was done for it in this run; `record_digest` is the manifest's, of the rank's record.
+    """The work on one target rank in this run; `record_digest` is the digest of its record in the manifest.
 
-    `overflowed`: of parameters that were cast, how many finite values became infinite, by name.
+    `overflowed`: number of finite values that a cast made infinite, by parameter.
     """
 
     rank: int
@@ -50,32 +50,31 @@ class ConversionReport(Summary):
     """The result of a conversion.
 
     Attributes:
-        identity: identity of the plan.
+        identity: the plan's identity.
         source: URL of the source.
         step: the source's epoch and step, if its names carry one.
         target: URL of the target.
-        source_world_size: ranks of the source.
-        target_world_size: ranks of the target.
-        source_kind: what the source's ranks are: `rank`, or `file` of a unified checkpoint.
-        target_kind: what the target's are.
-        committed: whether the target is complete; False if ranks that others are to do are missing.
+        source_world_size: number of source ranks.
+        target_world_size: number of target ranks.
+        source_kind: `rank`, or `file` if the source is a unified checkpoint.
+        target_kind: `rank`, or `file` if the target is a unified checkpoint.
+        committed: True if the target is complete; False if ranks are missing that other runs convert.
         missing_ranks: target ranks without a verified file yet.
         seconds: wall time of this run.
         written_bytes: bytes of all files written or copied in this run.
-        read_bytes: bytes read from the source in this run, to be written.
-        crc_bytes: bytes of source files that were read whole, in addition, to check their CRCs.
-        verified_bytes: bytes of target files that were read back, in addition, to be compared.
-        compared: parameters whose values were compared with the source's; none unless all of the target is there.
-        compared_bytes: bytes of source contents that were read for that, in addition.
-        retried_requests: requests to remote storages that failed for the moment, and were made again.
-        verified: how closely all was checked; values are compared only when all of the target is there.
-        dropped: parameters of the source's strategy that the target's lacks.
+        read_bytes: bytes read from the source in this run to write files.
+        crc_bytes: additional bytes of source files that were read whole to check their CRCs.
+        verified_bytes: additional bytes of target files that were read back.
+        compared: number of parameters whose values were compared with the source's, which needs a complete target.
+        compared_bytes: additional bytes of the source that were read to compare values.
+        retried_requests: requests to remote storages that were repeated after transient failures.
+        verified: level of verification of all ranks; values are compared only if the target is complete.
+        dropped: parameters of the source's strategy that are not in the target's.
         excused: parameters of the target's strategy that were allowed to be missing.
         carried: parameters that no strategy knows, copied to every rank.
-        stand_ins: which source ranks stood in for which that were lost.
-        overflowed: of parameters that were cast, how many finite values became infinite, by name; what several ranks
-            hold counts once.
-        notes: what was chosen, in sentences.
+        stand_ins: substitutes for lost source ranks.
+        overflowed: number of finite values that a cast made infinite, by parameter; replicas count once.
+        notes: decisions, in sentences.
         ranks: the target ranks of this run.
     """
 
@@ -118,31 +117,31 @@ class PlannedRank(Summary):
 
 
 class PlanSummary(Summary):
-    """What a conversion would do.
+    """The expected result of a conversion.
 
     Attributes:
         source: URL of the source.
         step: the source's epoch and step, if its names carry one.
-        source_world_size: ranks of the source.
-        target_world_size: ranks of the target.
-        source_kind: what the source's ranks are: `rank`, or `file` of a unified checkpoint.
-        target_kind: what the target's are.
-        format: kind of the target's files.
-        parameters: parameters that are cut anew.
-        layout_classes: distinct pairs of cuts among them.
+        source_world_size: number of source ranks.
+        target_world_size: number of target ranks.
+        source_kind: `rank`, or `file` if the source is a unified checkpoint.
+        target_kind: `rank`, or `file` if the target is a unified checkpoint.
+        format: format of the target's files.
+        parameters: number of resharded parameters.
+        layout_classes: number of distinct pairs of layouts among them.
         read_bytes: bytes of source shards that are needed.
         written_bytes: bytes of target shards.
-        buffer_bytes: memory for buffers at the peak.
-        workers: ranks worked on at once.
-        dropped: parameters of the source's strategy that the target's lacks.
+        buffer_bytes: peak memory of buffers.
+        workers: number of workers.
+        dropped: parameters of the source's strategy that are not in the target's.
         excused: parameters of the target's strategy that may be missing.
         carried: parameters that no strategy knows, copied to every rank.
-        integrated: the source's ranks were saved whole.
-        stand_ins: which source ranks stand in for which that are lost.
-        notes: what was chosen, in sentences.
+        integrated: True if every source rank saved whole parameters.
+        stand_ins: substitutes for lost source ranks.
+        notes: decisions, in sentences.
         ranks: the target ranks.
-        effects: what the changes that are declared do to which target parameters.
-        excluded: source parameters that they leave out.
+        effects: effects of the declared changes on target parameters.
+        excluded: source parameters that the changes leave out.
     """
 
     source: str
@@ -170,7 +169,7 @@ class PlanSummary(Summary):
 
 
 def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], prefetch: int) -> PlanSummary:
-    """What a plan would do with `budget`, if `groups` of ranks are written side by side, with `prefetch` for each."""
+    """Summarize a plan that is carried out with `budget`, in `groups` of ranks with `prefetch` readers each."""
     largest = max(map(len, groups), default=1)
     catalog = plan.inputs.catalog
     return PlanSummary(
@@ -210,17 +209,17 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
 
 
 def source_kind(plan: ConversionPlan) -> str:
-    """What the ranks of a plan's source are."""
+    """Return `file` if a plan's source is a unified checkpoint, else `rank`."""
     return FILE if plan.inputs.catalog.unified else RANK
 
 
 def target_kind(plan: ConversionPlan) -> str:
-    """What the ranks of a plan's target are."""
+    """Return `file` if a plan's target is a unified checkpoint, else `rank`."""
     return FILE if plan.inputs.unified else RANK
 
 
 def worlds_text(report: ConversionReport | PlanSummary) -> str:
-    """From how many ranks to how many: `8 -> 3`, `8 ranks -> 3 files`."""
+    """Format both world sizes: `8 -> 3`, `8 ranks -> 3 files`."""
     sizes = (report.source_world_size, report.target_world_size)
     kinds = (report.source_kind, report.target_kind)
     if kinds == (RANK, RANK):

@@ -1,4 +1,4 @@
-"""Which conversions stay in a directory of them, and how the others are removed: nothing else ever is.
+"""Retention: which conversions stay in a directory of conversions, and the removal of the others, and only of them.
 
 The two rules are those of MindSpore's CheckpointConfig (2.10.0, train/callback/_checkpoint.py). Before it saves a
 checkpoint, `ModelCheckpoint._save_ckpt` removes others of the same prefix, whose time is their modification time:
@@ -9,11 +9,11 @@ checkpoint, `ModelCheckpoint._save_ckpt` removes others of the same prefix, whos
   is not among them: the newest always stays, until the next is saved.
 - `CheckpointConfig.__init__`: a maximum switches the other rule off; with neither, the maximum becomes 1.
 
-Here, on purpose, neither means that everything is kept; and where a smaller maximum is asked for than before, all that
-are too many go, and not one with each new one.
+Here, on purpose, neither means that everything is kept. With a smaller maximum than before, all surplus conversions
+are removed at once, and not one with each new conversion.
 
-A conversion's time is its manifest's. Someone who reads a conversion while it is being removed loses it: nothing tells
-who reads, neither on a disk nor on an object store.
+A conversion's time is that of its manifest. A reader loses a conversion that is removed while it reads: readers leave
+no trace, neither on a disk nor on an object store.
 """
 
 import os
@@ -67,7 +67,7 @@ _LARGEST_MANIFEST_BYTES = 2**28
 
 @dataclass(frozen=True)
 class KeepRules:
-    """How many conversions stay; 0 stands for no rule. A maximum wins over minutes."""
+    """How many conversions stay; 0 means no rule. A maximum wins over minutes."""
 
     most: int = 0
     minutes: int = 0
@@ -75,16 +75,16 @@ class KeepRules:
 
 @dataclass(frozen=True, order=True)
 class DatedStep:
-    """A conversion: ordered by when it was made, those of one moment by step."""
+    """A conversion, ordered by time, then by step."""
 
     created: datetime
     step: Step
 
 
 def steps_kept(conversions: Collection[DatedStep], rules: KeepRules) -> frozenset[Step]:
-    """The steps that MindSpore would have kept, had it saved a checkpoint whenever a conversion was made.
+    """Return the steps that MindSpore would have kept if it had saved a checkpoint at the time of each conversion.
 
-    What stays, stays when asked again, also with newer conversions beside it: so it need not be remembered.
+    A kept step stays kept when newer conversions are added, so nothing has to be remembered.
     """
     ordered = sorted(conversions)
     if rules.most:
@@ -104,7 +104,7 @@ def _one_per_window(ordered: Sequence[DatedStep], window: timedelta) -> list[Dat
 
 @dataclass(frozen=True)
 class Retention:
-    """What became, or would become, of the conversions of one source: steps, ascending, and remarks in sentences."""
+    """The result, or expected result, for the conversions of one source: steps, ascending, and notes in sentences."""
 
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
@@ -116,10 +116,10 @@ class _Conversion:
     """A conversion that this project made, and may remove.
 
     Attributes:
-        directory: where it is.
+        directory: its directory.
         dated: its step and time.
-        manifest: what it consists of.
-        halfway: an earlier run has begun to remove it.
+        manifest: its manifest.
+        halfway: True if an earlier run has begun to remove it.
     """
 
     directory: Location
@@ -129,12 +129,12 @@ class _Conversion:
 
     @property
     def record(self) -> Location:
-        """The file that its manifest was read from."""
+        """The file that the manifest was read from."""
         return self.directory.child(STATE_DIRECTORY, REMOVING_NAME if self.halfway else MANIFEST_NAME)
 
 
 class _LeftAloneError(Exception):
-    """A conversion is not removed; the message says why."""
+    """A conversion is not removed, for the reason in the message."""
 
 
 def apply_retention(
@@ -146,18 +146,18 @@ def apply_retention(
     coming: bool = False,
     dry_run: bool = False,
 ) -> Retention:
-    """Removes the conversions of a source that the rules do not keep, from `target`, the directory that they are in.
+    """Remove the conversions of a source that the rules do not keep from `target`, the directory of its conversions.
 
-    `current` is the step that is the newest of the source: it and the newest that is there stay in any case. `coming`:
-    it is not there yet, and counts as if it was made now. Failures become notes, for what was converted is there all
-    the same; the next run tries again.
+    `current` is the source's newest step: it and the newest converted step always stay. With `coming` the current step
+    is not converted yet, and counts as if it was made now. Failures become notes, because the conversion itself
+    succeeded; the next run tries again.
     """
     if not rules.most and not rules.minutes:
         return Retention()
     try:
         return _apply(target, source, rules, current, coming, dry_run)
     except StorageError as error:
-        return Retention(notes=(_told(f"nothing was removed from {target}: {error}"),))
+        return Retention(notes=(_noted(f"nothing was removed from {target}: {error}"),))
 
 
 def _apply(
@@ -166,7 +166,7 @@ def _apply(
     found, notes = _conversions_in(target, source)
     there = [conversion.dated for conversion in found if not conversion.halfway]
     now = [DatedStep(datetime.now(UTC), current)] if current and coming else []
-    # the highest step would be the next to be converted again
+    # if the highest step was removed, the next run would convert it again
     highest = max((dated.step for dated in there), default=None)
     kept = steps_kept([*there, *now], rules) | {current, highest}
     unwanted = [each for each in found if each.dated.step not in kept]
@@ -175,41 +175,41 @@ def _apply(
         try:
             left = _would_remove(conversion) if dry_run else _remove(conversion)
         except _LeftAloneError as reason:
-            notes.append(_told(f"{conversion.directory}: left as it is: {reason}"))
+            notes.append(_noted(f"{conversion.directory}: left as it is: {reason}"))
             continue
         except StorageError as error:
-            notes.append(_told(f"{conversion.directory}: could not be removed, the next run tries again: {error}"))
+            notes.append(_noted(f"{conversion.directory}: could not be removed, the next run tries again: {error}"))
             continue
         removed.append(str(conversion.dated.step))
         current_progress().note(
             f"{conversion.directory}: {'would be ' if dry_run else ''}removed, it is not to be kept"
         )
         if left:
-            notes.append(_told(left))
+            notes.append(_noted(left))
     staying = [str(dated.step) for dated in there if str(dated.step) not in removed]
     return Retention(tuple(removed), tuple(staying), tuple(notes))
 
 
-def _told(note: str) -> str:
+def _noted(note: str) -> str:
     note = utf8_text(note)
     current_progress().note(note)
     return note
 
 
 def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], list[str]]:
-    """The finished conversions of a source, ascending by step, and notes on what cannot be told."""
+    """Return the finished conversions of a source, ascending by step, and notes on unreadable ones."""
     found: list[_Conversion] = []
     notes: list[str] = []
     for entry in unless_missing(lambda: list_folder(target)) or []:
         directory = target.child(str(entry["name"]).rstrip("/").rpartition("/")[2])
         step = parse_step(directory.name)
-        # nobody schedules the conversion of what was saved on an exception
+        # checkpoints that were saved on an exception are not converted on a schedule
         if step is None or step.breakpoint or entry["type"] != "directory":
             continue
         try:
             conversion = _read_conversion(directory, step)
         except InputError as error:
-            notes.append(_told(f"{directory}: left as it is: {error}"))
+            notes.append(_noted(f"{directory}: left as it is: {error}"))
             continue
         if conversion and (conversion.manifest.source, conversion.manifest.step) == (source, str(step)):
             found.append(conversion)
@@ -217,11 +217,11 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
 
 
 def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
-    """What is in a directory; None if it is no finished conversion, nor one that is being removed.
+    """Read the conversion in a directory; None if it is neither finished nor halfway removed.
 
     Raises:
         TargetError: its manifest is damaged.
-        StorageError: it cannot be read.
+        StorageError: the directory cannot be read.
     """
     manifest, halfway = read_manifest(directory), False
     if manifest is None:
@@ -240,12 +240,12 @@ def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
 
 
 def _remove(conversion: _Conversion) -> str:
-    """Removes just what the conversion wrote: manifest, listed files, state. Says what of others stays, if anything."""
+    """Remove exactly the files of a conversion: manifest, listed files, state. Return a note on other files, if any."""
     directory, state = conversion.directory, conversion.directory.child(STATE_DIRECTORY)
     _check_removable(conversion)
     try:
         with _claimed(directory, [rank.rank for rank in conversion.manifest.ranks]):
-            # it may have been replaced, mended or changed until a moment ago
+            # it may have been replaced, mended or changed before the lease was taken
             if _read_conversion(directory, conversion.dated.step) != conversion:
                 raise _LeftAloneError("another run has changed it in this moment")
             _check_removable(conversion)
@@ -263,7 +263,7 @@ def _remove(conversion: _Conversion) -> str:
 
 
 def _remove_claimed(files: Sequence[Location]) -> None:
-    """Who was taken for dead meanwhile, on an object store, would remove what another run has written there since."""
+    """Remove files while the lease lasts: a run considered dead might remove files that another run has written."""
 
     def remove(file: Location) -> None:
         check_claim()
@@ -283,17 +283,12 @@ def _listed_files(conversion: _Conversion) -> list[Location]:
 
 
 def _check_removable(conversion: _Conversion) -> None:
-    """Makes sure that a conversion is as it was written, and that nobody is about to replace it.
-
-    Raises:
-        _LeftAloneError: it is not, or somebody is.
-        StorageError: it cannot be told.
-    """
+    """Check that a conversion is as it was written, and that no run is about to replace it."""
     directory = conversion.directory
     if directory.is_local:
         for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX):
             beside = Location(directory.fs, directory.path + suffix)
-            # a removal that was killed has left the place of its lease
+            # a killed removal leaves the directory of its lease
             if exists(beside) and not (suffix == PARTIAL_SUFFIX and _has_only_leases(beside)):
                 raise _LeftAloneError(f"it is being replaced, or was when a run was killed: see {beside}")
     if _is_elsewhere(conversion.record):
@@ -318,18 +313,18 @@ def _is_elsewhere(file: Location) -> bool:
 
 
 def _differs(stamp: Stamp, record: Stamp, size_bytes: int) -> bool:
-    # the manifest was written last, by the same clock
+    # the manifest was written last, with the same clock
     newer = stamp.changed is not None and record.changed is not None and stamp.changed > record.changed
     return newer or stamp.size_bytes != size_bytes
 
 
 def _is_moved(stamp: Stamp, record: Stamp) -> bool:
-    """Whether something was done to a file that did not change its time: it was given another mode, or is another."""
+    """True if a file was changed without changing its time: its mode was set, or it was replaced."""
     return stamp.touched is not None and record.touched is not None and stamp.touched > record.touched
 
 
 def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary) -> bool:
-    """Reads a file, and compares it with its record: costs as much as writing it did."""
+    """Compare a whole file with its record; this costs as much as writing it."""
     if isinstance(summary, IndexSummary):
         return index_problem(conversion.directory, summary) is None
     try:
@@ -348,11 +343,11 @@ def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary)
 
 @contextmanager
 def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
-    """Nobody converts into a directory, replaces, mends or removes it while the block runs.
+    """Keep other runs from converting into a directory, mending or removing it while the block runs.
 
     Raises:
-        TargetBusyError: somebody is at it.
-        TargetError: a working directory beside it holds foreign files.
+        TargetBusyError: another run is working on it.
+        TargetError: a working directory beside it contains foreign files.
         StorageError: its leases cannot be read or written.
     """
     if directory.is_local:
@@ -372,7 +367,7 @@ def _has_only_leases(working: Location) -> bool:
 
 
 def _remove_empty_folders(conversion: _Conversion) -> None:
-    """Object stores have no folders."""
+    """Remove the folders of a local conversion; object stores have none."""
     directory = conversion.directory
     if not directory.is_local:
         return

@@ -1,4 +1,4 @@
-"""The index of a unified target: made from the plan, written with the manifest, and checked like the files it is of."""
+"""The index of a unified target: made from the plan, written with the manifest, and checked like the files."""
 
 import math
 from collections.abc import Iterable
@@ -22,21 +22,21 @@ from reshard.core.tensor.dtypes import TEXT
 
 @dataclass(frozen=True)
 class IndexFile:
-    """The index's name, below the target, and its bytes."""
+    """The index's file name, relative to the target, and its content."""
 
     name: str
     data: bytes
 
     @property
     def summary(self) -> IndexSummary:
-        """It, as the manifest has it."""
+        """The index's entry in the manifest."""
         return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
 
 
 def index_of(plan: ConversionPlan) -> IndexFile | None:
-    """The index of a plan's target; None if it has none.
+    """Return the index of a plan's target; None if it has none.
 
-    It is of tensors: texts stand in files' metadata, where no loader looks for them.
+    It lists tensors only: texts are in the files' metadata, where no loader looks for them.
     """
     files = plan.match.files
     name = index_name(plan.inputs.unified.naming, len(files)) if plan.inputs.unified else ""
@@ -44,18 +44,18 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
         return None
     weights: dict[str, str] = {}
     total_bytes = 0
-    # not by way of the ranks' plans: the boxes of all parameters would be worked out
+    # without the ranks' plans, which would compute the boxes of all parameters
     moved = ((each, files[number]) for each in plan.match.resharded for number in each.target_layouts)
     appended = ((each, files[-1]) for each in plan.match.appended)
     for each, file in chain[tuple[ReshardedParameter | AppendedParameter, str]](moved, appended):
-        if each.dtype is not TEXT and file != OTHERS_NAME:  # which MindSpore looks for by itself
+        if each.dtype is not TEXT and file != OTHERS_NAME:  # MindSpore finds that file by itself
             weights[each.name] = file
             total_bytes += math.prod(each.shape) * each.dtype.itemsize
     return IndexFile(name, dump_weight_map(weights, total_bytes))
 
 
 def index_problem(directory: Location, index: IndexSummary) -> str | None:
-    """What is wrong with the index in a directory, in a sentence; None if nothing is.
+    """Return the problem with the index in a directory, as a sentence; None if there is none.
 
     Raises:
         StorageError: a transient failure to read it.
@@ -75,12 +75,12 @@ def index_problem(directory: Location, index: IndexSummary) -> str | None:
 
 
 def places_problem(directory: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
-    """What the index in a directory says wrongly of the files, in a sentence; None if nothing is.
+    """Return the first wrong entry of the index in a directory, as a sentence; None if there is none.
 
-    `records` are those of all files. The plan is not asked: it may be what is wrong.
+    The index is compared with the `records` of all files, and not with the plan, which may be wrong as well.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the index cannot be read.
     """
     location = directory.child(index.file)
     try:
@@ -91,6 +91,6 @@ def places_problem(directory: Location, index: IndexSummary, records: Iterable[S
         for parameter in () if record.file == OTHERS_NAME else record.parameters:
             said = weights.pop(parameter.name, None) if parameter.dtype != TEXT.name else record.file
             if said != record.file:
-                told = f"is in {said}" if said else "is nowhere"
-                return f"{location}: says that parameter {parameter.name!r} {told}, it is in {printable(record.file)}"
+                entry = f"is in {said}" if said else "is nowhere"
+                return f"{location}: says that parameter {parameter.name!r} {entry}, it is in {printable(record.file)}"
     return f"{location}: names {next(iter(weights))!r}, which is in no file" if weights else None

@@ -31,9 +31,9 @@ from reshard.core.target.workspace import (
 
 
 def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
-    """Checks before planning, from the target alone, that it can be written.
+    """Check before planning, from the target alone, that it can be written.
 
-    A conversion of the same source may have the plan to come, so that is decided after planning.
+    Whether a conversion of the same source is in the way is decided after planning: it may have the same plan.
 
     Raises:
         TargetError: the target is occupied, or its place cannot be used.
@@ -52,7 +52,7 @@ def check_free(final: Location, source: Location, *, overwrite: bool, unified: b
 
 
 def check_place(final: Location) -> None:
-    """Checks without writing that files can be written at a place.
+    """Check without writing that files can be written at a place.
 
     Raises:
         TargetError: the storage cannot be used, or no directory can be created there.
@@ -64,7 +64,7 @@ def check_place(final: Location) -> None:
 
 @contextmanager
 def _refused_as_target() -> Iterator[None]:
-    """Turns storage errors of a target into TargetErrors, wrong inputs; transient ones pass unchanged."""
+    """Turn lasting storage errors into TargetErrors: such a target is wrong input."""
     try:
         yield
     except StorageError as error:
@@ -74,16 +74,11 @@ def _refused_as_target() -> Iterator[None]:
 
 
 def _names_at(final: Location) -> list[str]:
-    """The names at a target, without an object store's directory of leases and records.
-
-    Raises:
-        TargetError: no directory can be created there.
-        StorageError: the target cannot be listed.
-    """
+    """Return the names at a target, without an object store's directory of leases and records."""
     if final.is_local:
         _check_directory(final)
     names = [name for name in list_names(final) if final.is_local or name != STATE_DIRECTORY]
-    if final.is_local and not names:  # a finished one may be where nothing can be written any more
+    if final.is_local and not names:  # a finished target may be read-only
         _check_writable(final)
     return names
 
@@ -91,13 +86,13 @@ def _names_at(final: Location) -> list[str]:
 def refuse_occupied(
     final: Location, *, overwrite: bool, unified: bool = False, touched: Callable[[], str] = str
 ) -> None:
-    """Refuses a target that is not empty, unless it is a checkpoint that may be overwritten.
+    """Refuse a target that is not empty, unless it is a checkpoint that may be overwritten.
 
-    `touched` gives an addition to the message.
+    `touched` returns an addition to the message.
     """
     foreign = foreign_names(final)
     if foreign:
-        # such as config.json, which loaders of unified checkpoints expect beside the files
+        # for example config.json, which loaders of unified checkpoints expect beside the files
         later = ", and back again when the checkpoint is there" if unified else ""
         raise TargetError(
             f"{final}: is not empty and holds what is not a checkpoint's ({', '.join(map(printable, foreign[:5]))}). "
@@ -108,7 +103,7 @@ def refuse_occupied(
 
 
 def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
-    """The manifest at a target; None if there is none, or a damaged one that may be overwritten."""
+    """Return the manifest at a target; None if there is none, or a damaged one that may be overwritten."""
     try:
         return read_manifest(final)
     except TargetError as error:
@@ -118,10 +113,10 @@ def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
 
 
 def check_beside(final: Location) -> None:
-    """Makes sure that existing local working directories beside a target hold only files that conversions write.
+    """Check that existing local working directories beside a target contain only files that conversions write.
 
     Raises:
-        TargetError: a directory is a link, or holds a foreign file.
+        TargetError: a directory is a link, or contains a foreign file.
         StorageError: a directory cannot be read.
     """
     working = working_location(final)
@@ -137,7 +132,7 @@ def check_beside(final: Location) -> None:
 
 
 def check_local_place(final: Location) -> None:
-    """Makes sure that a local directory could be made at a place."""
+    """Check that a local directory can be created at a place."""
     _check_directory(final)
     _check_writable(final)
 
@@ -161,7 +156,7 @@ def _check_writable(final: Location) -> None:
 
 
 def _existing(final: Location) -> str:
-    """A place, or of the directories that it is in the nearest that is there."""
+    """Return the place itself, or its nearest existing parent directory."""
     existing = final.path
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

@@ -1,10 +1,10 @@
-"""The target of a conversion: what stands there already, what may be done to it, and its records.
+"""The target of a conversion: its state before the run, what the run may do to it, and its commit.
 
-What is found                                   without overwrite           with overwrite
+State found                                     without overwrite           with overwrite
 nothing, or an empty directory                  begin                       begin
 unfinished work of the same plan                resume                      resume
 a finished conversion by the same plan          done, or mend what differs  the same
-unfinished work of another plan                 refuse                      begin anew
+unfinished work of another plan                 refuse                      discard, and begin
 a finished conversion, or another checkpoint    refuse                      replace, at the end
 anything else                                   refuse                      refuse
 """
@@ -72,9 +72,9 @@ class Target:
     """The target of one plan.
 
     Attributes:
-        final: where the finished checkpoint is to be.
-        plan: how it is made.
-        overwrite: whether what is there may be replaced.
+        final: place of the finished checkpoint.
+        plan: the plan that makes it.
+        overwrite: True if an existing checkpoint may be replaced.
     """
 
     final: Location
@@ -83,23 +83,23 @@ class Target:
 
     @cached_property
     def identity(self) -> str:
-        """Identity of the plan."""
+        """The plan's identity."""
         return plan_identity(self.plan)
 
     @cached_property
     def workspace(self) -> Workspace:
-        """Where its files are written: apart, unless it is this plan's own finished target that is to be mended."""
+        """The directory that files are written to: apart, unless this plan's own finished target is mended."""
         mended = read_identity(self.final.child(STATE_DIRECTORY)) == self.identity
         return Workspace(self.final if mended else working_location(self.final), self.identity)
 
     @contextmanager
     def claimed(self, ranks: Sequence[int]) -> Iterator[Workspace]:
-        """The workspace, ready for this plan, with a lease on `ranks` while the block runs.
+        """Hold a lease on `ranks` while the block runs, with the workspace ready for this plan.
 
         Raises:
             TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks, or
                 converts something else into it.
-            StorageError: it cannot be read or written.
+            StorageError: the target cannot be read or written.
         """
         self.check_usable()
         holder = new_holder(ranks, self.identity)
@@ -124,7 +124,7 @@ class Target:
         self._begin()
 
     def check_usable(self) -> None:
-        """Makes sure that what is at the target leaves room for this plan; see the module's table.
+        """Check that the state of the target leaves room for this plan; see the module's table.
 
         Raises:
             TargetError: it does not.
@@ -143,7 +143,7 @@ class Target:
                 f"{self._touched_text(self.workspace)}"
             )
         names = set(list_names(self.final))
-        if not self.final.is_local:  # the leases stand there even before anything is begun
+        if not self.final.is_local:  # it holds the leases even before the first record
             names.discard(STATE_DIRECTORY)
         if not names or self.is_committed() or (self.is_mended_in_place and unfinished == self.identity):
             return
@@ -155,52 +155,44 @@ class Target:
         )
 
     def check_nothing_foreign(self) -> None:
-        """Makes sure that the finished target's rank folders hold just its files.
+        """Check that the finished target's rank folders contain only its files.
 
         Raises:
-            TargetError: they hold others.
+            TargetError: they contain others.
         """
         index = index_of(self.plan)
         known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
         others = other_files(self.final, [*known, *([index.name] if index else [])])
-        if others and self.is_committed():  # or another conversion has replaced it in this moment
+        if others and self.is_committed():  # otherwise another conversion has replaced it just now
             raise TargetError(
                 f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
                 f"({len(others)} such in all). Move it away"
             )
 
     def is_committed(self) -> bool:
-        """Whether the finished target of this very plan is there."""
+        """True if the finished target of this plan is there."""
         return self.read_committed() is not None
 
     def read_committed(self) -> Manifest | None:
-        """The manifest of the finished target of this plan; None without one."""
+        """Return the manifest of this plan's finished target; None if there is none."""
         manifest = self._read_manifest()
         return manifest if manifest is not None and manifest.identity == self.identity else None
 
     def check_not_taken(self) -> None:
-        """Makes sure that nobody has begun another conversion in the workspace; local leases cannot be lost.
+        """Check that no other conversion was begun in the workspace; local leases cannot be lost.
 
         Raises:
-            TargetError: somebody has.
+            TargetError: another conversion was begun.
         """
         if not self.final.is_local and read_identity(self.workspace.state) != self.identity:
             raise TargetError(f"{self.final}: another run is converting something else into it, and has taken it over")
 
     def reopen(self) -> None:
-        """Withdraws the finished target's manifest, because files of it are missing or wrong: it is mended in place.
-
-        Raises:
-            StorageError: it could not be.
-        """
+        """Withdraw the finished target's manifest before missing or wrong files are mended in place."""
         remove_file(self.final.child(STATE_DIRECTORY, MANIFEST_NAME))
 
     def confirm(self, level: VerifyLevel) -> None:
-        """Ends what an interrupted run left undone at the finished target, and records that it was verified anew.
-
-        Raises:
-            StorageError: it could not be.
-        """
+        """Finish the commit of an interrupted run, and record the level of a new verification."""
         if self.final.is_local:
             self._remove_replaced()
         manifest = self.read_committed()
@@ -218,12 +210,9 @@ class Target:
         remove_tree(replaced)
 
     def restore_state(self) -> None:
-        """Rewrites the finished target's changed or lost plan and identity, and the manifest to match.
+        """Rewrite the finished target's changed or lost plan and identity, and the manifest to match.
 
-        Call it while the target is claimed.
-
-        Raises:
-            StorageError: writing failed.
+        Call it only while the target is claimed.
         """
         manifest = self.read_committed()
         if manifest is None:  # another run has begun to replace it
@@ -235,7 +224,7 @@ class Target:
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
 
     def commit(self, manifest: Manifest, plan: bytes) -> None:
-        """Publishes the finished files; `manifest` is the commit marker, `plan` the plan's file that goes with it.
+        """Publish the finished files; `manifest` is the commit marker, `plan` the content of the plan's file.
 
         Raises:
             StorageError: publishing failed; all files are still in the workspace.
@@ -247,18 +236,14 @@ class Target:
                 return
             remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
             self._write_index(workspace.directory)
-            # left by a removal that was killed, before the same plan was carried out here again
+            # left by a removal that was killed before the same plan was carried out here again
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
             write_bytes(workspace.state.child(PLAN_NAME), plan)
             publish_manifest(workspace, self.final, manifest)
 
     def _write_index(self, directory: Location) -> None:
-        """Writes the index of a unified target, and looks at it.
-
-        Raises:
-            VerificationError: it is not what was written.
-        """
+        """Write the index of a unified target, and verify it."""
         index = index_of(self.plan)
         if index is None:
             return
@@ -269,14 +254,14 @@ class Target:
             raise VerificationError(problem)
 
     def _read_manifest(self) -> Manifest | None:
-        """The target's manifest; None if there is none, or a damaged one that may be overwritten."""
+        """Return the target's manifest; None if there is none, or a damaged one that may be overwritten."""
         return manifest_to_keep(self.final, overwrite=self.overwrite)
 
     def _touched_text(self, other: Workspace) -> str:
-        """What to add to a message about another plan's work, if only touched source files tell the plans apart."""
+        """Addition to a message about another plan's work if the plans differ only by touched source files."""
         try:
             theirs = load_sources(other.plan_url, read_identity(other.state) or "").records
-        except (InputError, StorageError):  # unreadable, the other work is still in the way
+        except (InputError, StorageError):  # even unreadable, the other work is in the way
             return ""
         file = _touched_file(self.plan.inputs.catalog.records, theirs)
         if file is None:
@@ -287,13 +272,13 @@ class Target:
 
     @property
     def is_mended_in_place(self) -> bool:
-        """Whether files are written where the finished target is, so that removing the workspace would remove that."""
+        """True if the workspace is the finished target itself, so that removing one would remove the other."""
         return self.workspace.directory.path == self.final.path
 
     def _begin(self) -> None:
-        """Makes the workspace this plan's: what another plan left there goes, its commit marker first."""
+        """Give the workspace to this plan: files of another plan are removed, its commit marker first."""
         state = self.workspace.state
-        # listed before it is asked whose they are: on an object store another run of this plan may begin as well
+        # listed before the identity is read: on an object store another run of this plan may begin as well
         in_turn = {state.child(name).path for name in (MANIFEST_NAME, PLAN_NAME, IDENTITY_NAME)}
         leases = state.child(LEASES_DIRECTORY).path
         left = [file for file in find_files(state) if file.path not in in_turn and file.parent.path != leases]
@@ -301,7 +286,7 @@ class Target:
         if found == self.identity:
             return
         remove_file(state.child(MANIFEST_NAME))
-        if (index := index_of(self.plan)) is not None:  # or loaders would find a former one, with files of this plan
+        if (index := index_of(self.plan)) is not None:  # loaders would find an old index with new files
             remove_file(self.workspace.directory.child(index.name))
         if found is not None:
             remove_file(state.child(IDENTITY_NAME))
@@ -309,14 +294,14 @@ class Target:
         if self.final.is_local:
             remove_others(self.workspace.directory, ())
             for unfinished in temporary_files(self.workspace.directory):
-                if unfinished.parent.name != LEASES_DIRECTORY:  # which are the living's
-                    remove_file(unfinished)  # what is to be encrypted may stand in it
+                if unfinished.parent.name != LEASES_DIRECTORY:  # those belong to living runs
+                    remove_file(unfinished)  # it may contain unencrypted values
         write_bytes(state.child(PLAN_NAME), dump_plan(self.plan))
         write_bytes(state.child(IDENTITY_NAME), self.identity.encode())
 
 
 def _touched_file(mine: Mapping[int, CatalogRecord], theirs: Mapping[int, CatalogRecord]) -> str | None:
-    """A source file whose change time differs; None if any file differs in more than that, or none at all."""
+    """Return a source file whose change time differs; None if no file differs, or one differs in more than that."""
     touched = None
     if mine.keys() != theirs.keys():
         return None

@@ -60,16 +60,16 @@ STATE_LISTING = Listing(
 
 
 class ForeignRecordError(TargetError):
-    """A record is another conversion's, and not ours to remove."""
+    """A record belongs to another conversion, and must not be removed."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """A directory that a plan's files and records are written in, by any number of processes.
+    """A directory to which any number of processes write a plan's files and records.
 
     Attributes:
-        directory: where; for a local target not yet its own name.
-        identity: identity of the plan.
+        directory: the directory; that of a local target does not have its final name yet.
+        identity: the plan's identity.
     """
 
     directory: Location
@@ -77,25 +77,25 @@ class Workspace:
 
     @property
     def state(self) -> Location:
-        """Where everything that is not a checkpoint file is."""
+        """The directory of everything but checkpoint files."""
         return self.directory.child(STATE_DIRECTORY)
 
     @property
     def plan_url(self) -> str:
-        """Where the plan is."""
+        """URL of the plan's file."""
         return str(self.state.child(PLAN_NAME))
 
     def record_location(self, rank: int) -> Location:
-        """Where a rank's record is."""
+        """Return the place of a rank's record."""
         return self.state.child(RECORDS_DIRECTORY, f"rank_{rank}.json")
 
     def write_record(self, record: ShardRecord) -> None:
-        """Stores the record of a rank whose file is written."""
+        """Store the record of a rank whose file is written."""
         data, key = dump_record(record), target_key()
         write_bytes(self.record_location(record.rank), data if key is None else seal(data, key, _RECORD))
 
     def read_record(self, rank: int, *, needs_digest: bool = False) -> ShardRecord:
-        """The record of a rank; `needs_digest`: its file must end in a digest, as beside newer manifests.
+        """Read the record of a rank; with `needs_digest` its file must end in a digest, as newer manifests demand.
 
         Raises:
             ForeignRecordError: the record belongs to another plan.
@@ -114,25 +114,25 @@ class Workspace:
         return record
 
     def find_record(self, rank: int) -> ShardRecord | None:
-        """The record of a rank; None if there is none.
+        """Read the record of a rank; None if there is none.
 
         Raises:
-            TargetError: as `read_record`.
-            StorageError: it cannot be read.
+            TargetError: see `read_record`.
+            StorageError: the record cannot be read.
         """
         return unless_missing(lambda: self.read_record(rank))
 
     def recorded_ranks(self) -> set[int]:
-        """Ranks that have a record."""
+        """Return the ranks that have a record."""
         names = map(_RECORD_NAME.fullmatch, list_names(self.state.child(RECORDS_DIRECTORY)))
         return {int(name[1]) for name in names if name}
 
     def remove_record(self, rank: int) -> None:
-        """Forgets a rank's record; its file no longer counts."""
+        """Remove a rank's record; its file no longer counts."""
         remove_file(self.record_location(rank))
 
     def withdraw_record(self, record: ShardRecord) -> None:
-        """Forgets a rank's record, if it is still this one: another run may have done the rank anew."""
+        """Remove a rank's record if it is still this one: another run may have repeated the rank."""
         with suppress(TargetError):  # another conversion's, or damaged a moment ago
             if self.find_record(record.rank) == record:
                 self.remove_record(record.rank)
@@ -155,18 +155,18 @@ class Workspace:
 
     @classmethod
     def of_plan(cls, plan_url: str, identity: str) -> "Workspace":
-        """The workspace that a plan's file stands in."""
+        """Return the workspace that contains a plan's file."""
         return cls(parse_url(plan_url).parent.parent, identity)
 
 
 def record_digest(record: ShardRecord) -> str:
-    """The digest by which a manifest knows a rank's record, whatever it says about how it was verified."""
+    """Return the digest of a rank's record in the manifest; it does not depend on how the rank was verified."""
     data, key = record_content(record.model_copy(update={"verified": VerifyLevel.NONE, "parts": ()})), target_key()
     return xxhash.xxh3_128_hexdigest(data) if key is None else keyed_digest(data, key)
 
 
 def read_identity(state: Location) -> str | None:
-    """The identity of the plan that a state directory is of: None if of none, "" (nobody's) if that cannot be read.
+    """Read the identity of a state directory's plan: None without a plan, "" (no plan's) if it is unreadable.
 
     Raises:
         StorageError: a transient failure.
@@ -184,9 +184,9 @@ def read_identity(state: Location) -> str | None:
 
 
 def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRecord]:
-    """The readable records of some ranks, one after another; a damaged one counts as none: its rank is done again.
+    """Read the records of some ranks, one after another; a damaged record is removed, so its rank is repeated.
 
-    Nor is one that is gone by the time it is read an error: another run may have given the workspace its final name.
+    A record that vanishes meanwhile is no error: another run may have given the workspace its final name.
     """
 
     def read(rank: int) -> ShardRecord | None:
@@ -199,6 +199,6 @@ def read_records(workspace: Workspace, ranks: Sequence[int]) -> Iterator[ShardRe
             return None
 
     recorded = sorted(workspace.recorded_ranks() & set(ranks))
-    # local ones are read faster than they could be handed to threads
+    # local records are read faster than they could be handed to threads
     found = map(read, recorded) if workspace.directory.is_local else at_once(read, recorded)
     return filter(None, found)
