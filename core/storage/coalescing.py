@@ -1,4 +1,4 @@
-"""Which reads of a file are better made as one. Pure: nothing is read here."""
+"""Joins byte ranges of a file that are better read at once. Pure: nothing is read here."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -20,14 +20,14 @@ Range = TypeVar("Range", bound=ExtentLike)
 
 
 def coalesced(ranges: Sequence[Range], *, gap_bytes: int, max_bytes: int) -> Iterator[list[Range]]:
-    """Groups ranges of one file, each to be read at once, in ascending order of their offsets.
+    """Group ranges of one file, each group to be read at once, in ascending order of their offsets.
 
-    Neighbours join while at most `gap_bytes` lie between them and the whole read stays within `max_bytes`. Ranges may
-    overlap; those that do are torn apart only where they are too long together, for it means reading twice. A range
+    Neighbors join while at most `gap_bytes` lie between them and the whole read stays within `max_bytes`. Overlapping
+    ranges are separated only where they are too long together, because their common bytes are then read twice. A range
     longer than `max_bytes` stays alone.
     """
     group: list[Range] = []
-    start = stop = border = 0  # of the group's items those from `border` on overlap one another
+    start = stop = border = 0  # items of the group from `border` on overlap one another
     for item in sorted(ranges, key=lambda item: item.offset):
         item_stop = item.offset + item.length
         if group and item.offset - stop > gap_bytes:
@@ -51,6 +51,6 @@ def coalesced(ranges: Sequence[Range], *, gap_bytes: int, max_bytes: int) -> Ite
 
 
 def covering_range(ranges: Sequence[ExtentLike]) -> tuple[int, int]:
-    """Offset and length of what reaches from the first of some ranges, in ascending order, to where the last ends."""
+    """Offset and length of the shortest range that covers ranges given in ascending order of their offsets."""
     start = ranges[0].offset
     return start, max(item.offset + item.length for item in ranges) - start

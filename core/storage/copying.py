@@ -1,4 +1,4 @@
-"""Copies and removes files."""
+"""Copies files within one storage, without their bytes passing through this process where possible."""
 
 import os
 import shutil
@@ -17,10 +17,10 @@ from reshard.core.storage.write_guard import check_claim
 
 
 def copy_file(source: Location, target: Location) -> None:
-    """Copies a file within one storage, by the storage itself; the copy appears only when it is whole.
+    """Copy a file within one storage; the copy appears only when it is whole.
 
     Raises:
-        StorageError: it cannot be copied.
+        StorageError: the file cannot be copied.
     """
     action = f"copy {source} to it"
     if not target.is_local:
@@ -44,7 +44,7 @@ def _copy_remote(source: Location, target: Location, action: str) -> None:
     if not takes_parts(target):
         requested(target, action, lambda: target.fs.cp_file(source.path, target.path))
         return
-    # s3fs would copy what is large part after part, from the first one on again if one fails, and leave them there
+    # s3fs would copy a large file part by part, begin again at the first one if one fails, and leave parts behind
     upload = Upload(target, UploadBuffers())
     try:
         upload.copy(source, file_info(source, action)["size"], action)

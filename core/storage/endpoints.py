@@ -1,6 +1,6 @@
-"""Where a server of the S3 protocol is: checked before anything is sent to it, and compared with another.
+"""Endpoints of S3 servers: checked before the first request, and compared.
 
-The client complains of a wrong endpoint at the first request, and repeats it, with the password that may be in it.
+The client reports a wrong endpoint only at the first request, and repeats it, with the password that may be in it.
 """
 
 import os
@@ -15,30 +15,30 @@ _ENVIRONMENT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _OBS_ENVIRONMENT = ("OBS_ENDPOINT",)
 _DEFAULT = "https://s3.amazonaws.com"
 _CLOUDS = ("amazonaws", "myhuaweicloud")
-"""In each of them a bucket's name is given once, and any endpoint leads to it."""
+"""Clouds where bucket names are unique, so that any endpoint leads to a bucket."""
 _PORTS = {"http": 80, "https": 443}
 
 
 def check_endpoint(settings: Mapping[str, Any], *, obs: bool = False) -> None:
-    """Makes sure that settings of s3fs, or what stands in for them, name a server; `obs://` needs no scheme for it.
+    """Check that the endpoint in the settings of s3fs, or in their defaults, is a server's; `obs` needs no scheme.
 
     Raises:
-        ValueError: they do not; it does not repeat what they say.
+        ValueError: it is not; the error does not repeat it.
     """
-    said_by, text = _endpoint_of(settings, obs=obs)
+    origin, text = _endpoint_of(settings, obs=obs)
     if text and _parts_of(text, obs=obs) is None:
-        raise ValueError(f"{said_by}: must look like https://host:port, without user and password")
+        raise ValueError(f"{origin}: must look like https://host:port, without user and password")
 
 
 def same_server(one: Any, other: Any) -> bool:
-    """Whether two file systems of the S3 kind lead to the same buckets, as far as their endpoints tell."""
+    """True if two S3 filesystems reach the same buckets, judging by their endpoints."""
     return _server_of(one) == _server_of(other)
 
 
 def _server_of(fs: Any) -> tuple[str, int | None]:
     settings = {"endpoint_url": fs.endpoint_url, "client_kwargs": fs.client_kwargs, "profile": fs.kwargs.get("profile")}
     parts = _parts_of(_endpoint_of(settings)[1] or _DEFAULT)
-    if parts is None:  # set after the file system was opened; nothing can be done there
+    if parts is None:  # set after the filesystem was opened
         return "", None
     host = (parts.hostname or "").rstrip(".")
     for cloud in _CLOUDS:
@@ -48,7 +48,7 @@ def _server_of(fs: Any) -> tuple[str, int | None]:
 
 
 def _endpoint_of(settings: Mapping[str, Any], *, obs: bool = False) -> tuple[str, Any]:
-    """The endpoint, and what says so; nothing if it is the storage's own."""
+    """Return the setting that names the endpoint, and the endpoint; both empty for the storage's default."""
     if settings.get("endpoint_url"):
         return "endpoint_url", settings["endpoint_url"]
     client = settings.get("client_kwargs") or {}
@@ -65,21 +65,21 @@ def _endpoint_of(settings: Mapping[str, Any], *, obs: bool = False) -> tuple[str
 
 @cache
 def _of_profile(profile: str | None, *_: str | None) -> str:
-    """The endpoint in AWS's configuration; the rest is what it depends on besides."""
+    """Return the endpoint in AWS's configuration; the other arguments are further keys of the cache."""
     from botocore.exceptions import BotoCoreError  # type: ignore[import-untyped]
     from botocore.session import Session  # type: ignore[import-untyped]
 
     session = Session(profile=profile)
     try:
         own, services = session.get_scoped_config(), session.full_config.get("services", {})
-    except BotoCoreError:  # told at the first request
+    except BotoCoreError:  # reported at the first request
         return ""
     of_s3 = services.get(own.get("services"), {}).get("s3", {})
     return str(of_s3.get("endpoint_url") or own.get("endpoint_url") or "")
 
 
 def _parts_of(text: object, *, obs: bool = False) -> SplitResult | None:
-    """The parts of an endpoint; None if it cannot be one."""
+    """Split an endpoint; None if the text cannot be one."""
     from botocore.utils import is_valid_endpoint_url, is_valid_ipv6_endpoint_url  # type: ignore[import-untyped]
 
     if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""What storages raise, told in our words: which URL, what was being done to it, and whether trying again may help."""
+"""Maps errors of storages to ours: which URL, which action failed, and whether a retry may help."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,18 +8,15 @@ from reshard.core.runtime.secrets import scrubbed
 from reshard.core.storage.s3_answers import Reason, reason_of
 from reshard.core.storage.urls import Location
 
-# by name, because the packages need not be installed; the errors of some are no OSErrors
+# by name, because the packages need not be installed; some raise errors that are no OSErrors
 _CLIENT_PACKAGES = ("botocore", "aiobotocore", "aiohttp", "requests", "paramiko", "gcsfs", "azure")
 _TRANSIENT_CLIENT_ERRORS = {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "ServiceRequestError"}
-"""Names of classes that may also be bases."""
+"""Names of classes, or of their bases."""
 
 
 @contextmanager
 def mapped_errors(location: Location, action: str) -> Iterator[None]:
-    """Turns what a storage raises into a StorageError that names the URL and what was being done to it.
-
-    `action` completes the sentence "cannot …".
-    """
+    """Raise errors of a storage as a StorageError that names the URL; `action` completes the sentence "cannot …"."""
     try:
         yield
     except ReshardError:
@@ -28,14 +25,14 @@ def mapped_errors(location: Location, action: str) -> Iterator[None]:
         reason = _reason(error, location)
         if reason is None:
             raise
-        # the error of a wrong endpoint repeats it, with the password that may be in it
+        # the client's error repeats a wrong endpoint, with the password that may be in it
         cause = None if _is_wrong_endpoint(error) else error
         kind = UnusableStorageError if reason.unusable else StorageError
         raise kind(f"{location}: cannot {action}: {reason.text}", transient=reason.transient) from cause
 
 
 def _reason(error: Exception, location: Location) -> Reason | None:
-    """Why something failed; None if the error is none of a storage."""
+    """Explain an error; None if it is not a storage's."""
     if _is_wrong_endpoint(error):
         return Reason("its endpoint must look like https://host:port", unusable=True)
     package = type(error).__module__.partition(".")[0]
@@ -56,17 +53,17 @@ def _reason(error: Exception, location: Location) -> Reason | None:
     )
     if isinstance(error, TimeoutError) and not str(error):
         return Reason("no answer in time", transient)
-    told = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-    return Reason(scrubbed(told), transient)
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return Reason(scrubbed(text), transient)
 
 
 def _wraps_wrong_name(error: Exception) -> bool:
-    """Whether it is how s3fs tells of a bucket's or an object's name that cannot be one."""
+    """True for s3fs's error about an impossible name of a bucket or an object."""
     return isinstance(error, ValueError) and type(error.__context__).__name__ == "ParamValidationError"
 
 
 def _is_wrong_endpoint(error: Exception) -> bool:
-    """Whether it is how botocore complains of an endpoint; those that reshard knows of are checked before."""
+    """True for botocore's error about an endpoint; those known from settings were checked before."""
     return isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: ")
 
 

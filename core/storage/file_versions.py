@@ -28,12 +28,12 @@ TOUCHED = (
 
 
 def local_version(status: os.stat_result) -> str:
-    """The version of a local file."""
+    """Return the version of a local file."""
     return f"{status.st_size}-{status.st_mtime_ns}-c{status.st_ctime_ns}"
 
 
 def remote_version(info: dict[str, Any]) -> str:
-    """The version of a remote file, from fsspec's `info`."""
+    """Return the version of a remote file, from fsspec's `info`."""
     for key in ("ETag", "etag", "md5", "LastModified", "mtime", "created"):
         if info.get(key):
             return f"{info['size']}-{str(info[key]).strip(chr(34))}"
@@ -41,17 +41,17 @@ def remote_version(info: dict[str, Any]) -> str:
 
 
 def is_same_version(known: str, found: str) -> bool:
-    """Whether two versions agree; a `known` one without a change time is compared without it."""
+    """True if two versions agree; a `known` one without a change time is compared without it."""
     return known == found or known == _without_change_time(found)
 
 
 def is_only_touched(known: str, found: str) -> bool:
-    """Whether two versions differ in their change times alone."""
+    """True if two versions differ only in their change times."""
     return not is_same_version(known, found) and _without_change_time(known) == _without_change_time(found)
 
 
 def difference_text(known: str, found: str) -> str:
-    """Message text: how two versions of a file differ."""
+    """Format the difference of two versions of a file."""
     versions = f"it was {known}, it is {found}"
     return f"{versions}: {TOUCHED}" if is_only_touched(known, found) else versions
 
@@ -62,13 +62,13 @@ def _without_change_time(version: str) -> str:
 
 @dataclass(frozen=True)
 class Stamp:
-    """A file as it was when it was looked at.
+    """The state of a file at the time of a look.
 
     Attributes:
-        size_bytes: its size.
-        changed: seconds since the epoch, by the clock of whoever stores it; None if that is not told.
-        touched: when the file's mode, links, name or contents last changed, whatever time it was given; local ones'.
-        version: its etag, or else a modification time as exact as it gets.
+        size_bytes: size of the file.
+        changed: modification time in seconds since the epoch, by the storage's clock; None if unknown.
+        version: etag, or else the modification time as exactly as it is known.
+        touched: time of the last change of a local file's mode, links, name or contents, which no program can set.
     """
 
     size_bytes: int
@@ -78,19 +78,19 @@ class Stamp:
 
 
 def read_stamp(location: Location) -> Stamp | None:
-    """A file's stamp; of a link, that of what it leads to. None if it is not there.
+    """Return a file's stamp, following links; None if it does not exist.
 
     Raises:
-        StorageError: it cannot be told.
+        StorageError: the storage does not answer.
     """
     return unless_missing(lambda: _local_stamp(location) if location.is_local else _remote_stamp(location))
 
 
 def read_stamps(locations: Iterable[Location]) -> list[Stamp | None]:
-    """The stamps of many files, in order.
+    """Return the stamps of many files, in order.
 
     Raises:
-        StorageError: one cannot be told.
+        StorageError: the storage does not answer.
     """
     asked = list(locations)
     if all(location.is_local for location in asked):

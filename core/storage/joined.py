@@ -1,6 +1,6 @@
-"""Several files of one directory read as one: the parts of a checkpoint file that were written one by one.
+"""Reads several files of one directory as one: the parts of a checkpoint file that MindSpore wrote one by one.
 
-Their address has the parts' numbers in braces, as a shell would expand it: `net_0_part{0,1}.ckpt`.
+Their location has the parts' numbers in braces, as a shell would expand it: `net_0_part{0,1}.ckpt`.
 """
 
 import re
@@ -18,12 +18,12 @@ _JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>[0-9]+(?:,[0-9]+)+)\}(?P<e
 
 
 def joined_name(stem: str, numbers: Sequence[int], extension: str) -> str:
-    """The name of the files `{stem}{number}{extension}`, read as one; `stem` ends in `_part`."""
+    """Return the joint name of the files `{stem}{number}{extension}`; `stem` ends in `_part`."""
     return f"{stem}{{{','.join(map(str, numbers))}}}{extension}"
 
 
 def parts_of(location: Location) -> tuple[Location, ...]:
-    """The files that a location stands for; none if it is a file's own."""
+    """Return the files that a joint name stands for; none for any other location."""
     match = _JOINED.fullmatch(location.name)
     if match is None:
         return ()
@@ -32,11 +32,11 @@ def parts_of(location: Location) -> tuple[Location, ...]:
 
 
 class JoinedFile:
-    """Files one after another, as one; safe for use by many threads if they are.
+    """Files read as one, in their order; thread-safe if they are.
 
     Attributes:
         parts: the files.
-        offsets: the byte where each of them begins.
+        offsets: first byte of each file in the joint one.
     """
 
     def __init__(self, location: Location, parts: "Sequence[SourceFile]") -> None:
@@ -46,13 +46,13 @@ class JoinedFile:
         self.version = "+".join(part.version for part in parts)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """As a single file does."""
+        """Fill `buffer` from the bytes at `offset`."""
         for number, start, length in self._pieces(offset, len(buffer)):
             self.parts[number].read_into(start, buffer[:length])
             buffer = buffer[length:]
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As a single file does."""
+        """Return the bytes of each range (offset, length)."""
         pieces = [list(self._pieces(offset, length)) for offset, length in ranges]
         wanted: dict[int, list[tuple[int, int]]] = {}
         for number, start, length in (piece for of_range in pieces for piece in of_range):
@@ -61,13 +61,13 @@ class JoinedFile:
         return [b"".join(next(found[number]) for number, _, _ in of_range) for of_range in pieces]
 
     def close(self) -> None:
-        """Gives the files back."""
+        """Close the files."""
         with ExitStack() as closing:
             for part in self.parts:
                 closing.callback(part.close)
 
     def _pieces(self, offset: int, length: int) -> list[tuple[int, int, int]]:
-        """A range as (number of the part, offset in it, length); what is beyond the end is asked of the last part."""
+        """Split a range into (part number, offset in the part, length); bytes beyond the end fall to the last part."""
         pieces = []
         for number, begin in enumerate(self.offsets):
             end = begin + self.parts[number].size_bytes if number + 1 < len(self.parts) else offset + length

@@ -1,4 +1,4 @@
-"""Looks for files and directories, and lists them."""
+"""Finds files and directories, and lists them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 
 def file_info(location: Location, action: str = "look for it") -> dict[str, Any]:
-    """What a storage says of a file or directory: `type`, `size` in bytes and more.
+    """Return a storage's entry for a file or directory: `type`, `size` in bytes and more.
 
     Raises:
-        StorageError: it does not exist, or cannot be looked for.
+        StorageError: it does not exist, or the storage does not answer.
     """
 
     def look() -> dict[str, Any]:
@@ -26,30 +26,30 @@ def file_info(location: Location, action: str = "look for it") -> dict[str, Any]
 
 
 def kind_of(location: Location) -> str | None:
-    """What is there: `file`, `directory`, something else; None if nothing.
+    """Kind of a location: `file`, `directory`, something else; None if nothing is there.
 
     Raises:
-        StorageError: it cannot be told. (fsspec's own `exists` takes any failure for a no.)
+        StorageError: the storage does not answer. (fsspec's own `exists` takes any failure for a no.)
     """
     return unless_missing(lambda: str(file_info(location)["type"]))
 
 
 def exists(location: Location) -> bool:
-    """Whether there is a file or directory.
+    """True if a file or directory exists.
 
     Raises:
-        StorageError: it cannot be told.
+        StorageError: the storage does not answer.
     """
     return kind_of(location) is not None
 
 
 def list_folder(location: Location, action: str = "list it") -> list[dict[str, Any]]:
-    """What a storage says of each file and directory in a directory: `name` (a path), `type`, `size` and more.
+    """Return a storage's entries for the files and directories in a directory: `name` (a path), `type`, `size`, ….
 
-    The empty objects by which object stores know directories count as these, and the directory's own as nothing.
+    The empty objects that mark directories on object stores count as directories; the directory's own is left out.
 
     Raises:
-        StorageError: it does not exist, or cannot be listed.
+        StorageError: the directory does not exist, or cannot be listed.
     """
 
     def look() -> list[dict[str, Any]]:
@@ -63,13 +63,13 @@ def list_folder(location: Location, action: str = "list it") -> list[dict[str, A
 
 
 def find_files(location: Location, *, markers: bool = False) -> list[Location]:
-    """All files below a directory; none if it does not exist.
+    """Return all files below a directory; none if it does not exist.
 
     Args:
-        markers: also the empty objects by which object stores know directories.
+        markers: include the empty objects that mark directories on object stores.
 
     Raises:
-        StorageError: they cannot be listed.
+        StorageError: the files cannot be listed.
     """
 
     def look() -> dict[str, dict[str, Any]]:
@@ -81,28 +81,24 @@ def find_files(location: Location, *, markers: bool = False) -> list[Location]:
 
 
 def _is_marker(entry: Mapping[str, Any]) -> bool:
-    """Whether it is an object such as `models/`, which consoles make where one asks them for a directory."""
+    """True for an object such as `models/`, which consoles create in place of a directory."""
     return str(entry["name"]).endswith("/") and not entry.get("size")
 
 
 def is_missing(error: StorageError) -> bool:
-    """Whether an error means that a file or directory does not exist; a missing bucket does not count."""
+    """True if an error means that a file or directory does not exist; a missing bucket does not count."""
     return not isinstance(error, UnusableStorageError) and isinstance(
         error.__cause__, FileNotFoundError | NotADirectoryError
     )
 
 
 def has_no_file(error: StorageError) -> bool:
-    """Whether an error means that a location has no regular file: nothing, a directory, a pipe or the like."""
+    """True if an error means that a location has no regular file: nothing, a directory, a pipe or the like."""
     return is_missing(error) or is_irregular(error.__cause__)
 
 
 def unless_missing(work: Callable[[], Result]) -> Result | None:
-    """The result of `work`; None if what it is about is not there.
-
-    Raises:
-        StorageError: it failed for another reason.
-    """
+    """Return the result of `work`; None if it fails because a file or directory does not exist."""
     try:
         return work()
     except StorageError as error:

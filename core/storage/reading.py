@@ -1,4 +1,4 @@
-"""Files: read at offsets by many threads, written front to back and visible only when whole."""
+"""Reads files at offsets, from many threads; small files whole."""
 
 import errno
 import os
@@ -25,39 +25,39 @@ class SourceFile(Protocol):
     location: Location
     size_bytes: int
     version: str
-    """Changes whenever the content does; see `reshard.core.storage.file_versions`."""
+    """Differs whenever the content does; see `reshard.core.storage.file_versions`."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from the bytes at `offset`.
+        """Fill `buffer` from the bytes at `offset`.
 
         Raises:
             CheckpointError: the file ends before the buffer is full.
-            StorageError: it cannot be read.
+            StorageError: the file cannot be read.
         """
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each range, given by its offset and its length; of a remote file all are asked for at once.
+        """Return the bytes of each range (offset, length); a remote file's ranges are requested concurrently.
 
         Raises:
-            CheckpointError: the file ends before one of them does.
-            StorageError: it cannot be read.
+            CheckpointError: the file ends before a range does.
+            StorageError: the file cannot be read.
         """
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Close the file."""
 
 
 def read_bytes(file: SourceFile, offset: int, length: int) -> bytes:
-    """`length` bytes of a file from `offset` on; for small reads, since it allocates them."""
+    """Read `length` bytes at `offset`; for small reads, because it allocates them."""
     [data] = file.read_many([(offset, length)])
     return data
 
 
 def open_source(location: Location) -> SourceFile:
-    """Opens a file for reading at offsets; where a location stands for several, they are read as one.
+    """Open a file for reading at offsets; a location that names several files is read as one.
 
     Raises:
-        StorageError: it does not exist or cannot be opened.
+        StorageError: the file does not exist or cannot be opened.
     """
     parts = parts_of(location)
     if parts:
@@ -69,10 +69,10 @@ def open_source(location: Location) -> SourceFile:
 
 
 def read_version(location: Location) -> str:
-    """The version of a file.
+    """Return the version of a file.
 
     Raises:
-        StorageError: it does not exist or cannot be opened.
+        StorageError: the file does not exist or cannot be opened.
     """
     file = open_source(location)
     file.close()
@@ -141,14 +141,14 @@ class _RemoteSource:
         buffer[:] = self._read((offset, len(buffer)))
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        # one of them in this thread: it may be one of those that make requests for others
+        # a single one in this thread, which may itself belong to the pool of requests
         return [self._read(ranges[0])] if len(ranges) == 1 else list(at_once(self._read, ranges))
 
     def _read(self, range_: tuple[int, int]) -> bytes:
         offset, length = range_
         if offset + length > self.size_bytes:
             raise _ended_early(self.location, self.size_bytes)
-        if not length:  # HTTP has no empty range
+        if not length:  # HTTP has no empty ranges
             return b""
 
         def ask() -> bytes:
@@ -168,12 +168,12 @@ def _ended_early(location: Location, offset: int) -> CheckpointError:
 
 
 def read_small_file(location: Location, limit_bytes: int) -> bytes:
-    """The whole of a file that is known to be small.
+    """Read a small file whole.
 
     Raises:
-        StorageError: it cannot be read.
-        CheckpointError: it is larger than `limit_bytes`.
-        LimitError: it would take too much memory.
+        StorageError: the file cannot be read.
+        CheckpointError: the file is larger than `limit_bytes`.
+        LimitError: the file would take too much memory.
     """
     if takes_parts(location):
         return _read_small_object(location, limit_bytes)
@@ -188,7 +188,7 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
 
 
 def read_own_file(location: Location, limit_bytes: int) -> bytes:
-    """The content of a small file that a conversion wrote, such as a record or a manifest.
+    """Read a small file that a conversion wrote, such as a record or a manifest.
 
     Raises:
         TargetError: the file is larger than `limit_bytes`, or not a regular file: it was changed since.
@@ -205,13 +205,13 @@ def read_own_file(location: Location, limit_bytes: int) -> bytes:
 
 
 def _read_small_object(location: Location, limit_bytes: int) -> bytes:
-    """One request; others need one for the size as well. HTTP tells if less came than was sent."""
-    most_bytes = min(limit_bytes, metadata_limit_bytes())
-    read = partial(location.fs.cat_file, location.path, start=0, end=most_bytes + 1)
+    """Read with a single request: the size need not be known, and HTTP detects truncated answers."""
+    max_bytes = min(limit_bytes, metadata_limit_bytes())
+    read = partial(location.fs.cat_file, location.path, start=0, end=max_bytes + 1)
     try:
         data = bytes(requested(location, "read it", read))
     except StorageError as error:
-        # there is no range in an empty object
+        # an empty object has no ranges
         if getattr(error.__cause__, "errno", None) == errno.EINVAL and file_info(location)["size"] == 0:
             return b""
         raise

@@ -1,4 +1,4 @@
-"""Removes files."""
+"""Removes files and links; files that do not exist count as removed."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from reshard.core.storage.urls import Location
 
 
 def remove_file(location: Location) -> None:
-    """Removes a file, if it exists; or a local link itself, or an empty local directory in the file's place.
+    """Remove a file, if it exists; or a local link itself, or an empty local directory in the file's place.
 
     Raises:
         StorageError: removing failed, or a link leads to the file's local directory.
@@ -27,7 +27,7 @@ def remove_file(location: Location) -> None:
 
 
 def remove_files(locations: Iterable[Location]) -> None:
-    """Removes files, those that exist; many at once."""
+    """Remove files concurrently, those that exist."""
     for _ in at_once(remove_file, locations):
         pass
 

@@ -1,7 +1,7 @@
-"""Requests to remote storages: each tried again after transient failures, many of them at once.
+"""Requests to remote storages: repeated after transient failures, many of them at once.
 
-A request that fails now and then is not worth a rank's work: it is repeated here, a few times, after short pauses. The
-retries of the packages behind fsspec are switched off, for retries of several layers multiply.
+A rank's work should not be lost to an occasional failure: a request is repeated here a few times, after short pauses.
+The retries of the packages behind fsspec are switched off, because retries of several layers multiply.
 """
 
 import os
@@ -18,12 +18,12 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.urls import Location
 
 REQUESTS_AT_ONCE = 32
-"""Of one process. With 30 ms to the server, and 4 MiB each, they could keep 4 GiB/s under way."""
+"""In one process: with a latency of 30 ms, and 4 MiB each, enough for 4 GiB/s."""
 
 GAP_WORTH_READING_BYTES = 256 * 2**10
 """Reading and dropping this much costs less than another request, which takes about 1.2 ms of processor time.
 
-In that time 1 GB/s brings four times as much; but what is read in vain may cost more where a network is shared.
+In that time 1 GB/s brings four times as much; but dropped bytes may cost more on a busy network.
 """
 
 Item = TypeVar("Item")
@@ -31,10 +31,10 @@ Answer = TypeVar("Answer")
 
 
 def requested(location: Location, action: str, work: Callable[[], Answer]) -> Answer:
-    """The answer to a request, repeated after transient failures; `action` completes the sentence "cannot …".
+    """Return the answer to a request, repeated after transient failures; `action` completes the sentence "cannot …".
 
     Raises:
-        StorageError: it failed for good, or too often.
+        StorageError: the request failed permanently, or too often.
     """
 
     def attempt() -> Answer:
@@ -45,30 +45,30 @@ def requested(location: Location, action: str, work: Callable[[], Answer]) -> An
 
 
 def at_once(function: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-    """What a function that makes requests gives for each item, in order. The first error is raised, the rest dropped.
+    """Yield a requesting function's result for each item, in order; the first error ends the rest.
 
-    The function must not make other requests at once: they would wait for the threads that wait for them.
+    The function must not use the pool itself: its requests would wait for the threads that wait for them.
     """
-    under_way: deque[Future[Answer]] = deque()
+    in_flight: deque[Future[Answer]] = deque()
     try:
         for item in items:
-            under_way.append(submitted(function, item))
-            if len(under_way) == REQUESTS_AT_ONCE:  # more answers at a time would only take memory
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+            in_flight.append(submitted(function, item))
+            if len(in_flight) == REQUESTS_AT_ONCE:  # more answers would only take memory
+                yield in_flight.popleft().result()
+        while in_flight:
+            yield in_flight.popleft().result()
     finally:
-        for future in under_way:
+        for future in in_flight:
             future.cancel()
 
 
 def submitted(function: Callable[[Item], Answer], item: Item) -> "Future[Answer]":
-    """A call of a function that makes requests, under way in the background. It must not wait for another such."""
+    """Call a requesting function in the pool; it must not wait for another such call."""
     return _pool(os.getpid()).submit(copy_context().run, function, item)
 
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    # for the life of the process: threads are begun when there is something to do, and wait at no cost. A fork has none
-    # of them, and gets a pool of its own
+    # for the life of the process: threads start when needed, and wait at no cost. A fork has none of them, and gets a
+    # pool of its own
     return ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="reshard-request")

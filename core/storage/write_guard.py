@@ -1,6 +1,6 @@
-"""Whether what is about to appear on a storage is still this run's to write.
+"""Guards writes: before a file appears on a storage, checks that the target still belongs to this run.
 
-Whoever holds a lease that can be lost says so in the context; whatever makes a file appear asks first.
+The holder of a lease that can be lost puts its check into the context; code that makes a file appear calls it first.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ _check: ContextVar[Callable[[], None] | None] = ContextVar("reshard_claim", defa
 
 @contextmanager
 def claimed_while(check: Callable[[], None]) -> Iterator[None]:
-    """Has `check` called before a file appears; it raises if that must not happen."""
+    """Call `check` before each file appears inside the block; it raises if the file must not."""
     token = _check.set(check)
     try:
         yield
@@ -21,11 +21,11 @@ def claimed_while(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_claim() -> None:
-    """Makes sure that files may appear.
+    """Check that files may appear.
 
     Raises:
         TargetError: another run has taken over.
-        StorageError: another run may be about to.
+        StorageError: another run may be about to take over.
     """
     check = _check.get()
     if check is not None:

@@ -1,4 +1,4 @@
-"""Files written front to back and visible only when whole."""
+"""Writes files front to back; they appear under their names only when they are whole."""
 
 import os
 from collections.abc import Iterator
@@ -22,32 +22,32 @@ class OutputFile(Protocol):
     """A file being written front to back."""
 
     def write(self, buffer: Buffer) -> None:
-        """Appends all of `buffer`.
+        """Append all of `buffer`.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
 
     def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Puts `buffer` in the place of bytes that were written, near the beginning; see `takes_rewriting`.
+        """Replace bytes near the beginning of the file; see `takes_rewriting`.
 
-        To an object store it has to be announced by `UploadBuffers.keeps_first`.
+        For an object store it must be announced by `UploadBuffers.keeps_first`.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
 
 
 @contextmanager
 def write_file(location: Location, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
-    """Writes a file that appears under its name only when the block ends well; else nothing is left of it.
+    """Write a file that appears under its name only if the block succeeds; otherwise nothing is left of it.
 
     Storages that write in place (no object store does) show the name at once, and lose it again if the block fails.
-    Directories on the way are made. Local files are flushed to the disk before they get their name, so that a name
-    stands for content even after the machine went down. `upload` says how files are sent to an object store.
+    Missing directories are created. Local files are flushed to disk before they get their name, so that a name means
+    complete content even after a crash of the machine. `upload` sets the buffers for object stores.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     check_claim()
     writer = _new_output(location, upload or UploadBuffers())
@@ -59,13 +59,13 @@ def write_file(location: Location, upload: UploadBuffers | None = None) -> Itera
         try:
             writer.discard()
         except StorageError as error:
-            # what failed first is raised; this is what else the user has to know
+            # the first failure is raised; the user has to know of this one, too
             current_progress().note(f"what was written of {location} is left there, unseen: {error}")
         raise
 
 
 def write_bytes(location: Location, data: bytes) -> None:
-    """Writes a small file whole; see `write_file`."""
+    """Write a small file whole; see `write_file`."""
     if not location.is_local and not takes_parts(location):
         check_claim()
         requested(location, f"write {len(data)} bytes", lambda: location.fs.pipe_file(location.path, data))
@@ -146,5 +146,5 @@ def _new_output(location: Location, upload: UploadBuffers) -> _LocalOutput | Upl
 
 
 def takes_rewriting(location: Location) -> bool:
-    """Whether the beginning of a file that is being written there can still be changed."""
+    """True if the beginning of a file being written at a location can be changed."""
     return location.is_local or takes_parts(location)
