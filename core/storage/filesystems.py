@@ -1,7 +1,7 @@
-"""Which fsspec file system a URL names, opened as reshard wants it, and how its paths are told as URLs again.
+"""Opens the fsspec filesystem for a URL with our defaults, and formats its paths as URLs.
 
-fsspec keeps one instance of a file system for a process and a set of options, with connections that all threads share,
-and makes another after a fork. (Those whose client is bound to a thread it keeps for each thread.)
+fsspec keeps one instance of a filesystem per process and set of options, with connections that all threads share, and
+creates another after a fork. (Filesystems whose client is bound to a thread have one instance per thread.)
 """
 
 import inspect
@@ -21,19 +21,19 @@ from reshard.core.runtime.secrets import ADVICE, carries_credentials, scrubbed
 from reshard.core.storage.endpoints import check_endpoint, same_server
 
 Options = Mapping[str, Any]
-"""What fsspec calls storage options: the keyword arguments that a file system is made with."""
+"""fsspec's storage options: the keyword arguments of a filesystem."""
 
 _S3_DEFAULTS: dict[str, Any] = {
-    # s3fs would answer from an old listing, and not see that an object was replaced
+    # an old listing would hide that an object was replaced
     "use_listings_cache": False,
     "config_kwargs": {
         "connect_timeout": 10,
         "read_timeout": 60,
-        # requests are repeated in reshard.core.storage.transfers alone: retries of several layers multiply
+        # only reshard.core.storage.transfers repeats requests: retries of several layers multiply
         "retries": {"mode": "standard", "total_max_attempts": 1},
-        # twice the requests that a process makes at once
+        # twice the concurrent requests of a process
         "max_pool_connections": 64,
-        # the newer checksums: not every server knows them, and some send wrong ones with parts of objects
+        # not every server knows the newer checksums, and some send wrong ones with parts of objects
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
     },
@@ -53,25 +53,20 @@ _PACKAGES = {
     "az": "adlfs",
     "hdfs": "pyarrow",
 }
-"""What pip installs for a protocol; fsspec has advice for others."""
+"""Packages to install for a protocol; fsspec has advice for others."""
 _USUAL = ("file", "s3", "obs", "gs", "abfs", "hdfs")
 
 _IN_MEMORY = ("memory", "reference")
-"""Protocols whose files fsspec keeps in the process."""
+"""Protocols whose files fsspec keeps in the process's memory."""
 
 _opened: "WeakSet[Any]" = WeakSet()
 _of_parent: list[Any] = []
-# a child process that tidied up its parent's connections would take them from the parent's event loop: they share it
+# a child process that cleaned up its parent's connections would remove them from the event loop that they share
 os.register_at_fork(before=lambda: _of_parent.extend(_opened), after_in_parent=_of_parent.clear)
 
 
 def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
-    """The file system that a URL names, and the path in it. `options` win over the user's configuration of fsspec.
-
-    Raises:
-        InputError: it carries credentials, its protocol is unknown or needs a package, or what is known of the storage
-            does not open it.
-    """
+    """Return the filesystem of a URL, and the path in it. `options` override the user's configuration of fsspec."""
     if carries_credentials(url):
         raise InputError(ADVICE)
     protocol, _, rest = url.partition("://")
@@ -79,25 +74,25 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
         raise InputError(f"{url!r}: chains of URLs cannot be used")
     try:
         kind = _class_of(url, protocol)
-        path, told = _read(kind, url)
+        path, url_options = _parse(kind, url)
         if issubclass(kind, LocalFileSystem):
             return kind(), path
         settings = _settings(kind, options)
-        fs = kind(**settings | told)
+        fs = kind(**settings | url_options)
     except InputError:
         raise
     except ImportError as error:
         package = _PACKAGES.get(protocol)
         advice = f"pip install {package}" if package else error
         raise InputError(f"{url!r}: {protocol}:// needs a package that is not installed: {advice}") from error
-    except Exception as error:  # the packages behind fsspec raise what they like about a URL that they cannot use
+    except Exception as error:  # the packages behind fsspec raise anything about a URL that they cannot use
         raise InputError(f"{url!r}: cannot be opened: {scrubbed(str(error))}") from error
     if speaks_s3(kind):
         fs.retries = 1
         _opened.add(fs)
     written = url_of(fs, path)
-    path_again, told_again = _read(kind, written)
-    if path_again != path or settings | told_again != settings | told:
+    path_again, options_again = _parse(kind, written)
+    if path_again != path or settings | options_again != settings | url_options:
         raise InputError(
             f"{url!r}: cannot be used, since records would name it {written}, which is another place. "
             "Say in storage options what the URL says of its storage"
@@ -106,7 +101,7 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
 
 
 def check_lasting(url: str) -> None:
-    """Makes sure that files written at a URL outlive the process; for commands and runs, which end after writing.
+    """Check that files written at a URL outlive the process; for commands and runs, which end after writing.
 
     Raises:
         InputError: the files are kept in the process's memory.
@@ -120,7 +115,7 @@ def check_lasting(url: str) -> None:
 
 
 def url_of(fs: Any, path: str) -> str:
-    """The URL of a path, by which the same place is found again."""
+    """Format a path as a URL that leads to it again."""
     url = str(fs.unstrip_protocol(path))
     options = fs.storage_options
     if not options.get("host"):
@@ -133,7 +128,7 @@ def url_of(fs: Any, path: str) -> str:
 
 def _class_of(url: str, protocol: str) -> Any:
     if protocol == "obs":
-        # not by fsspec's registry: another package may have put its own there, with other options
+        # not from fsspec's registry, where another package may have put its own class, with other options
         from reshard.core.storage.obs import OBSFileSystem
 
         return OBSFileSystem
@@ -141,17 +136,17 @@ def _class_of(url: str, protocol: str) -> Any:
         return fsspec.get_filesystem_class(protocol)
     except ValueError as error:
         near = get_close_matches(protocol.lower(), [*fsspec.available_protocols(), "obs"], 3) or _USUAL
-        told = ", ".join(f"{name}://" for name in dict.fromkeys(near))
-        raise InputError(f"{url!r}: no storage is known as {protocol}://; there are {told} and others") from error
+        names = ", ".join(f"{name}://" for name in dict.fromkeys(near))
+        raise InputError(f"{url!r}: no storage is known as {protocol}://; there are {names} and others") from error
 
 
-def _read(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
-    """The path in a URL, and the options that it tells."""
+def _parse(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
+    """Split a URL into its path and the options that it carries."""
     return str(kind._strip_protocol(url)), kind._get_kwargs_from_urls(url)  # noqa: SLF001 (fsspec's own interface)
 
 
 def _settings(kind: Any, options: Options) -> dict[str, Any]:
-    """What a file system is made with: our defaults, the user's configuration of fsspec, and then `options`."""
+    """Merge our defaults, the user's configuration of fsspec and `options`, in this order."""
     if not speaks_s3(kind):
         return dict(options)
     settings: dict[str, Any] = dict(_S3_DEFAULTS)
@@ -166,20 +161,20 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
     if obs:
         from reshard.core.storage.obs import completed
 
-        # as the class does; but what it takes from the environment has to tell instances apart
+        # the class does the same, but fsspec must distinguish instances by values from the environment, too
         settings = completed(settings)
     return settings
 
 
 def speaks_s3(kind: type) -> bool:
-    """Whether a class of file systems is s3fs's, or builds on it; it need not be installed."""
+    """True if a filesystem class is s3fs's, or builds on it; s3fs need not be installed."""
     return any(base.__name__ == "S3FileSystem" for base in kind.__mro__)
 
 
 def same_storage(one: Any, other: Any) -> bool:
-    """Whether equal paths of two file systems are the same place, as far as can be told.
+    """True if equal paths of two filesystems are the same place, as far as can be known.
 
-    Servers of the S3 kind are the same whatever protocol and keys they are reached with.
+    S3 servers are the same whatever protocol and keys they are reached with.
     """
     if speaks_s3(type(one)) and speaks_s3(type(other)):
         return same_server(one, other)
@@ -187,7 +182,7 @@ def same_storage(one: Any, other: Any) -> bool:
 
 
 def _check_kinds(given: Options) -> None:
-    """Makes sure that options are texts, or objects, where these are wanted; what they are is never told."""
+    """Check that options are texts or objects where required; errors never contain their values."""
     client = given.get("client_kwargs")
     texts = {name: given.get(name) for name in _TEXTS}
     if isinstance(client, Mapping):
@@ -201,7 +196,7 @@ def _check_kinds(given: Options) -> None:
 
 
 def _check_s3_settings(settings: Options) -> None:
-    """s3fs would only say at the first request, and in riddles, that it has no such option."""
+    """Check option names: s3fs reports an unknown one only at the first request, and cryptically."""
     from aiobotocore.config import AioConfig
 
     unknown = sorted(settings.keys() - _s3_option_names())
@@ -221,7 +216,7 @@ def _client_option_names() -> frozenset[str]:
     from botocore.session import Session  # type: ignore[import-untyped]
 
     names = frozenset(inspect.signature(Session.create_client).parameters)
-    return names - {"self", "service_name", "config"}  # s3fs's own to say
+    return names - {"self", "service_name", "config"}  # s3fs sets these itself
 
 
 @cache

@@ -1,10 +1,10 @@
-"""Storage options by name: a request says `env:NAME`, and what stands there opens its URLs; it is written nowhere.
+"""Storage options by name: a request gives `env:NAME`, whose value opens its URLs and is written nowhere.
 
-What is kept there (`reshard.core.runtime.named_values`) is a JSON object of fsspec's storage options:
+The value (see `reshard.core.runtime.named_values`) is a JSON object of fsspec's storage options:
 {"endpoint_url": "…", "key": "…", "secret": "…"}
 
-Names are resolved once, where their block is entered. Which URLs they are for, and the options, are carried by the
-context, and so reach work in other threads. URLs are told apart by how they begin.
+Names are resolved once, when their block is entered. The context carries URLs and options, so that they reach work in
+other threads. A URL gets the options of the longest prefix that it begins with.
 """
 
 import json
@@ -24,19 +24,19 @@ _SLASHES_AT_END = re.compile(r"(?<![:/])/+$")  # not those of s3://
 
 @dataclass(frozen=True)
 class _Storage:
-    starts: tuple[str, ...]
-    """How URLs on it begin: as the user wrote it, and as it is told."""
+    prefixes: tuple[str, ...]
+    """Beginnings of its URLs: as the user wrote them, and as we format them."""
     name: str
     options: Options = field(repr=False)
 
 
 Pairs = tuple[tuple[str, str], ...]
-"""URLs, each with the name of the options that everything at and below it is opened with; an empty name: none."""
+"""URLs, each with the name of the options for everything at and below it; an empty name: no options."""
 
 
 @dataclass(frozen=True)
 class Storages:
-    """Names of storage options that were resolved, and the URLs that they are for."""
+    """Resolved storage options, and the URLs that they are for."""
 
     asked: Pairs = ()
     found: tuple[_Storage, ...] = ()
@@ -46,25 +46,24 @@ _current: ContextVar[Storages] = ContextVar("reshard_storages", default=Storages
 
 
 def options_for(url: str) -> Options:
-    """The options that were named for a URL; none, if none were."""
+    """Return the options named for a URL; empty without any."""
     matches = [
-        (len(start), storage.options)
+        (len(prefix), storage.options)
         for storage in _current.get().found
-        for start in storage.starts
-        if _below(url, start)
+        for prefix in storage.prefixes
+        if _below(url, prefix)
     ]
     return max(matches, key=lambda match: match[0])[1] if matches else {}
 
 
 @contextmanager
 def named_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Inside the block everything at and below these URLs is opened with the options of these names.
+    """Open everything at and below these URLs with the options of these names, inside the block.
 
-    A pair is a URL and a name; an empty name stands for no options. Where the same pairs are in force already, nothing
-    is resolved anew.
+    A pair is a URL and a name; an empty name means no options. Pairs already in force are not resolved again.
 
     Raises:
-        InputError: a name cannot be resolved, or two storages cannot be told apart by their URLs.
+        InputError: a name cannot be resolved, or two storages cannot be distinguished by their URLs.
     """
     if _current.get().asked == _asked(pairs):
         yield
@@ -74,15 +73,15 @@ def named_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Res
 
 
 def resolve_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, Resolver] | None = None) -> Storages:
-    """The storages of URLs and names, to be put in force in several contexts of a process; see `named_storages`.
+    """Resolve storages that several contexts of a process will put in force; see `named_storages`.
 
     Raises:
-        InputError: a name cannot be resolved, or two storages cannot be told apart by their URLs.
+        InputError: a name cannot be resolved, or two storages cannot be distinguished by their URLs.
     """
     asked = _asked(pairs)
     options = {name: _resolved(name, resolvers or {}) for name in dict.fromkeys(name for _, name in pairs) if name}
     found = [
-        _Storage(_starts(url, options.get(name, {})), name, options.get(name, {})) for url, name in asked if options
+        _Storage(_prefixes(url, options.get(name, {})), name, options.get(name, {})) for url, name in asked if options
     ]
     _check_apart(found)
     return Storages(asked, tuple(found))
@@ -90,7 +89,7 @@ def resolve_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, R
 
 @contextmanager
 def storages_in_force(storages: Storages) -> Iterator[None]:
-    """Inside the block these storages, and no others, are known."""
+    """Put these storages, and no others, in force inside the block."""
     token = _current.set(storages)
     try:
         yield
@@ -102,14 +101,14 @@ def _asked(pairs: Sequence[tuple[str, str]]) -> Pairs:
     return tuple((url, name) for url, name in pairs if "://" in url)
 
 
-def _starts(url: str, options: Options) -> tuple[str, ...]:
-    before, field, _ = url.partition("{")  # of a pattern, the directory that all ranks are below
-    start = before[: before.rfind("/") + 1] if field else url
-    return _without_slash(start), _without_slash(url_of(*open_filesystem(start, options)))
+def _prefixes(url: str, options: Options) -> tuple[str, ...]:
+    before, field, _ = url.partition("{")  # of a pattern, the directory that contains all ranks
+    prefix = before[: before.rfind("/") + 1] if field else url
+    return _without_slash(prefix), _without_slash(url_of(*open_filesystem(prefix, options)))
 
 
-def _below(url: str, start: str) -> bool:
-    return (url + "/").startswith(start + "/")
+def _below(url: str, prefix: str) -> bool:
+    return (url + "/").startswith(prefix + "/")
 
 
 def _without_slash(url: str) -> str:
@@ -118,20 +117,20 @@ def _without_slash(url: str) -> str:
 
 def _check_apart(storages: Sequence[_Storage]) -> None:
     for one, other in combinations(storages, 2):
-        if one.name != other.name and _overlap(one.starts, other.starts):
-            told = " and ".join(f"{each.starts[0]} ({each.name or 'no storage named'})" for each in (one, other))
+        if one.name != other.name and _overlap(one.prefixes, other.prefixes):
+            both = " and ".join(f"{each.prefixes[0]} ({each.name or 'no storage named'})" for each in (one, other))
             raise InputError(
-                f"{told}: one is inside the other, so that it cannot be told which storage a URL is on. "
+                f"{both}: one is inside the other, so that it cannot be told which storage a URL is on. "
                 "Name the same storage for both, or put one of them elsewhere"
             )
 
 
-def _overlap(starts: Sequence[str], others: Sequence[str]) -> bool:
-    return any(_below(inner, outer) for pair in product(starts, others) for inner, outer in (pair, reversed(pair)))
+def _overlap(prefixes: Sequence[str], others: Sequence[str]) -> bool:
+    return any(_below(inner, outer) for pair in product(prefixes, others) for inner, outer in (pair, reversed(pair)))
 
 
 def _resolved(name: str, resolvers: Mapping[str, Resolver]) -> Options:
-    """The options that have a name. No error repeats what is there, nor is one caused by an error that does."""
+    """Look up options. No error contains their values, nor is caused by an error that does."""
     value = value_of(name, resolvers, f"the name of storage options {NAME_ADVICE}")
     if isinstance(value, str):
         value = _parsed(value)

@@ -1,13 +1,13 @@
-"""Huawei's Object Storage Service, `obs://`: it speaks the protocol of S3, but is told where and who otherwise.
+"""Huawei's Object Storage Service, `obs://`: the protocol of S3, with endpoint and keys from other places.
 
-Endpoint and keys are, the first that is there:
+Endpoint and keys come from the first of these that has them:
 
 1. storage options: `endpoint_url`, `key`, `secret`, `token`, as those of s3fs, and all its others;
 2. fsspec's own configuration (`~/.config/fsspec/*.json`, `FSSPEC_OBS_KEY` …), which fsspec makes options of;
 3. the variables of Huawei's tools: OBS_ENDPOINT, OBS_ACCESS_KEY_ID, OBS_SECRET_ACCESS_KEY, OBS_SECURITY_TOKEN.
 
-Keys come from one of these places together. AWS's variables and profiles are never asked: its keys are nothing to be
-sent to somebody else.
+All keys come from the same place. AWS's variables and profiles are never used: its keys must not be sent to another
+provider.
 """
 
 import os
@@ -21,7 +21,7 @@ from s3fs import S3FileSystem
 
 _REGIONAL_HOST = re.compile(r"obs[a-z0-9-]*\.([a-z0-9-]+)\.myhuaweicloud\..+")
 _ANY_REGION = "us-east-1"
-"""Goes into signatures; servers that have no regions take this one."""
+"""Part of signatures; servers without regions accept this one."""
 _NO_PROFILE = {"profile": (None, None, None, None), "config_file": (None, None, os.devnull, None)}
 """Settings of botocore: option of the configuration file, variable of the environment, default, conversion."""
 
@@ -32,16 +32,12 @@ class OBSFileSystem(S3FileSystem):  # type: ignore[misc]
     protocol = ("obs",)
 
     def __init__(self, **options: Any) -> None:
-        """Nothing is connected to.
-
-        Raises:
-            ValueError: the endpoint or the keys are missing.
-        """
+        """Complete the options; no connection is made."""
         super().__init__(**completed(options))
 
 
 def completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Storage options with all that they leave to the environment, and to the endpoint's name.
+    """Complete storage options from the environment and the endpoint's name.
 
     Raises:
         ValueError: the endpoint or the keys are missing.
@@ -60,13 +56,13 @@ def completed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def region_of(host: str) -> str:
-    """The region in an endpoint's name, which signatures have to name as well."""
+    """Return the region in an endpoint's name, which signatures must contain."""
     match = _REGIONAL_HOST.fullmatch(host)
     return match[1] if match else _ANY_REGION
 
 
 def addressing_of(host: str) -> str:
-    """Where the bucket is said: OBS wants it in the host's name, which neither an address nor a bare name can take."""
+    """Return the addressing style: OBS wants the bucket in the host name, impossible with addresses and bare names."""
     try:
         ip_address(host)
     except ValueError:
@@ -90,7 +86,7 @@ def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parsed_endpoint(text: str) -> tuple[str, str]:
-    """An endpoint with a scheme, https if there is none, and its host."""
+    """Return an endpoint with a scheme, https by default, and its host."""
     if not text.strip():
         raise ValueError(
             "no OBS endpoint: set OBS_ENDPOINT, to obs.cn-north-4.myhuaweicloud.com, say, "

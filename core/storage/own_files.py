@@ -1,4 +1,4 @@
-"""Which files a conversion may remove from its working directories; any other file there is refused by name.
+"""The files that a conversion may remove from its working directories; any other file there is refused by name.
 
 A target is built in a directory beside it, named after the target. A link to a checkpoint, or a checkpoint, may already
 have that name. So before the first write or removal there, every entry must be a file that conversions write, or a
@@ -26,7 +26,7 @@ class Listing:
     """The names allowed in a directory.
 
     Attributes:
-        is_file: whether a file may have a given name.
+        is_file: predicate of the names that files may have.
         folders: patterns of directory names, each with its listing.
     """
 
@@ -34,7 +34,7 @@ class Listing:
     folders: Mapping[re.Pattern[str], "Listing"] = field(default_factory=dict)
 
     def of_folder(self, name: str) -> "Listing | None":
-        """The listing of the directory of this name; None if no such directory is allowed."""
+        """Return the listing of a directory; None if none of this name is allowed."""
         return next((listing for pattern, listing in self.folders.items() if pattern.fullmatch(name)), None)
 
 
@@ -42,7 +42,7 @@ _RANK_LISTING = Listing(lambda name: _CHECKPOINT_FILE.fullmatch(name) is not Non
 
 
 def check_working(directory: Location, state: Listing) -> None:
-    """Makes sure that a local working directory, if it exists, holds only files that conversions write.
+    """Check that a local working directory, if it exists, holds only files that conversions write.
 
     Args:
         directory: the directory in which a target is built.
@@ -65,7 +65,7 @@ def check_working(directory: Location, state: Listing) -> None:
 
 
 def check_replaced(directory: Location) -> None:
-    """Makes sure that a local directory, if it exists, can only be a replaced target that was not yet removed.
+    """Check that a local directory, if it exists, can only be a replaced target that was not yet removed.
 
     Raises:
         TargetError: the directory holds foreign files, or is a link.
@@ -81,7 +81,7 @@ def check_replaced(directory: Location) -> None:
 
 
 def check_unlinked(directory: Location, names: Listing) -> None:
-    """Makes sure that no directory of a finished local target is a link: repairs write through it.
+    """Check that no directory of a finished local target is a link: repairs would write through it.
 
     Raises:
         TargetError: a directory is a link.
@@ -112,7 +112,7 @@ def _check_entries(path: str, listing: Listing) -> None:
         if inner is not None and entry.is_dir(follow_symlinks=False):
             _check_entries(entry.path, inner)
         elif not entry.is_file(follow_symlinks=False) or not _is_known(entry.name, listing):
-            if not os.path.lexists(entry.path):  # the run that wrote it has just removed it
+            if not os.path.lexists(entry.path):  # removed just now by the run that wrote it
                 continue
             raise TargetError(
                 f"{entry.path}: is nothing that a conversion writes. A target is put together in the directory that it "
@@ -121,7 +121,7 @@ def _check_entries(path: str, listing: Listing) -> None:
 
 
 def _holds_files(path: str) -> bool:
-    """Whether a directory or a subdirectory holds complete checkpoint files."""
+    """True if a directory or a subdirectory holds complete checkpoint files."""
     names = (name for _, _, names in os.walk(path) for name in names)
     return any(not is_temporary(name) and not is_of_file_system(name) for name in names)
 

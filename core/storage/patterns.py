@@ -13,7 +13,7 @@ NUMBER = r"(?:0|[1-9][0-9]{0,17})"
 
 
 def spelled_for(spelling: str, rank: int) -> str:
-    """The prefix that a spelling stands for on one rank."""
+    """Return the prefix that a spelling stands for on one rank."""
     return spelling.replace(RANK_FIELD, str(rank))
 
 
@@ -26,14 +26,14 @@ class Lies(Enum):
 
 
 def matched_rank(part: str, name: str) -> int | None:
-    """The rank that makes a pattern's part with `{rank}` equal to a name; None if none does."""
+    """Return the rank that makes a pattern's part with `{rank}` equal to a name; None if none does."""
     first, *rest = (re.escape(text) for text in part.split(RANK_FIELD))
     match = re.fullmatch(f"{first}(?P<rank>{NUMBER})" + "(?P=rank)".join(rest), name)
     return None if match is None else int(match["rank"])
 
 
 def lies(place: str, pattern: str) -> Lies | None:
-    """The relation of the path `place` to the paths that `pattern` can match; None if they are apart.
+    """Return the relation of the path `place` to the paths that `pattern` can match; None if they are apart.
 
     A folder with a rank's number in its name counts as matched, whichever of its files the pattern names.
     """

@@ -1,4 +1,4 @@
-"""Where results may be written: apart from the source, and over nothing that is there already."""
+"""Checks where results may be written: apart from the source, and over nothing that exists."""
 
 from reshard.core.errors import InputError, TargetError
 from reshard.core.storage.filesystems import same_storage
@@ -9,7 +9,7 @@ from reshard.core.storage.urls import Location
 
 
 def check_apart(source: Location, final: Location) -> None:
-    """Makes sure that source and target do not overlap, and that the target's name is UTF-8 text for the records.
+    """Check that source and target do not overlap, and that the target's name is UTF-8 text for the records.
 
     The source may be a pattern with `{rank}`.
 
@@ -37,13 +37,13 @@ def check_apart(source: Location, final: Location) -> None:
 
 
 def check_new_file(location: Location, source: Location, overwrite: bool) -> None:
-    """Makes sure that a file may be written that is made from what stands at `source`.
+    """Check that a file made from `source` may be written.
 
     Raises:
-        InputError: it is there already, or is a directory.
-        TargetError: it lies inside the source.
+        InputError: the file exists, or is a directory.
+        TargetError: the file is inside the source.
     """
-    # inside, it would be taken for one more rank's file next time
+    # inside, it would pass for another rank's file next time
     check_apart(source, location)
     kind = kind_of(location)
     if kind == "directory":

@@ -1,11 +1,11 @@
-"""How a directory of files appears all at once.
+"""Publishes a directory of files at once.
 
-On a local file system the files are written in a sibling directory, which gets the target's name by one rename when all
-is done: MindSpore knows no commit marker, and whoever lists the target must see all or nothing. What the target was
-before is moved aside first and removed last, so that at every moment one of the two is whole on disk.
+On a local file system the files are written into a sibling directory, which a single rename gives the target's name
+when all are complete: MindSpore knows no commit marker, so a reader must see all files or none. A target that is
+replaced is moved aside first and removed last, so that at every moment one of the two is whole on disk.
 
-Object stores cannot rename a directory. There the files are written in place, and it is the manifest, written last,
-that makes them a checkpoint; a former manifest is withdrawn before anything of it is replaced.
+Object stores cannot rename a directory. There the files are written in place, and the manifest, written last, makes
+them a checkpoint; a former manifest is withdrawn before any of its files is replaced.
 """
 
 import errno
@@ -31,31 +31,31 @@ REPLACED_SUFFIX = ".reshard-replaced"
 RANK_FOLDER = re.compile(r"rank_[0-9]+")
 """Directory names in a checkpoint; a unified one has no directories."""
 STATE_DIRECTORY = ".reshard"
-"""Below a target: everything that is not a checkpoint file."""
+"""Directory in a target for everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
-"""The commit marker in it: a target without it is not finished."""
+"""Name of the commit marker in it: a target without it is not finished."""
 REMOVING_NAME = "removing.json"
-"""The manifest of a conversion that is being removed, from before the manifest goes until all else has gone."""
+"""Name of a copy of the manifest that marks a conversion being removed, until all its files are gone."""
 
 
 def working_location(final: Location) -> Location:
-    """Where the files of a target are written."""
+    """Return the place where the files of a target are written."""
     return _sibling(final, PARTIAL_SUFFIX) if final.is_local else final
 
 
 def replaced_location(final: Location) -> Location:
-    """The place to which a replaced local target is moved until it is removed."""
+    """Return the place to which a replaced local target is moved until it is removed."""
     return _sibling(final, REPLACED_SUFFIX)
 
 
 def list_names(location: Location) -> list[str]:
-    """Names in a directory, sorted; none if it does not exist.
+    """Return the names in a directory, sorted; none if it does not exist.
 
-    Rank folders on an object store without a file in any of them are none: somebody made them in a console.
+    Rank folders on an object store without a file in any of them are left out: they were created in a console.
 
     Raises:
-        TargetError: it is a file.
-        StorageError: it cannot be listed.
+        TargetError: the location is a file.
+        StorageError: the directory cannot be listed.
     """
     paths = {entry["name"].rstrip("/"): entry["type"] for entry in _entries(location)}
     if paths.pop(location.path, "directory") == "file":
@@ -72,7 +72,7 @@ def _entries(location: Location) -> list[dict[str, Any]]:
 
 
 def foreign_names(location: Location) -> list[str]:
-    """Names in a directory that do not belong to a checkpoint."""
+    """Return the names in a directory that do not belong to a checkpoint."""
     return [name for name in list_names(location) if not _is_of_checkpoint(name) and name != STATE_DIRECTORY]
 
 
@@ -81,22 +81,22 @@ def _is_of_checkpoint(name: str) -> bool:
 
 
 def remove_tree(location: Location) -> None:
-    """Removes a directory and all in it, if it exists."""
+    """Remove a directory with its content, if it exists."""
     if not location.is_local:
-        # rm() would take "*", "?" and "[" in a path for a pattern, and remove others' files
+        # rm() would treat "*", "?" and "[" in a path as a pattern, and remove other files
         remove_files(find_files(location, markers=True))
         return
     with mapped_errors(location, "remove it"):
         while os.path.isdir(location.path):
-            # runs of one target that end together remove what they leave together
+            # runs of one target that end at the same time remove it concurrently
             with suppress(FileNotFoundError):
                 shutil.rmtree(location.path)
 
 
 def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
-    """A checkpoint's files that are not among `known` (paths below the directory); what is being written is none.
+    """Return a checkpoint's complete files that are not among `known` (paths below the directory).
 
-    They are what stands in rank folders, or has the name of a unified checkpoint's file or index.
+    A checkpoint's files are in rank folders, or have the name of a unified checkpoint's file or index.
     """
     known_locations = [directory.child(path) for path in known]
     known_paths = {file.path for location in known_locations for file in parts_of(location) or (location,)}
@@ -111,7 +111,7 @@ def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
 
 
 def remove_others(working: Location, kept: Iterable[str]) -> None:
-    """Removes a checkpoint's files that are not among `kept` (paths below the directory), and empty rank folders."""
+    """Remove a checkpoint's files that are not among `kept` (paths below the directory), and empty rank folders."""
     remove_files(other_files(working, kept))
     if working.is_local:
         with mapped_errors(working, "remove empty folders in it"):
@@ -122,21 +122,21 @@ def remove_others(working: Location, kept: Iterable[str]) -> None:
 
 
 def temporary_files(directory: Location) -> list[Location]:
-    """Local files of a checkpoint, and in the state directory, that a killed run did not finish."""
-    there = list_names(directory)
-    folders = [name for name in there if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
+    """Return the local files of a checkpoint, and of its state directory, that a killed run did not finish."""
+    names = list_names(directory)
+    folders = [name for name in names if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
     with mapped_errors(directory, "list its files"):
-        return [directory.child(name) for name in there if is_temporary(name)] + [
+        return [directory.child(name) for name in names if is_temporary(name)] + [
             Location(directory.fs, os.path.join(path, name))
             for folder in folders
-            for path, _, names in os.walk(directory.child(folder).path)
-            for name in names
+            for path, _, files in os.walk(directory.child(folder).path)
+            for name in files
             if is_temporary(name)
         ]
 
 
 def publish(working: Location, final: Location) -> None:
-    """Gives finished files their name; what had it before is removed afterwards.
+    """Give finished files their final name; a replaced target is removed afterwards.
 
     Raises:
         TargetError: the directory to replace holds foreign files, which would be removed with it.
@@ -162,10 +162,10 @@ def publish(working: Location, final: Location) -> None:
 
 
 def check_room(location: Location, needed_bytes: int) -> None:
-    """Makes sure that a local file system has room.
+    """Check that a local file system has room.
 
     Raises:
-        StorageError: it has not; a disk that is full beforehand is the same failure as one that gets full later.
+        StorageError: it has not; the same error as of a disk that fills up later.
     """
     if not location.is_local:
         return

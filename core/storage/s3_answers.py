@@ -1,8 +1,8 @@
-"""What servers of the S3 protocol answer when they refuse, and what their client says when it gets no answer: in words.
+"""Explains failed requests of the S3 protocol: refusals by the server, and errors of the client without an answer.
 
-s3fs makes OSErrors of answers and drops most of what they say; it is found in the error behind. The client's own errors
-are known here by their names, because its package need not be installed. A secret may be in anything but an answer's
-code and message.
+s3fs turns answers into OSErrors and drops most of their content, which the error behind still has. The client's own
+errors are recognized by name, because its package need not be installed. Anything but an answer's code and message may
+contain a secret.
 """
 
 import re
@@ -16,12 +16,12 @@ from reshard.core.runtime.secrets import scrubbed
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a request failed.
+    """The reason why a request failed.
 
     Attributes:
-        text: in words.
-        transient: it may succeed when repeated.
-        unusable: no request can succeed with this bucket and these credentials.
+        text: the explanation.
+        transient: True if the request may succeed when repeated.
+        unusable: True if no request can succeed with this bucket and these credentials.
     """
 
     text: str
@@ -29,7 +29,7 @@ class Reason:
     unusable: bool = False
 
 
-_LONGEST_ANSWER_CHARACTERS = 300
+_MAX_ANSWER_CHARACTERS = 300
 _STATUS = re.compile(r"[0-9]{3}")
 
 _NO_FILE = Reason("no such file or directory")
@@ -53,7 +53,7 @@ _REASONS = {
     "NoSuchKey": _NO_FILE,
     "404": _NO_FILE,
     "AccessDenied": _DENIED,
-    # an answer to HEAD has no code but HTTP's, which may stand for several
+    # an answer to HEAD has only HTTP's code, which has several meanings
     "403": Reason("access denied: the credentials are wrong, or lack the permission {permission}"),
     "400": Reason("a bad request, is all that the server says: expired credentials, perhaps, or a wrong region"),
     "InvalidAccessKeyId": _WRONG,
@@ -90,7 +90,7 @@ _REASONS = {
     "ServiceUnavailable": _BUSY,
     "SlowDown": _BUSY,
 }
-"""Code of an answer -> what it means; other codes are told as they are."""
+"""Code of an answer -> its meaning; other codes are reported verbatim."""
 
 _PERMISSIONS = {
     "HeadObject": "GetObject",
@@ -106,7 +106,7 @@ _PERMISSIONS = {
     "CopyObject": "PutObject, or GetObject on the copied one",
     "UploadPartCopy": "PutObject, or GetObject on the copied one",
 }
-"""Operation -> the permission that it needs, where it is called otherwise."""
+"""Operation -> the permission that it needs, where the names differ."""
 
 
 _CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
@@ -118,11 +118,11 @@ _TRANSIENT_CLIENT_ERRORS = {
     "MetadataRetrievalError",
     "ResponseParserError",
 }
-"""Names of classes that may also be bases; the rest are wrong settings, no better the next time."""
+"""Names of classes, or of their bases; other errors mean wrong settings, and would recur."""
 
 
 def reason_of(error: BaseException, protocol: str, bucket: str) -> Reason | None:
-    """Why a request failed, if `error` comes from the S3 client, or from what it was answered; None if it does not."""
+    """Explain an error of the S3 client or of an answer to it; None for any other error."""
     for each in _chain(error):
         if isinstance(getattr(each, "response", None), dict) and "Error" in each.response:
             return _reason_of_answer(each.response, getattr(each, "operation_name", ""), protocol, bucket)
@@ -132,7 +132,7 @@ def reason_of(error: BaseException, protocol: str, bucket: str) -> Reason | None
 
 
 def _chain(error: BaseException | None) -> Iterator[Any]:
-    """An error, and those that it came from."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -161,38 +161,38 @@ def _reason_of_answer(response: dict[str, Any], operation: str, protocol: str, b
 
 
 def _permission(operation: str, protocol: str) -> str:
-    """The permission that an operation needs, as those who grant it call it."""
+    """Return the permission that an operation needs, as the storage's administrators know it."""
 
-    def called(name: str) -> str:
+    def full_name(name: str) -> str:
         if protocol != "obs":
             return f"s3:{name}"
         return f"obs:{'bucket' if 'Bucket' in name else 'object'}:{name}"
 
     name = _PERMISSIONS.get(operation, operation)
     if name == "GetObject":
-        # without it, what does not exist is denied as well
-        return f"{called(name)} (or {called('ListBucket')}, if it does not exist)"
-    return called(name)
+        # without ListBucket, missing objects are denied, too
+        return f"{full_name(name)} (or {full_name('ListBucket')}, if it does not exist)"
+    return full_name(name)
 
 
 def _reason_of_client(error: Any, protocol: str, bucket: str) -> Reason:
     names = {base.__name__ for base in type(error).__mro__}
     parts = urlsplit(str(getattr(error, "kwargs", {}).get("endpoint_url", "")))
     server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
-    told = _one_line(str(error))
-    if "ParamValidationError" in names and "bucket name" in told:
+    text = _one_line(str(error))
+    if "ParamValidationError" in names and "bucket name" in text:
         return replace(_NO_NAME, text=_NO_NAME.text.format(bucket=bucket))
     if "NoCredentialsError" in names:
         return Reason(_no_credentials(protocol), unusable=True)
     if "PartialCredentialsError" in names or "CredentialRetrievalError" in names:
-        return Reason(f"the credentials cannot be used: {told}", unusable=True)
+        return Reason(f"the credentials cannot be used: {text}", unusable=True)
     if "EndpointConnectionError" in names:
         return Reason(f"{server} cannot be reached: the endpoint is wrong, or it is down", transient=True)
     if names & {"ConnectTimeoutError", "ReadTimeoutError"}:
         return Reason(f"{server} did not answer in time", transient=True)
     if "ConnectionClosedError" in names:
         return Reason(f"{server} closed the connection", transient=True)
-    return Reason(told, bool(names & _TRANSIENT_CLIENT_ERRORS) and _CERTIFICATE not in told)
+    return Reason(text, bool(names & _TRANSIENT_CLIENT_ERRORS) and _CERTIFICATE not in text)
 
 
 def _no_credentials(protocol: str) -> str:
@@ -205,4 +205,4 @@ def _no_credentials(protocol: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return scrubbed(" ".join(text.split()))[:_LONGEST_ANSWER_CHARACTERS].rstrip(": ")
+    return scrubbed(" ".join(text.split()))[:_MAX_ANSWER_CHARACTERS].rstrip(": ")

@@ -1,8 +1,8 @@
-"""Sends a file to an object store of the S3 kind while it is being written, in parts, several of them at once.
+"""Sends a file to an S3 object store while it is being written, in parts, several of them at once.
 
-The object appears when the upload is completed, whole, or never. What is there of an upload that failed is given back:
-the storage would keep it, unseen, and charge for it. fsspec's own files send a part and wait for it; and they take
-memory for parts of 50 MiB.
+The object appears, whole, when the upload is completed, or never. The parts of a failed upload are removed: the storage
+would keep them, unseen, and charge for them. (fsspec's own files send one part at a time, and take memory for parts of
+50 MiB.)
 """
 
 import os
@@ -24,16 +24,16 @@ from reshard.core.storage.write_guard import check_claim
 Buffer = bytes | bytearray | memoryview
 
 SLOWEST_BYTES_PER_SECOND = 32 * 2**10
-"""What is sent more slowly is given up, and tried again; 32 requests at once make a megabyte of it."""
+"""A slower request is canceled and repeated; 32 concurrent requests are allowed 1 MiB/s at least."""
 COPIED_PART_BYTES = 512 * 2**20
-"""What is larger is copied in such parts: S3 copies 5 GiB by one request at most, and takes its time for that."""
+"""Larger objects are copied in such parts: S3 copies at most 5 GiB in one request, and slowly."""
 _COPIES_AT_ONCE = 8
 
 _Part = dict[str, Any]
 
 
 def takes_parts(location: Location) -> bool:
-    """Whether a storage speaks the S3 protocol."""
+    """True if a storage speaks the S3 protocol."""
     return speaks_s3(type(location.fs))
 
 
@@ -46,22 +46,18 @@ class Upload:
         self._part_bytes = buffers.part_bytes
         self._upload_id: str | None = None
         self._creations = 0
-        # what the client sends without holding up other requests; large bytes it would
+        # the client sends a BytesIO without blocking other requests, which it would with large bytes
         self._buffer = BytesIO()
         self._ahead = buffers.ahead
         self._keeps_first = buffers.keeps_first
         self._first: BytesIO | None = None
-        """The first part, where it may be changed until all others are sent."""
-        self._under_way: deque[tuple[Future[_Part], BytesIO]] = deque()
+        """The first part, if it may be changed until all others are sent."""
+        self._in_flight: deque[tuple[Future[_Part], BytesIO]] = deque()
         self._part_count = 0
         self._parts: list[_Part] = []
 
     def write(self, buffer: Buffer) -> None:
-        """Appends all of `buffer`; it may be used for something else afterwards.
-
-        Raises:
-            StorageError: a part could not be sent.
-        """
+        """Append all of `buffer`, which may be reused afterwards."""
         view = memoryview(buffer).cast("B")
         while view:
             if self._buffer.tell() == self._part_bytes:
@@ -70,22 +66,14 @@ class Upload:
             view = view[count:]
 
     def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Puts `buffer` in the place of bytes of the first part.
-
-        Raises:
-            StorageError: they are not there, or were sent already.
-        """
+        """Replace bytes of the first part, unless it has been sent."""
         first = self._buffer if self._upload_id is None else self._first
         if first is None or offset + len(buffer) > first.getbuffer().nbytes:
             raise StorageError(f"{self._location}: cannot write {len(buffer)} bytes at {offset}: it was sent already")
         first.getbuffer()[offset : offset + len(buffer)] = buffer
 
     def finish(self) -> None:
-        """Sends the rest, and makes the object appear.
-
-        Raises:
-            StorageError: it could not be.
-        """
+        """Send the rest, and make the object appear."""
         if self._upload_id is None:
             self._request_with_body("write it", "put_object", self._buffer)
             return
@@ -95,11 +83,7 @@ class Upload:
         self._complete()
 
     def copy(self, source: Location, size_bytes: int, action: str) -> None:
-        """Makes the object a copy of another one, which the storage makes itself.
-
-        Raises:
-            StorageError: it could not be.
-        """
+        """Let the storage make the object a copy of another one."""
         bucket, key, _ = source.fs.split_path(source.path)
         from_where = {"Bucket": bucket, "Key": key}
         if size_bytes <= COPIED_PART_BYTES:
@@ -115,13 +99,13 @@ class Upload:
             return {"PartNumber": number, "ETag": answer["CopyPartResult"]["ETag"]}
 
         for number in range(1, -(-size_bytes // COPIED_PART_BYTES) + 1):
-            self._under_way.append((submitted(copy_part, number), BytesIO()))
-            if len(self._under_way) == _COPIES_AT_ONCE:
+            self._in_flight.append((submitted(copy_part, number), BytesIO()))
+            if len(self._in_flight) == _COPIES_AT_ONCE:
                 self._await_part()
         self._complete()
 
     def _complete(self) -> None:
-        while self._under_way:
+        while self._in_flight:
             self._await_part()
         check_claim()  # sending the last parts, or copying, may have taken long
         try:
@@ -133,22 +117,18 @@ class Upload:
             )
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                # completed by a request whose answer was lost, or given up by somebody else: that cannot be told apart
+                # completed by a request whose answer was lost, or aborted by another process: indistinguishable
                 raise StorageError(f"{self._location}: its upload is gone: {error}", transient=True) from error
             raise
         self._upload_id = None
-        self._give_up_lost()
+        self._abort_lost()
 
     def discard(self) -> None:
-        """Gives up what was sent.
-
-        Raises:
-            StorageError: it could not be; it is still there.
-        """
-        wait([future for future, _ in self._under_way])  # a part that comes later would be kept
+        """Abort the upload; if this fails, its parts are still there."""
+        wait([future for future, _ in self._in_flight])  # a part that arrives later would be kept
         if self._upload_id is not None:
             _abort(self._location, self._bucket, self._key, self._upload_id)
-        self._give_up_lost()
+        self._abort_lost()
 
     def _send(self, *, last: bool = False) -> None:
         if self._upload_id is None:
@@ -161,15 +141,15 @@ class Upload:
             self._submit(self._part_count, self._buffer)
         if last:
             return
-        self._buffer = self._await_part() if len(self._under_way) > self._ahead else BytesIO()
+        self._buffer = self._await_part() if len(self._in_flight) > self._ahead else BytesIO()
         self._buffer.seek(0)
 
     def _submit(self, number: int, body: BytesIO) -> None:
-        self._under_way.append((submitted(self._send_part, (number, body)), body))
+        self._in_flight.append((submitted(self._send_part, (number, body)), body))
 
     def _await_part(self) -> BytesIO:
-        """Waits for the oldest part under way; returns its buffer, which is free then."""
-        future, buffer = self._under_way.popleft()
+        """Wait for the oldest part in flight, and return its buffer for reuse."""
+        future, buffer = self._in_flight.popleft()
         self._parts.append(future.result())
         return buffer
 
@@ -194,7 +174,7 @@ class Upload:
 
     def _request_with_body(self, action: str, method: str, body: BytesIO, **arguments: object) -> Any:
         fs = self._location.fs
-        # the client's timeout begins when all is sent: with a server that is silent before, it would wait for ever
+        # the client's timeout begins when all is sent: it would wait forever for a server that is silent before
         deadline = fs.config_kwargs["read_timeout"] + body.seek(0, os.SEEK_END) / SLOWEST_BYTES_PER_SECOND
 
         def send() -> Any:
@@ -203,10 +183,10 @@ class Upload:
 
         return requested(self._location, action, send)
 
-    def _give_up_lost(self) -> None:
-        """Gives up uploads that were begun by requests whose answers were lost."""
+    def _abort_lost(self) -> None:
+        """Abort uploads begun by requests whose answers were lost."""
         if self._creations > 1:
-            with suppress(StorageError):  # the object is whole, or its failure is being told already
+            with suppress(StorageError):  # the object is whole, or its failure is being reported
                 abort_uploads(self._location, [self._location])
 
 
@@ -216,10 +196,10 @@ def _number(part: _Part) -> int:
 
 
 def abort_uploads(directory: Location, files: Iterable[Location]) -> int:
-    """Gives up the uploads of files in a directory that nobody works on any more; returns how many there were.
+    """Abort the abandoned uploads of files in a directory; return their number.
 
     Raises:
-        StorageError: they could not be listed, or given up.
+        StorageError: the uploads cannot be listed or aborted.
     """
     bucket, prefix, _ = directory.fs.split_path(directory.path)
     keys = {directory.fs.split_path(file.path)[1] for file in files}
@@ -237,7 +217,7 @@ def _uploads(directory: Location, bucket: str, prefix: str) -> Iterator[dict[str
             page = requested(directory, "list unfinished uploads of it", ask)
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                return  # some servers' way to say that there are none
+                return  # some servers' answer if there are none
             raise
         yield from page.get("Uploads", [])
         more = page.get("IsTruncated")

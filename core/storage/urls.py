@@ -16,14 +16,14 @@ from reshard.core.storage.named_options import options_for
 
 @dataclass(frozen=True)
 class Location:
-    """A place on a storage: `fs` is its fsspec file system, `path` the path inside it, without a trailing slash."""
+    """A place on a storage: its fsspec filesystem `fs`, and the `path` in it, without a trailing slash."""
 
     fs: Any
     path: str
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether it is a path on this machine (or one that is mounted here)."""
+        """True for a path on this machine, or one mounted here."""
         return isinstance(self.fs, LocalFileSystem)
 
     @property
@@ -33,7 +33,7 @@ class Location:
 
     @property
     def parent(self) -> "Location":
-        """The directory that it is in."""
+        """The directory that contains it."""
         return Location(self.fs, posixpath.dirname(self.path))
 
     def child(self, *parts: str) -> "Location":
@@ -41,7 +41,7 @@ class Location:
         return Location(self.fs, posixpath.join(self.path, *parts))
 
     def __str__(self) -> str:
-        """The URL, as a user would write it and `parse_url` reads it: local ones are plain paths."""
+        """The URL, as `parse_url` reads it; local ones are plain paths."""
         return NameText(self.path if self.is_local else url_of(self.fs, self.path))
 
     def __format__(self, format_spec: str) -> str:
@@ -50,11 +50,11 @@ class Location:
 
 
 def parse_url(url: str) -> Location:
-    """The place that a URL or a local path names.
+    """Parse a URL or a local path.
 
     Raises:
-        InputError: it is empty, carries credentials, or its protocol is unknown or needs a package, or what is known of
-            the storage does not open it.
+        InputError: it is empty or carries credentials, its protocol is unknown or needs a package, or the storage's
+            options do not open it.
     """
     if not url.strip():
         raise InputError("an empty path or URL was given")
