@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 @click.command("doctor")
 @click.argument("source")
-@click.option("--source-strategy", metavar="URL", default="", help="The strategy in question: a file, or a directory.")
-@click.option(
-    "--step", metavar="E_S", default="", help="The step to look at; by default the newest that all ranks have."
-)
-@click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, where there are several.")
+@click.option("--source-strategy", metavar="URL", default="", help="The strategy to check: a file, or a directory.")
+@click.option("--step", metavar="E_S", default="", help="The step to check; by default the newest that all ranks have.")
+@click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, if there are several.")
 @conversion_options(("integrated_save",))
 @key_options
 @storage_option
@@ -38,17 +36,17 @@ def command(
     storage: str,
     as_json: bool,
 ) -> int:
-    """Tells whether a strategy belongs to the checkpoint SOURCE, and if not, where they part; writes nothing.
+    """Check whether a strategy belongs to the checkpoint SOURCE, and find what contradicts it; write nothing.
 
-    Looks at the ranks, the pipeline stages, the names and shapes of parameters, and at samples of contents: ranks that
-    should hold the same have to, and others must not. All that is found is told, with what it probably means and what
-    to do. Ends with 0 if they belong together, with 1 if not, and with 2 if one of them cannot be read.
+    Checks ranks, files, pipeline stages, the names and shapes of parameters, and samples of contents: ranks that should
+    hold the same must do so, and others must not. Each finding comes with its probable meaning and with advice. Exits
+    with 0 if they belong together, with 1 if not, and with 2 if one of them cannot be read.
 
-    Along which axis a shard was cut does not show in it. Where the strategy tells no shapes, as protobuf ones do not,
-    the shapes that it makes are told: see that they are the network's.
+    A shard does not show along which axis it was cut. If the strategy holds no shapes, as in protobuf files, the output
+    lists the shapes that it makes: compare them with the network's.
 
-    Without a strategy it shows what the checkpoint is and which strategy it needs, and ends with 2, or with 0 if it
-    needs none: one rank with everything, or whole tensors. Checkpoints that reshard converted bring their own strategy.
+    Without a strategy, shows the checkpoint's content and the strategy that it needs, and exits with 2; or with 0 if it
+    needs none: a single rank, or whole tensors. Checkpoints that reshard converted contain their own strategy.
 
     \b
     Examples:
@@ -87,7 +85,7 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
         print_table(("check", "result"), [(check, _result(diagnosis, check)) for check in CHECKS])
     for finding in diagnosis.findings:
         click.echo(f"\n{finding.severity.upper()}, {finding.check}")
-        print_facts(_said(finding))
+        print_facts(_finding_facts(finding))
 
 
 def _answer(diagnosis: "Diagnosis") -> list[tuple[str, str]]:
@@ -105,10 +103,12 @@ def _result(diagnosis: "Diagnosis", check: str) -> str:
     if check in diagnosis.not_checked:
         return "not checked"
     severities = [str(finding.severity) for finding in diagnosis.findings if finding.check == check]
-    told = [counted(severities.count(severity), severity) for severity in ("problem", "note") if severity in severities]
-    return ", ".join(told) or "ok"
+    counts = [
+        counted(severities.count(severity), severity) for severity in ("problem", "note") if severity in severities
+    ]
+    return ", ".join(counts) or "ok"
 
 
-def _said(finding: "Finding") -> list[tuple[str, str]]:
+def _finding_facts(finding: "Finding") -> list[tuple[str, str]]:
     advice = [("  do", finding.advice)] if finding.advice else []
     return [("  found", finding.found), ("  means", finding.means), *advice]

@@ -26,27 +26,27 @@ _OPTIONS = (
     "decrypt_key",
     "decrypt_mode",
 )
-_MOST_LISTED = 200
+_MAX_LISTED = 200
 
 
 @click.command("recover")
 @click.argument("source")
 @conversion_options(_OPTIONS)
-@click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are not to be looked at.")
+@click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are ignored.")
 @click.option(
     "--group-info",
     metavar="URL",
     multiple=True,
-    help="Which ranks hold the same, if there is no strategy: a JSON list of lists of ranks, or MindSpore's group file "
-    "of a rank. May be given several times.",
+    help="Ranks that hold the same, if there is no strategy: a JSON list of lists of ranks, or MindSpore's group file "
+    "of a rank. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Tells whether a damaged checkpoint SOURCE can be recovered, and from where; writes nothing.
+    """Check whether a damaged checkpoint SOURCE can be recovered, and from which ranks; write nothing.
 
-    Files that are missing, truncated or fail their CRC, and those of --fault-ranks, count as lost. What they held is
-    recoverable if other ranks hold the same. Ends with 0 if all of it is, and then 'reshard convert --recover' does it;
-    with 1 if not: then every parameter and box that is lost is listed, and the newest older step that would do.
+    Files that are missing, truncated or fail their CRC, and those of --fault-ranks, count as lost. Their slices are
+    recoverable if other ranks hold the same. Exits with 0 if all are: 'reshard convert --recover' recovers them. Exits
+    with 1 if not, and lists every lost parameter and box, and the newest older step that is recoverable.
 
     \b
     Examples:
@@ -99,14 +99,14 @@ def _print_report(report: "RecoveryReport") -> None:
             ("lost parameter", "box", "should be on"),
             [
                 (lost.parameter or "all that these ranks held", lost.box or "all of it", ranks_text(lost.ranks))
-                for lost in report.lost[:_MOST_LISTED]
+                for lost in report.lost[:_MAX_LISTED]
             ],
         )
-        if len(report.lost) > _MOST_LISTED:
-            click.echo(f"… and {len(report.lost) - _MOST_LISTED} more; --json lists all")
+        if len(report.lost) > _MAX_LISTED:
+            click.echo(f"… and {len(report.lost) - _MAX_LISTED} more; --json lists all")
     if report.other_steps:
         click.echo()
         print_table(
-            ("other step", "state", "what of it"),
+            ("other step", "state", "details"),
             [(other.step, other.state, other.message) for other in report.other_steps],
         )

@@ -1,4 +1,4 @@
-"""Arguments as MindSpore's functions take them: what is refused, and by which exception."""
+"""Checks of arguments, with the exceptions that MindSpore's functions raise."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from reshard.core.mindspore_api.failures import reading
 from reshard.core.runtime.keys import EncryptionMode, Key
 
 DEFAULT_MODE = "AES-GCM"
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 FORMATS = ("ckpt", "safetensors")
 TAKES_NO_KEY = (
     "is encrypted, and this function takes no key: load it by load_checkpoint with its 'dec_key', and save it "
@@ -41,20 +41,15 @@ def check_type(name: str, value: object, required: type, *, optional: bool = Fal
 
 
 def check_key(name: str, key: object) -> None:
-    """Refuses a key that is no bytes, without showing it.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Raise ValueError, which does not show the key, unless it is bytes or None."""
     if not isinstance(key, bytes | None):
         raise ValueError(f"{name!r} has to be None or bytes, not {type(key).__name__}")
 
 
 def key_of(name: str, secret: bytes | None, mode: str) -> Key | None:
-    """The key that a user gives as the argument `name`; the mode counts only where there is one.
+    """Return the key in the argument `name`; the mode counts only if there is one.
 
-    Raises:
-        ValueError: it is no key for that mode, or there is no such mode.
+    Raises ValueError for an unknown mode, or a key that does not suit it.
     """
     if secret is None:
         return None
@@ -65,11 +60,7 @@ def key_of(name: str, secret: bytes | None, mode: str) -> Key | None:
 
 
 def check_safetensors_has_none(function: str, format: str, key: bytes | None, mode: str, **others: Any) -> None:
-    """Refuses what `.safetensors` files cannot have: encryption, and `others`, which are to be None or False.
-
-    Raises:
-        ValueError: something of it is asked for.
-    """
+    """Raise ValueError if options ask of a `.safetensors` file for encryption, or for one of the `others`."""
     if format != "safetensors":
         return
     if key is not None or mode != DEFAULT_MODE:
@@ -82,11 +73,9 @@ def check_safetensors_has_none(function: str, format: str, key: bytes | None, mo
 
 
 def checked_prefixes(prefixes: Any) -> tuple[str, ...] | None:
-    """`specify_prefix` or `filter_prefix` as a tuple.
+    """Return `specify_prefix` or `filter_prefix` as a tuple.
 
-    Raises:
-        TypeError: it is neither a text nor a list or tuple of texts.
-        ValueError: it is empty, or one of them is.
+    Raises TypeError unless it is strings, ValueError if it is empty or one of them is.
     """
     if prefixes is None:
         return None
@@ -105,7 +94,7 @@ def checked_prefixes(prefixes: Any) -> tuple[str, ...] | None:
 def chooser(
     specified: tuple[str, ...] | None, filtered: tuple[str, ...] | None, choice: ChoiceFunction
 ) -> Callable[[str], bool]:
-    """Whether a parameter is taken: where prefixes are given, they decide, and `choice` is not asked."""
+    """The choice of parameters by name: by prefixes if there are any, else by `choice`."""
     if specified is None and filtered is None:
         return choice or (lambda _: True)
 
@@ -116,14 +105,13 @@ def chooser(
 
 
 def rank_in_environment() -> int | None:
-    """The rank of this process, as MindSpore's launchers tell it in `RANK_ID`; None if they did not.
+    """Return the rank of this process from `RANK_ID`, which MindSpore's launchers set; None if it is not set.
 
-    Raises:
-        ValueError: it is no number.
+    Raises ValueError unless it is a number.
     """
-    told = os.environ.get("RANK_ID")
-    if told is None:
+    text = os.environ.get("RANK_ID")
+    if text is None:
         return None
-    if not (told.isascii() and told.isdigit() and len(told) <= _MOST_DIGITS):
-        raise ValueError(f"the environment's RANK_ID is {told!r}, not a rank")
-    return int(told)
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise ValueError(f"the environment's RANK_ID is {text!r}, not a rank")
+    return int(text)

@@ -1,20 +1,20 @@
 """`load_distributed_checkpoint`: the slices that ranks hold, from whole parameters or from other ranks' slices.
 
-Where it differs from MindSpore on purpose:
+Intended differences from MindSpore:
 
-- `network` is a dict of arrays to be filled (see `networks`), or None: files are written then. Its rank is `rank_id`,
-  which MindSpore passes over, or the environment's `RANK_ID`; 0 without both, with a warning if there are several.
+- `network` is a dict of arrays to fill (see `networks`), or None to write files. Its rank is `rank_id`, which MindSpore
+  ignores, or the environment's `RANK_ID`; 0 without both, with a warning if there are several ranks.
 - `predict_strategy` of whole parameters may also be the layouts that `build_searched_strategy` returns, whatever the
   ranks; MindSpore takes them for a single rank only.
-- Parameters of the strategy that are not in the files, and those in the files that are not in the strategy, are told by
-  a Python warning; MindSpore passes over them in silence. That none is left of the former is an error.
-- A rank that the strategy has not is a ValueError; MindSpore raises an IndexError. So is what the map says that is not
-  in the files; MindSpore leaves it out. A directory that is not there is a ValueError as well.
-- Parameters are streamed from file to file; `max_process_num` is the most threads, of which no more are made than help.
-- From `.ckpt` files: `train_strategy_filename` is needed, there being no context that it could come from; MindSpore
-  loads nothing without it. Pipeline stages, optimizer shards and tensor axes that several device axes cut are merged
-  right. `predict_strategy` with a communication group is refused.
-- bfloat16 stays what it is.
+- Parameters that only the strategy has, or only the files, are a Python warning; MindSpore ignores them silently. A
+  strategy without any parameter of the files is an error.
+- A rank that the strategy lacks is a ValueError; MindSpore raises an IndexError. So is a parameter in the map that its
+  file lacks, which MindSpore leaves out, and a missing directory.
+- Parameters are streamed from file to file; `max_process_num` limits the threads, of which only useful ones are made.
+- From `.ckpt` files: `train_strategy_filename` is needed, since there is no context to take it from; MindSpore loads
+  nothing without it. Pipeline stages, optimizer shards and tensor axes that several device axes cut are merged
+  correctly. `predict_strategy` with a communication group is refused.
+- bfloat16 stays bfloat16.
 """
 
 import os
@@ -48,6 +48,7 @@ from reshard.core.mindspore_api.networks import Network, checked_network, fill_n
 from reshard.core.mindspore_api.paths import checked_directory, optional_strategy
 from reshard.core.mindspore_api.unified import UnifiedCheckpoint, slice_blocks
 from reshard.core.runtime.keys import Key
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location, parse_url
@@ -55,9 +56,8 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.records import StrategyRecords, assemble_strategy
 from reshard.core.tensor.layout import ParameterLayout
 
-_MOST_NAMES_TOLD = 10
 _NEVER_UNIFIED = "accu_grads"
-"""Prefix of what `unified_safetensors` leaves out."""
+"""Prefix of parameters that `unified_safetensors` leaves out."""
 
 
 def load_distributed_checkpoint(
@@ -77,7 +77,7 @@ def load_distributed_checkpoint(
     max_process_num: int = 64,
     return_param_dict: bool = False,
 ) -> Any:
-    """Writes what ranks hold into `dst_safetensors_dir/rank_{rank}/net.{output_format}`, or fills a network with it.
+    """Write ranks' slices into `dst_safetensors_dir/rank_{rank}/net.{output_format}`, or fill a network with one's.
 
     Args:
         network: arrays by name, which are filled with this rank's slices; None to write files.
@@ -166,12 +166,12 @@ def _check_types(unified: object, target: object, rank: object, names: object, m
 
 def _rank_of_network(given: int | None, count: int) -> int:
     """The rank, of `count`, whose slices fill a network."""
-    told = rank_in_environment()
-    if given is not None and told is not None and given != told:
-        raise ValueError(f"'rank_id' is {given}, the environment's RANK_ID is {told}: whose slices are wanted?")
-    if given is None and told is None and count > 1:
+    launched = rank_in_environment()
+    if given is not None and launched is not None and given != launched:
+        raise ValueError(f"'rank_id' is {given}, the environment's RANK_ID is {launched}: whose slices are wanted?")
+    if given is None and launched is None and count > 1:
         _warn(f"neither 'rank_id' nor the environment's RANK_ID says which of {count} ranks this is: taken for rank 0")
-    return given if given is not None else told or 0
+    return given if given is not None else launched or 0
 
 
 def _predicted(strategy: Any) -> Strategy | None:
@@ -184,11 +184,7 @@ def _predicted(strategy: Any) -> Strategy | None:
 
 
 def _check_matching(unified: UnifiedCheckpoint, strategy: Strategy | None) -> None:
-    """Tells of parameters that only one of both has.
-
-    Raises:
-        CatalogError: they have none in common.
-    """
+    """Warn of parameters that only the files have, or only the strategy; raise CatalogError if they share none."""
     if strategy is None:
         return
     there = set(unified.parameters)
@@ -196,10 +192,10 @@ def _check_matching(unified: UnifiedCheckpoint, strategy: Strategy | None) -> No
         raise CatalogError(f"{strategy.origin}: has none of the parameters that the files hold: another model's?")
     missing = sorted(name for name in strategy.parameters - there if not name.startswith(_NEVER_UNIFIED))
     if missing:
-        _warn(f"{strategy.origin}: has parameters that the files have not, they are left out: {_told(missing)}")
+        _warn(f"{strategy.origin}: has parameters that the files lack, they are left out: {listed(missing)}")
     unused = sorted(there - strategy.parameters)
     if unused:
-        _warn(f"{strategy.origin}: lacks parameters that the files have, they are left out: {_told(unused)}")
+        _warn(f"{strategy.origin}: lacks parameters that the files have, they are left out: {listed(unused)}")
 
 
 def _write_ranks(
@@ -215,7 +211,7 @@ def _write_ranks(
         target = root.child(f"rank_{rank}", f"net.{format}")
         write_checkpoint(target, kind, [each.output() for each in slices.values()], partial(slice_blocks, slices))
 
-    # copying does not gain from more threads than that
+    # more threads do not speed up copying
     with ThreadPoolExecutor(max(1, min(most, 2 * (os.cpu_count() or 1)))) as pool:
         for _ in pool.map(write, ranks):
             pass
@@ -251,7 +247,7 @@ def _fill_from_ranks(
     filling.warn_of_suffixes(stacklevel=3)
     if filling.not_filled:
         missing = sorted(filling.not_filled)
-        _warn(f"in the network, but not in the training strategy or not in the files: {_told(missing)}")
+        _warn(f"in the network, but not in the training strategy or not in the files: {listed(missing)}")
 
 
 def _checked_files(files: object) -> list[Location]:
@@ -296,16 +292,16 @@ def _checked_layout(name: object, layout: Any) -> ParameterLayout:
 
 
 def _merged(opened: Sequence[tuple[SourceFile, FileIndex]], strategy: Strategy, name: str) -> np.ndarray | None:
-    """The whole parameter, from the ranks of the first stage that holds it; None if the strategy or they do not."""
+    """The whole parameter, from the ranks of the first stage that has it; None if the strategy or the files lack it."""
     stage = next(strategy.stages_with(name), None)
     if stage is None:
         return None
     of_stage = [opened[rank - strategy.ranks.start] for rank in strategy.stage_ranks(stage)]
-    lacking = [str(file.location) for file, index in of_stage if name not in index.entries]
-    if len(lacking) == len(of_stage):
+    missing_in = [str(file.location) for file, index in of_stage if name not in index.entries]
+    if len(missing_in) == len(of_stage):
         return None
-    if lacking:
-        raise CatalogError(f"parameter {name!r} is missing in {_told(lacking)}, though not in other ranks' files")
+    if missing_in:
+        raise CatalogError(f"parameter {name!r} is missing in {listed(missing_in)}, though not in other ranks' files")
     slices = [read_values(file, [index.entries[name]])[name] for file, index in of_stage]
     arrays = [array for array in slices if isinstance(array, np.ndarray)]
     if len(arrays) < len(slices) or len({array.dtype for array in arrays}) > 1:
@@ -326,11 +322,6 @@ def _cut(whole: np.ndarray, name: str, cuts: Mapping[str, ParameterLayout], rank
     return part.copy()
 
 
-def _told(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES_TOLD
-    return ", ".join(names[:_MOST_NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")
-
-
 def _warn(message: str) -> None:
-    # the caller of load_distributed_checkpoint is three levels up
+    # at the call of load_distributed_checkpoint, three levels up
     warnings.warn(message, stacklevel=4)

@@ -26,21 +26,22 @@ from typing import Any, NoReturn
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.local_files import open_regular
+from reshard.core.runtime.wording import listed
 
 FAULT_RANKS_VARIABLE = "RESHARD_FAULT_RANKS_FILE"
 MINDX_FAULT_RANKS_FILE = "/user/restore/fault/config/fault-npus"
-MOST_REPLICAS = 5
+MAX_REPLICAS = 5
 
 _RANK_VARIABLES = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK")
 _SIZE_VARIABLES = ("WORLD_SIZE", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LARGEST_LIST_BYTES = 1 << 20  # MindX's own limit; 4096 ranks take 40 kB
+_MAX_LIST_BYTES = 1 << 20  # MindX's own limit; 4096 ranks take 40 kB
 
 _log = logging.getLogger("reshard.elastic")
 
 
 class ExceptionHandler:
-    """Saves a checkpoint once, when SIGTERM or SIGINT comes, on the ranks that must; registers the signals when made.
+    """Saves a checkpoint once, on SIGTERM or SIGINT, on the ranks that must; registers the signals when created.
 
     It does nothing before `set_config`, and nothing in processes that are forked afterwards, such as those that load
     data: there a signal has the effect that it would have without this object. The save runs between two steps of the
@@ -53,19 +54,19 @@ class ExceptionHandler:
         self._group_info: list[list[int]] | None = None
         self._partial_save = False
         self._replicas = 1
-        self._process = 0  # whose training it is
+        self._process = 0  # that configured it
         self._saving = self._saved = False
         self._previous: dict[int, Any] = {}
         self._passing_on: list[FrameType | None] = []
         try:
             self.register_signals()
         except RuntimeError as error:
-            _tell(logging.WARNING, f"{error}. Until then no signal makes this process save")
+            _log_safely(logging.WARNING, f"{error}. Until then no signal makes this process save")
 
     def register_signals(self) -> None:
-        """Takes over SIGTERM and SIGINT; what handled them before is called after the save.
+        """Handle SIGTERM and SIGINT; the previous handlers are called after the save.
 
-        Once more, it takes back what others have registered meanwhile, and calls them in turn.
+        A second call takes the signals back from handlers registered in between, and calls these after the save.
 
         Raises:
             RuntimeError: this is not the main thread, and only that one may; nothing was changed.
@@ -89,7 +90,7 @@ class ExceptionHandler:
         group_info: Sequence[Sequence[int]] | None = None,
         replicas: int = 1,
     ) -> None:
-        """Says how this process saves; to be called once the training can.
+        """Set how this process saves; to be called once training is ready to save.
 
         Args:
             save_func: saves the checkpoint of this rank when called with `args`.
@@ -104,7 +105,7 @@ class ExceptionHandler:
         Raises:
             TypeError: an argument is of another type.
             ValueError: `replicas` is out of range, or the groups do not hold each rank of the job once.
-            InputError: the environment does not tell this process's rank, or how many there are.
+            InputError: the environment has a wrong rank, or lacks the number of ranks.
         """
         if not callable(save_func):
             raise TypeError(f"save_func must be callable, not {save_func!r}")
@@ -114,8 +115,8 @@ class ExceptionHandler:
             raise TypeError(f"partial_save must be True or False, not {partial_save!r}")
         if type(replicas) is not int:
             raise TypeError(f"replicas must be an integer, not {replicas!r}")
-        if not 1 <= replicas <= MOST_REPLICAS:
-            raise ValueError(f"replicas must be 1 to {MOST_REPLICAS}, not {replicas}")
+        if not 1 <= replicas <= MAX_REPLICAS:
+            raise ValueError(f"replicas must be 1 to {MAX_REPLICAS}, not {replicas}")
         groups = None if group_info is None else _checked_groups(group_info)
         rank, size = _rank(), _world_size()
         if groups is not None:
@@ -128,31 +129,31 @@ class ExceptionHandler:
         self._saved = False
 
     def check_resumable_model(self, has_file: Callable[[int], bool] | None = None) -> bool:
-        """Whether every group still has a saved copy: a healthy rank, so that the whole model can be resumed.
+        """True if every group has a healthy rank, which has saved, so that the whole model can be resumed.
 
-        Where it is False, the training goes back to `regular_iteration`.
+        Otherwise training goes back to `regular_iteration`.
 
         Args:
-            has_file: tells whether the file that a rank saved is there; without it, it is taken for there.
+            has_file: says whether the file of a rank exists; None: it does if the rank saved.
 
         Raises:
-            InputError: the list of faulty ranks is damaged, or the environment does not tell how many ranks there are.
+            InputError: the list of faulty ranks is damaged, or the environment lacks the number of ranks.
         """
         return all(any(has_file is None or has_file(rank) for rank in ranks) for ranks in self._saving_ranks())
 
     def loading_rank(self, rank: int | None = None) -> int:
-        """The rank whose file a rank loads after a restart: its own if it saved, else the first that did of its group.
+        """The rank whose file a rank loads after a restart: its own if it saved, else its group's first that did.
 
-        In Megatron's naming that is `model_optim_rng_{i}.pt`. With a distributed optimizer the model's file is common,
-        and the optimizer's is that of the rank's own place in its group.
+        In Megatron's naming the file is `model_optim_rng_{i}.pt`. With a distributed optimizer, the model's file is
+        common, and the optimizer's is that of the rank's own place in its group.
 
         Args:
             rank: this process's own by default.
 
         Raises:
             ValueError: no group holds the rank.
-            InputError: nobody of the group has saved, the list of faulty ranks is damaged, or the environment does not
-                tell ranks.
+            InputError: no rank of the group has saved, the list of faulty ranks is damaged, or the environment lacks
+                ranks.
         """
         rank = _rank() if rank is None else rank
         for group, saving in zip(self._groups(), self._saving_ranks(), strict=True):
@@ -160,21 +161,17 @@ class ExceptionHandler:
                 return rank if rank in saving else saving[0]
             if rank in group:
                 raise InputError(
-                    f"rank {rank}: all ranks of its group {_told(group)} are faulty: nobody has saved what it holds. "
+                    f"rank {rank}: all ranks of its group {_ranks_text(group)} are faulty: none has saved its slices. "
                     "Go back to the last regular checkpoint"
                 )
         raise ValueError(f"rank {rank} is in none of the groups")
 
     def _get_fault_npus(self) -> list[str]:
-        """The ranks whose devices are faulty, at this moment; see the module for where they are told.
-
-        Raises:
-            InputError: the list is there and cannot be understood.
-        """
+        """The ranks whose devices are faulty now, from the file that the module describes."""
         path = os.environ.get(FAULT_RANKS_VARIABLE) or MINDX_FAULT_RANKS_FILE
         try:
             with open(open_regular(path), "rb") as file:
-                data = file.read(_LARGEST_LIST_BYTES + 1)
+                data = file.read(_MAX_LIST_BYTES + 1)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -185,7 +182,7 @@ class ExceptionHandler:
         return [range(_required_world_size())] if self._group_info is None else self._group_info
 
     def _saving_ranks(self) -> list[list[int]]:
-        """Of each group the ranks that save, ascending by their place in it."""
+        """The ranks of each group that save, in the group's order."""
         faulty = {int(rank) for rank in self._get_fault_npus()}
         healthy = [[rank for rank in group if rank not in faulty] for group in self._groups()]
         return [ranks[: self._replicas] for ranks in healthy] if self._partial_save else healthy
@@ -196,8 +193,8 @@ class ExceptionHandler:
             faulty = str(rank) in self._get_fault_npus()
             return not faulty and (not self._partial_save or any(rank in ranks for ranks in self._saving_ranks()))
         except InputError as error:
-            # who does not know may be the only one: a copy too many costs little, one too few the model
-            _tell(logging.ERROR, f"rank {rank}: {error}. It saves, since the others may be unable to")
+            # this rank may be the only healthy one: a superfluous copy costs little, a missing one the model
+            _log_safely(logging.ERROR, f"rank {rank}: {error}. It saves, since the others may be unable to")
             return True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -206,7 +203,9 @@ class ExceptionHandler:
         if not configured or self._saved:
             self._pass_on(number, frame)
         elif self._saving:
-            _tell(logging.WARNING, f"{name} came while the checkpoint is being saved, which goes on; SIGKILL ends it")
+            _log_safely(
+                logging.WARNING, f"{name} arrived while the checkpoint is being saved, which goes on; SIGKILL ends it"
+            )
         else:
             self._saving = True
             try:
@@ -219,22 +218,22 @@ class ExceptionHandler:
         assert self._save_func is not None
         rank = _rank()
         if not self._must_save():
-            _tell(logging.INFO, f"rank {rank}: {name}: it need not save")
+            _log_safely(logging.INFO, f"rank {rank}: {name}: need not save")
             return
-        _tell(logging.INFO, f"rank {rank}: {name}: saving")
+        _log_safely(logging.INFO, f"rank {rank}: {name}: saving")
         try:
             self._save_func(*self._args)
-        except SystemExit:  # some end the process when they have saved
+        except SystemExit:  # some functions end the process after saving
             raise
         except BaseException as error:
-            _tell(logging.ERROR, f"rank {rank}: {name}: the checkpoint could not be saved: {error!r}", error)
+            _log_safely(logging.ERROR, f"rank {rank}: {name}: the checkpoint could not be saved: {error!r}", error)
             _end(1)
-        _tell(logging.INFO, f"rank {rank}: {name}: saved")
+        _log_safely(logging.INFO, f"rank {rank}: {name}: saved")
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Gives the signal the effect that it would have had; one that was ignored ends the process after a save."""
+        """Give the signal its previous effect; one that was ignored ends the process after a save."""
         previous = self._previous.get(number)
-        # who was registered later and is called first may call this one again, with the same frame: there is no other
+        # a handler registered later may call this one again, with the same frame
         if callable(previous) and frame not in self._passing_on:
             self._passing_on.append(frame)
             try:
@@ -243,24 +242,24 @@ class ExceptionHandler:
                 self._passing_on.pop()
         elif previous is not signal.SIG_IGN or self._saved:
             _flush()
-            # by the signal itself, so that whoever waits for this process sees what ended it
+            # by the signal itself, so that the parent process sees it as the cause
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
 
 def regular_iteration(iteration: int, save_interval: int) -> int:
-    """The iteration of the last regular checkpoint, to go back to where the last one cannot be resumed."""
+    """The iteration of the last regular checkpoint, to resume if the last exceptional one cannot be."""
     return iteration // save_interval * save_interval
 
 
 def parse_fault_ranks(data: bytes, origin: str) -> list[str]:
-    """The faulty ranks that a file lists; `origin` names it in messages. An empty one lists none.
+    """Parse a file's list of faulty ranks, which may be empty; `origin` names the file in messages.
 
     Raises:
-        InputError: it is damaged, or something else.
+        InputError: the file is damaged, or another kind of file.
     """
-    if len(data) > _LARGEST_LIST_BYTES:
-        raise InputError(f"{origin}: has more than {_LARGEST_LIST_BYTES} bytes: not a list of faulty ranks")
+    if len(data) > _MAX_LIST_BYTES:
+        raise InputError(f"{origin}: has more than {_MAX_LIST_BYTES} bytes: not a list of faulty ranks")
     if not data.strip():
         return []
     try:
@@ -295,7 +294,7 @@ def _checked_groups(group_info: object) -> list[list[int]]:
         raise ValueError(f"group_info holds no group, or an empty one: {group_info!r}")
     twice = sorted(rank for rank in set(ranks) if ranks.count(rank) > 1) if len(set(ranks)) < len(ranks) else []
     if twice:
-        raise ValueError(f"group_info holds ranks {_told(twice)} more than once: groups have no ranks in common")
+        raise ValueError(f"group_info holds ranks {_ranks_text(twice)} more than once: groups have no ranks in common")
     return [list(group) for group in group_info]
 
 
@@ -305,7 +304,9 @@ def _check_complete(groups: Iterable[Iterable[int]], rank: int, size: int | None
         raise ValueError(f"group_info has no group for rank {rank}, which is this process's")
     unlike = [] if size is None else sorted(ranks ^ set(range(size)))
     if unlike:
-        raise ValueError(f"group_info does not hold each of the job's {size} ranks: ranks {_told(unlike)} are amiss")
+        raise ValueError(
+            f"group_info does not hold each of the job's {size} ranks: {_ranks_text(unlike)} are missing or foreign"
+        )
 
 
 def _rank() -> int:
@@ -313,7 +314,7 @@ def _rank() -> int:
 
 
 def _world_size() -> int | None:
-    """None if it is not told; a process that is told neither its rank nor the size is the only one."""
+    """The number of ranks from the environment; 1 without a rank in it, None without the number alone."""
     size = _number_of(_SIZE_VARIABLES)
     rank = _number_of(_RANK_VARIABLES)
     if size is not None and not (rank or 0) < size:
@@ -324,12 +325,12 @@ def _world_size() -> int | None:
 def _required_world_size() -> int:
     size = _world_size()
     if size is None:
-        raise InputError(f"how many ranks there are is not told: set {_SIZE_VARIABLES[0]}, or give group_info")
+        raise InputError(f"the number of ranks is unknown: set {_SIZE_VARIABLES[0]}, or give group_info")
     return size
 
 
 def _number_of(variables: Sequence[str]) -> int | None:
-    """The value of the first of some environment variables that is set."""
+    """The value of the first environment variable that is set."""
     for name in variables:
         text = os.environ.get(name)
         if text:
@@ -339,12 +340,12 @@ def _number_of(variables: Sequence[str]) -> int | None:
     return None
 
 
-def _told(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return listed([*map(str, ranks)])
 
 
-def _tell(level: int, message: str, error: BaseException | None = None) -> None:
-    # the signal may have come while the same stream was being written, which then refuses
+def _log_safely(level: int, message: str, error: BaseException | None = None) -> None:
+    # a signal during a write to the same stream makes that stream refuse
     with suppress(Exception):
         _log.log(level, message, exc_info=error)
 
@@ -356,10 +357,10 @@ def _flush() -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """Ends the process at once: an exception could be caught by whatever the training is doing just now."""
+    """End the process at once: the training might catch an exception."""
     _flush()
     os._exit(status)
 
 
 exception_checkpoint = ExceptionHandler()
-"""The one that training scripts configure."""
+"""The handler that training scripts configure."""

@@ -1,7 +1,7 @@
-"""What MindSpore's callers catch: built-in exceptions, with the messages of this project's own.
+"""Translates errors into the built-in exceptions that MindSpore's callers catch; messages stay.
 
-What is wrong with an input is a ValueError, as MindSpore documents it, and so is what cannot be read; what cannot be
-written is the OSError of its errno.
+Wrong input, and input that cannot be read, is a ValueError, as MindSpore documents. Output that cannot be written is
+the OSError of its errno.
 """
 
 import errno
@@ -17,7 +17,7 @@ class MissingDirectoryError(ValueError, NotADirectoryError):
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Raises ValueError for all that is wrong with, or happens to, what is read."""
+    """Raise ValueError for wrong input and for failures of reading it."""
     try:
         yield
     except ReshardError as error:
@@ -26,11 +26,11 @@ def reading() -> Iterator[None]:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Raises OSError for what a storage refuses, ValueError for wrong input, RuntimeError for all else."""
+    """Raise OSError for failures of a storage, ValueError for wrong input, RuntimeError for all else."""
     try:
         yield
     except ConversionError as error:
-        # of a conversion whose ranks failed the cause is what a storage refused for one of them
+        # if ranks of a conversion failed, the cause is one rank's error
         refused = error if isinstance(error, StorageError) else error.__cause__
         if not isinstance(refused, StorageError):
             raise RuntimeError(str(error)) from error

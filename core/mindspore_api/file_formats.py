@@ -3,13 +3,13 @@
 Contents are not loaded but streamed from file to file, so that memory does not grow with them; several files are
 converted at a time by threads.
 
-Where they differ from MindSpore on purpose:
+Intended differences from MindSpore:
 
-- Texts are kept in .safetensors files, where only this project reads them; MindSpore cannot convert them.
+- Texts are kept in .safetensors files, where only reshard reads them; MindSpore cannot convert them.
 - Two parameters that `name_map` gives one name are an error; MindSpore keeps one of them.
 - A directory where `file_name_regex` fits no file is an error; MindSpore does nothing.
-- If one file of several fails the others are converted all the same, and then the first failure is raised.
-- A CRC that a file carries is checked; as with MindSpore the new file has none.
+- If one of several files fails, the others are still converted, and then the first failure is raised.
+- The CRC of a file that carries one is checked; the new file has none, as with MindSpore.
 - No directories are made for ranks without files to convert.
 - Encrypted files, and map parameters to .safetensors, are refused as in MindSpore, before anything is written.
 - Nothing is printed; files and directories may be on any storage that fsspec knows.
@@ -45,7 +45,7 @@ def ckpt_to_safetensors(
     file_name_regex: str | None = None,
     processes_num: int = 1,
 ) -> None:
-    """Converts .ckpt files to .safetensors files of the same names.
+    """Convert .ckpt files to .safetensors files of the same names.
 
     Args:
         file_path: a file; or a directory, whose files in folders that begin with `rank` are converted.
@@ -71,7 +71,7 @@ def safetensors_to_ckpt(
     file_name_regex: str | None = None,
     processes_num: int = 1,
 ) -> None:
-    """Converts .safetensors files to .ckpt files of the same names, parameters in the order of their old names.
+    """Convert .safetensors files to .ckpt files of the same names, parameters in the order of their old names.
 
     Arguments and exceptions are those of `ckpt_to_safetensors`, the other way round.
     """
@@ -81,7 +81,7 @@ def safetensors_to_ckpt(
 
 @dataclass(frozen=True)
 class _Job:
-    """What becomes what, and the new names of parameters that get one."""
+    """A conversion: its formats, and the new names of parameters that get one."""
 
     source_format: CheckpointFormat
     target_format: CheckpointFormat
@@ -172,7 +172,7 @@ def _listed(folder: Location) -> list[tuple[str, str]]:
 
 
 def _converted(job: _Job, source: Location, target: Location) -> ReshardError | None:
-    """Converts a file; why it could not be done, if so."""
+    """Convert a file; return the error, if any."""
     try:
         with closing(open_readable(source, None, takes_key=False)) as file:
             _convert_file(job, file, target)

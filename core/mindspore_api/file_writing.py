@@ -1,4 +1,4 @@
-"""Writes ranks of plans into files of any names, which appear only when all of them are whole and checked."""
+"""Writes ranks of plans into files of any names, which appear when all of them are whole and checked."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ MEMORY_BYTES = 2**31
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A rank of a plan, and the path of the file that is to hold it."""
+    """A rank of a plan, and the path of its file."""
 
     plan: ConversionPlan
     rank: int
@@ -32,13 +32,9 @@ class PlannedFile:
 
 
 def write_files(files: Sequence[PlannedFile], directory: str, workers: int) -> None:
-    """Writes files, side by side, in `directory` and gives them their names, on the same file system, at the end.
+    """Write files concurrently into a folder in `directory`, then rename them to their paths on its file system.
 
-    Raises:
-        CatalogError: a source file changed.
-        CheckpointError: a source file is damaged.
-        VerificationError: what was written is not what was to be written; nothing appears.
-        StorageError: reading or writing failed; nothing appears, or not all if the last step failed.
+    No file appears if writing or checking fails. If renaming fails, some may.
     """
     target = parse_url(directory)
     with mapped_errors(target, "make a directory in it"):

@@ -1,6 +1,6 @@
 """`build_searched_strategy`, `merge_sliced_parameter` and `get_ckpt_path_with_strategy`.
 
-Where they differ from MindSpore on purpose:
+Intended differences from MindSpore:
 
 - `build_searched_strategy` refuses what is no strategy, or has no layouts, by a ValueError, as documented; MindSpore
   raises a TypeError for some, and returns an empty dict for others.
@@ -36,11 +36,11 @@ from reshard.core.tensor.layout import ParameterLayout, cell_box
 
 _RANK_FOLDER = re.compile(r"rank_([0-9]+)")
 _NOT_WEIGHTS = ("accu_grads", "inputs")
-"""Prefixes of what says nothing of which ranks hold the same model."""
+"""Prefixes of entries that are not part of the model."""
 
 
 def build_searched_strategy(strategy_filename: str | None) -> dict[str, ParallelLayouts] | None:
-    """The layouts in a strategy file, as messages: by the parameters' names in the file, `"{stage}-{name}"` if merged.
+    """Return a strategy file's layouts as messages, by the names in the file, `"{stage}-{name}"` if it is merged.
 
     Raises:
         TypeError: `strategy_filename` is no string.
@@ -54,7 +54,7 @@ def build_searched_strategy(strategy_filename: str | None) -> dict[str, Parallel
 
 
 def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, Any] | None = None) -> np.ndarray:
-    """The whole parameter of which ranks hold slices, as `strategy` says, or one after another along axis 0.
+    """Merge ranks' slices into the whole parameter, by a strategy, or one after another along axis 0.
 
     Args:
         sliced_parameters: the slices, in the order of the ranks.
@@ -86,12 +86,9 @@ def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, 
 
 
 def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) -> np.ndarray:
-    """The whole tensor of which every rank of a stage holds the slice that its layout says.
+    """Merge the slices of a stage's ranks into the whole tensor; of replicas the last one counts.
 
-    Of slices that several ranks hold the last one counts.
-
-    Raises:
-        LayoutError: there is not one slice for each rank, or they are not as the layout says.
+    Raises LayoutError unless there is one slice for each rank, of the layout's shape.
     """
     try:
         cut = layout.shard_grid(slices[0].ndim)
@@ -113,11 +110,7 @@ def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) 
 
 
 def parse_layouts_of(name: str, message: Any) -> ParameterLayout:
-    """The layout in a message that a user gives.
-
-    Raises:
-        StrategyError: it is none.
-    """
+    """Parse a user's layout message; raise StrategyError if it is none."""
     try:
         return parse_layouts(message, f"parameter {name!r}")
     except (AttributeError, TypeError) as error:
@@ -127,10 +120,10 @@ def parse_layouts_of(name: str, message: Any) -> ParameterLayout:
 
 
 def get_ckpt_path_with_strategy(cur_ckpt_path: str, cur_strategy_path: str) -> str | None:
-    """The path of a checkpoint file that is there and holds what this rank needs; None if there is none.
+    """Return the path of an existing checkpoint file with this rank's slices; None if there is none.
 
-    That is its own one, or that of a rank which holds the same: the same path with that rank in `rank_{rank}`. A path
-    without `rank_` is just looked for.
+    It is the rank's own file, or that of a rank with the same slices: the same path with that rank in `rank_{rank}`. A
+    path without `rank_` is returned if it exists.
 
     Raises:
         TypeError: an argument is no string.
@@ -140,15 +133,15 @@ def get_ckpt_path_with_strategy(cur_ckpt_path: str, cur_strategy_path: str) -> s
     check_type("cur_ckpt_path", cur_ckpt_path, str)
     check_type("cur_strategy_path", cur_strategy_path, str)
     named = {int(rank) for rank in _RANK_FOLDER.findall(cur_ckpt_path)}
-    told = rank_in_environment()
+    launched = rank_in_environment()
     if not named:
         return cur_ckpt_path if _is_file(cur_ckpt_path) else None
-    if (told is None or told in named) and _is_file(cur_ckpt_path):
+    if (launched is None or launched in named) and _is_file(cur_ckpt_path):
         return cur_ckpt_path
-    in_path = _rank_in_path(cur_ckpt_path, named, told)
+    in_path = _rank_in_path(cur_ckpt_path, named, launched)
     strategy = required_strategy("cur_strategy_path", cur_strategy_path)
     with reading():
-        ranks = _ranks_alike(strategy, in_path if told is None else told)
+        ranks = _ranks_alike(strategy, in_path if launched is None else launched)
     paths = (_with_rank(cur_ckpt_path, in_path, other) for other in ranks)
     return next((path for path in paths if _is_file(path)), None)
 
@@ -178,12 +171,12 @@ def _concatenated(slices: list[np.ndarray]) -> np.ndarray:
     if slices[0].ndim == 0:
         raise ValueError("scalars have no axis to be merged along")
     shape = (sum(len(array) for array in slices), *slices[0].shape[1:])
-    # the dtype is given: concatenating would lose the mark of packed 4-bit integers
+    # an explicit dtype keeps the mark of packed 4-bit integers
     return np.concatenate(slices, out=np.empty(shape, slices[0].dtype))
 
 
 def _joined_fields(slices: list[np.ndarray], field: int) -> np.ndarray:
-    """A table of several fields of which every rank holds rows of each."""
+    """Join a table of several fields; every rank has rows of each field."""
     rows, *others = slices[0].shape
     if rows % field or any(array.shape != slices[0].shape for array in slices):
         raise LayoutError(
@@ -198,10 +191,10 @@ def _is_file(path: str) -> bool:
         return kind_of(parse_url(path)) == "file"
 
 
-def _rank_in_path(path: str, named: set[int], told: int | None) -> int:
-    """The rank that a path is of. A directory above the ranks' own may be named after a rank too: a job's, say."""
-    if told in named:
-        return told
+def _rank_in_path(path: str, named: set[int], launched: int | None) -> int:
+    """The rank of a path; a directory above the ranks' own, such as a job's, may be named like a rank too."""
+    if launched in named:
+        return launched
     if len(named) > 1:
         raise ValueError(
             f"'cur_ckpt_path' names ranks {', '.join(map(str, sorted(named)))}: which is this process's? Set the "
@@ -216,7 +209,7 @@ def _with_rank(path: str, rank: int, other: int) -> str:
 
 
 def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:
-    """The ranks that hold the same slice of every parameter, in ascending order."""
+    """The ranks with the same slice of every parameter, ascending."""
     stage, first_rank = _stage_of(strategy, rank)
     alike = set(range(strategy.devices_per_stage))
     for name, layout in stage.layouts.items():
@@ -230,7 +223,7 @@ def _ranks_alike(strategy: Strategy, rank: int) -> list[int]:
 
 
 def _stage_of(strategy: Strategy, rank: int) -> tuple[StageStrategy, int]:
-    """A rank's stage, and that stage's first rank. A stage's own file may be of any."""
+    """A rank's stage, and the stage's first rank; a stage's own strategy may be of any stage."""
     if not strategy.merged:
         return strategy.stages[0], rank - rank % strategy.devices_per_stage
     if rank not in strategy.ranks:

@@ -1,21 +1,21 @@
 """`load_checkpoint` and `load_segmented_checkpoints`: checkpoint files as dicts of arrays.
 
-Where they differ from MindSpore on purpose:
+Intended differences from MindSpore:
 
 - Values are numpy arrays, texts and lists (see `values`), not Parameters.
-- `net` is a dict of arrays to be filled (see `networks`), or None; several files fill it together.
-- `specify_prefix` and `filter_prefix` hold for .safetensors files too, where MindSpore passes over them in silence.
-- A file is checked before it is read: truncated and damaged ones, and strategies given for checkpoints, are refused,
-  also where MindSpore's parser finds something to return.
-- Texts that this project put into a .safetensors file are read; MindSpore knows none there.
+- `net` is a dict of arrays to fill (see `networks`), or None; several files fill it together.
+- `specify_prefix` and `filter_prefix` apply to .safetensors files too, for which MindSpore ignores them silently.
+- A file is checked before it is read: truncated and damaged ones, and strategies instead of checkpoints, are refused,
+  even where MindSpore's parser returns something.
+- Texts that reshard wrote into a .safetensors file are read; MindSpore knows none there.
 - An exception of `choice_func` becomes a ValueError for .ckpt files, as in MindSpore; exits and interrupts do not.
-- `crc_check=True` for a file without a CRC, and a file that says that redundancy was removed, without
-  `remove_redundancy=True`, are Python warnings, not lines in a log; so are arrays of `net` that are not in the file.
+- `crc_check=True` for a file without a CRC, and a file with removed redundancy without `remove_redundancy=True`, are
+  Python warnings, not lines in a log; so are arrays of `net` that are not in the file.
 - Files may be on any storage that fsspec knows.
 - `load_segmented_checkpoints` reads the files in the order of their names. Parameters that several hold with different
-  values are an error; MindSpore keeps that of the file which the directory lists last. A directory without .ckpt
-  files is an error, as documented; MindSpore returns an empty dict. That a choice leaves nothing of one file is none,
-  as long as it leaves something of another.
+  values are an error; MindSpore keeps that of the last file in the directory's listing. A directory without .ckpt
+  files is an error, as documented; MindSpore returns an empty dict. A choice that leaves no parameter of one file is
+  not, as long as it leaves one of another.
 """
 
 import posixpath
@@ -74,19 +74,19 @@ def load_checkpoint(
     remove_redundancy: bool = False,
     format: str = "ckpt",
 ) -> dict[str, Value]:
-    """The parameters of a checkpoint file: in the file's order, those of a .safetensors file by name.
+    """Return the parameters of a checkpoint file, in the file's order; those of a .safetensors file by name.
 
     Args:
         ckpt_file_name: a file whose name ends in `format`; or a .safetensors file's bytes in memory.
         net: arrays by name, filled with the loaded values; see `load_param_into_net`.
-        strict_load: whether only full names count, and arrays of `net` must have the dtypes of what is loaded.
-        filter_prefix: what parameters that are left out begin with.
+        strict_load: match full names only, and refuse values of another dtype than their array.
+        filter_prefix: prefix, or prefixes, of the parameters to leave out.
         dec_key: the key of an encrypted file.
-        dec_mode: how it is encrypted: AES-GCM, AES-CBC or SM4-CBC.
-        specify_prefix: what parameters that are taken begin with.
-        choice_func: whether the parameter of a name is taken; not asked where a prefix is given.
-        crc_check: whether the file's CRC is checked.
-        remove_redundancy: whether the file may lack slices that other ranks have saved.
+        dec_mode: its encryption: AES-GCM, AES-CBC or SM4-CBC.
+        specify_prefix: prefix, or prefixes, of the parameters to take.
+        choice_func: whether to take a parameter, by its name; ignored beside prefixes.
+        crc_check: check the file's CRC.
+        remove_redundancy: the file may lack slices that other ranks have saved.
         format: `ckpt` or `safetensors`.
 
     Raises:
@@ -122,7 +122,7 @@ def load_segmented_checkpoints(
     specify_prefix: Prefixes = None,
     choice_func: ChoiceFunction = None,
 ) -> dict[str, Value]:
-    """The parameters of all .ckpt files of a directory, as of one file; the arguments are `load_checkpoint`'s.
+    """Return the parameters of all .ckpt files of a directory as of one; the arguments are `load_checkpoint`'s.
 
     Raises:
         TypeError: the directory's name is no string; prefixes are no strings.
@@ -137,7 +137,7 @@ def load_segmented_checkpoints(
     check_value("dec_mode", dec_mode, str)
     key = key_of("dec_key", dec_key, dec_mode)
     loaded: dict[str, Value] = {}
-    holders: dict[str, str] = {}
+    first_file: dict[str, str] = {}
     with reading():
         for url in _ckpt_files(ckpt_file_dir):
             with _opened(url, key) as file:
@@ -145,10 +145,10 @@ def load_segmented_checkpoints(
             for name, value in found.items():
                 if not is_same(loaded.setdefault(name, value), value):
                     raise CheckpointError(
-                        f"parameter {name!r} has different values in {holders[name]} and {url}: which one is right? "
+                        f"parameter {name!r} has different values in {first_file[name]} and {url}: which one is right? "
                         "Keep one of the files, or choose by choice_func"
                     )
-                holders.setdefault(name, url)
+                first_file.setdefault(name, url)
     if not loaded:
         raise ValueError(f"{ckpt_file_dir}: no parameter is left of its files by the prefixes or by choice_func")
     if net is not None:
@@ -157,12 +157,7 @@ def load_segmented_checkpoints(
 
 
 def read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, Value]:
-    """The values of a file's entries, in the order given; each byte is read once, to where it stays.
-
-    Raises:
-        CheckpointError: the file ends too early, a map parameter is damaged, or a dtype is foreign.
-        StorageError: it cannot be read.
-    """
+    """Read the values of a file's entries, in their order, without copying them."""
     for entry in entries:
         if entry.dtype.is_foreign:
             raise CheckpointError(
@@ -199,11 +194,9 @@ def _opened(name: str | BytesIO, key: Key | None) -> Iterator[SourceFile]:
 
 
 def open_readable(location: Location, key: Key | None, *, takes_key: bool = True) -> SourceFile:
-    """Opens a checkpoint file; in an encrypted one all tags are checked. `takes_key`: the caller can be given a key.
+    """Open a checkpoint file; in an encrypted one, all tags are checked. `takes_key`: the caller accepts a key.
 
-    Raises:
-        CheckpointError: it is encrypted and there is no key, or not the right one; or it is not encrypted.
-        StorageError: it does not exist, or cannot be read.
+    Raises CheckpointError if the file is encrypted with another key or none at all, or a key is missing.
     """
     file = open_checkpoint(location, key)
     try:
@@ -240,7 +233,7 @@ def _read_chosen(
     try:
         entries = [entry for name, entry in index.entries.items() if choose(name)]
     except Exception as error:
-        # MindSpore passes the choice's own exceptions through for .safetensors only
+        # MindSpore passes exceptions of choice_func through for .safetensors only
         if index.format is CheckpointFormat.SAFETENSORS:
             raise
         raise ValueError(f"{file.location}: choice_func: {error}") from error
@@ -258,7 +251,7 @@ def _fill(network: Network, loaded: dict[str, Value], strict: bool) -> None:
 
 
 def _warn(message: str) -> None:
-    # who called load_checkpoint is three levels up
+    # at the call of load_checkpoint, three levels up
     warnings.warn(message, stacklevel=4)
 
 

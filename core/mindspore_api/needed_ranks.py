@@ -1,4 +1,4 @@
-"""Which source ranks a target rank is made from, told by the strategies alone.
+"""Derives from strategies alone which source ranks a target rank is read from.
 
 A strategy that is one pipeline stage's own counts as stage 0 here: its ranks are numbered from 0, as MindSpore numbers
 them for `rank_list_for_transform` and `transform_checkpoint_by_rank`.
@@ -16,16 +16,12 @@ from reshard.core.tensor.slices import Shape
 
 
 def from_zero(strategy: Strategy | None) -> Strategy | None:
-    """The strategy, its ranks numbered from 0 if it is one stage's own."""
+    """Return the strategy, its ranks numbered from 0 if it is one stage's own."""
     return None if strategy is None else _numbered_from_zero(strategy)
 
 
 def check_rank(target: Strategy | None, rank: int, source: Strategy | None = None) -> None:
-    """Makes sure that the target has a rank; without a target strategy, any rank of a source stage will do.
-
-    Raises:
-        PlanError: the target has no such rank.
-    """
+    """Raise PlanError unless the target has the rank, or, without a target strategy, a source stage has it."""
     ranks = target.ranks if target else range(source.devices_per_stage if source else 1)
     if rank not in ranks:
         raise PlanError(f"rank_id {rank}: the target has ranks {ranks.start} to {ranks.stop - 1}")
@@ -34,12 +30,11 @@ def check_rank(target: Strategy | None, rank: int, source: Strategy | None = Non
 def needed_ranks(source: Strategy, target: Strategy | None, rank: int) -> set[int]:
     """The source ranks that a conversion reads for a target rank, parameters outside the strategies included.
 
-    Of ranks that hold the same slice it is the one that shares its place with the target rank, as in MindSpore. What no
-    strategy knows every rank holds; it comes from the rank in the target rank's place in the lowest stage that is read.
-    In stages of one device MindSpore takes the rank itself for its place.
+    Of the replicas of a slice, the one in the target rank's place in its stage is read, as in MindSpore; in stages of
+    one device MindSpore takes the rank itself for its place. A parameter outside the strategies is on every rank; it is
+    read in the target rank's place in the lowest stage that is read.
 
-    Raises:
-        PlanError: the target has no such rank, or the layouts of a parameter do not fit each other.
+    Raises PlanError if the target has no such rank, or the layouts of a parameter do not fit each other.
     """
     check_rank(target, rank, source)
     return _StageNeeds(source, target, target.stage_of(rank) if target else None).of(rank)
@@ -48,8 +43,7 @@ def needed_ranks(source: Strategy, target: Strategy | None, rank: int) -> set[in
 def needed_of_all(source: Strategy | None, target: Strategy | None) -> set[int]:
     """The source ranks that a conversion of all target ranks reads.
 
-    Raises:
-        PlanError: the layouts of a parameter do not fit each other.
+    Raises PlanError if the layouts of a parameter do not fit each other.
     """
     if source is None:
         return {0}
@@ -71,7 +65,7 @@ def _numbered_from_zero(strategy: Strategy) -> Strategy:
 
 
 class _StageNeeds:
-    """The source ranks that ranks of a target stage, or ranks that get the whole, are made from."""
+    """The source ranks of a target stage's ranks, or of ranks that get whole tensors."""
 
     def __init__(self, source: Strategy, target: Strategy | None, stage: StageStrategy | None) -> None:
         self._source, self._target = source, target
@@ -90,7 +84,7 @@ class _StageNeeds:
         ]
 
     def of(self, rank: int) -> set[int]:
-        """The source ranks that a target rank is made from."""
+        """The source ranks of a target rank."""
         # a rank that gets the whole is stage rank 0; its number is its place
         stage_rank = 0 if self._first_rank is None else rank - self._first_rank
         by_itself = self._target is None or self._target.devices_per_stage == 1
@@ -101,7 +95,7 @@ class _StageNeeds:
 
 
 class _LayoutPair:
-    """The layouts of a parameter, and of others that are cut alike, on both sides."""
+    """The source and target layouts of a parameter, which represents all with equal layouts."""
 
     def __init__(self, name: str, source: ParameterLayout, target: ParameterLayout | None) -> None:
         self._name = name
@@ -112,10 +106,10 @@ class _LayoutPair:
             self._target_cut = (target or whole_layout(axis_count)).shard_grid(axis_count)
 
     def read_ranks(self, stage_rank: int, place: int) -> Iterator[int]:
-        """The stage ranks of the source that a stage rank of the target is made from."""
+        """The source stage ranks of a target stage rank."""
         cut = self._grid.cut
         ours = place % cut.device_count
-        # the ranks that share a slice are numbered alike for all slices
+        # replicas have the same numbers for all slices
         number = cut.owners[cut.cell_of(ours)].index(ours)
         with self._named_errors():
             box = self._target_cut.box_of(stage_rank, self._units)
@@ -133,13 +127,13 @@ class _LayoutPair:
 def _units(axis_count: int, source: ParameterLayout, target: ParameterLayout | None) -> Shape:
     cuts = [layout.shard_grid(axis_count) for layout in (source, target) if layout]
     uneven = [sum(cut.uneven) for cut in cuts if cut.uneven]
-    # of a tensor that is cut unevenly the lengths tell how long it is
+    # the lengths of uneven shards add up to the axis
     shape = tuple(uneven[0] if uneven and axis == 0 else 0 for axis in range(axis_count))
     return common_units(shape, cuts)
 
 
 def _axis_count(source: ParameterLayout, target: ParameterLayout | None) -> int:
-    """How many axes both layouts can be of; a flat map of several numbers may be a 1-d tensor's nested one."""
+    """The number of axes that suits both layouts; a flat map of several numbers may be a 1-d tensor's nested one."""
     possible = [
         {len(layout.tensor_map)}
         | ({1} if layout.tensor_map and not layout.nested and all(layout.tensor_map) else set())

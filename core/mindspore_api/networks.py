@@ -1,6 +1,6 @@
 """`load_param_into_net`, which fills a dict of arrays in place where MindSpore has a network.
 
-Where it differs from MindSpore on purpose:
+Intended differences from MindSpore:
 
 - Either all arrays are filled or, if one value does not fit, none; MindSpore fills those before it.
 - Texts are skipped when suffixes are compared; MindSpore raises an AttributeError.
@@ -28,11 +28,7 @@ _INTEGERS = frozenset({"Int8", "Int16", "Int32", "Int64", "Int4"})
 
 
 def checked_network(network: object) -> Network:
-    """What arrays can be filled in.
-
-    Raises:
-        TypeError: it is no dict of arrays.
-    """
+    """Return a dict of arrays that can be filled; raise TypeError for anything else."""
     if not isinstance(network, MutableMapping):
         raise TypeError(
             f"a network has to be a dict of numpy arrays here, not {type(network)}: there are no Cells without "
@@ -61,7 +57,7 @@ class Filling:
     by_suffix: Mapping[str, str]
 
     def warn_of_suffixes(self, stacklevel: int) -> None:
-        """Warns of arrays filled by suffix, if any; `stacklevel` counts from the caller."""
+        """Warn of arrays filled by suffix, if any; `stacklevel` counts from the caller."""
         if self.by_suffix:
             pairs = listed([f"{name!r} from {value!r}" for name, value in self.by_suffix.items()])
             warnings.warn(
@@ -73,12 +69,12 @@ class Filling:
 def load_param_into_net(
     net: Network, parameter_dict: Mapping[str, Value], strict_load: bool = False, remove_redundancy: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Fills the arrays of `net` with the parameters of the same names, or else of names that end in theirs.
+    """Fill the arrays of `net` with the parameters of the same names, or else of names that end in theirs.
 
     Args:
         net: arrays by name.
         parameter_dict: what `load_checkpoint` returns.
-        strict_load: whether only full names count, and arrays must have the dtypes of what is loaded.
+        strict_load: match full names only, and refuse values of another dtype than their array.
         remove_redundancy: has to be False.
 
     Returns:
@@ -101,14 +97,10 @@ def load_param_into_net(
 
 
 def fill_network(network: Network, values: Mapping[str, Value], strict: bool) -> Filling:
-    """Fills the arrays of a network from `values`: all arrays or, if a value does not fit, none.
+    """Fill the arrays of a network from `values`: all arrays or, if a value does not fit, none.
 
     Unless `strict`, arrays without a value of their name get one whose name ends in theirs, and floating-point numbers
     and signed integers are cast to the array's size. Surplus trailing axes of length 1 of a value are dropped.
-
-    Raises:
-        TypeError: the network is no dict of arrays; `strict` is no bool.
-        RuntimeError: a value has another shape, or a dtype that is not converted.
     """
     checked_network(network)
     check_type("strict_load", strict, bool)

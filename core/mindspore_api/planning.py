@@ -47,13 +47,7 @@ class Planned:
 def catalog_ranks(
     found: CheckpointSurvey, source: Strategy | None, target: Strategy | None, *, workers: int = 8
 ) -> tuple[CheckpointCatalog, tuple[str, ...]]:
-    """The catalog of the source's ranks, and warnings; ranks that no target rank needs may be missing.
-
-    Raises:
-        CatalogError: a needed rank is missing, the strategy lacks a rank, or the files are not one checkpoint.
-        CheckpointError: a file cannot be used.
-        StorageError: a transient failure of the storage.
-    """
+    """The catalog of the source's ranks, and warnings; ranks that no target rank needs may be missing."""
     if source is None and len(found.ranks) > 1:
         raise CatalogError(
             f"{found.url}: has several ranks ({rank_names(found.ranks, 3)}), which need a source strategy: name it by "
@@ -89,12 +83,6 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
 
     `only` is the one rank to write: parameters of other target stages are left out, and slices that this rank does not
     need may be on no rank. `unwanted` are parameters left out on purpose, so that their absence is no warning.
-
-    Raises:
-        CatalogError: ranks disagree about a parameter, or are of different steps; missing files may hold a parameter.
-        PlanError: source and target do not fit together, or have nothing in common.
-        CheckpointError: the target's format cannot hold a parameter.
-        StorageError: a file cannot be read.
     """
     elsewhere: frozenset[str] = frozenset()
     if only is not None and inputs.target_strategy is not None:
@@ -162,15 +150,15 @@ def _weights(names: Collection[str], catalog: CheckpointCatalog, source: Strateg
 
 
 def _check_none_on_missing_ranks(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
-    """Makes sure that no weight of the source's strategy can be in a missing rank's file only."""
+    """Raise CatalogError if only a missing rank's file may hold a weight of the source's strategy."""
     if source is None or not catalog.lost:
         return
-    held = shards_by_stage(catalog, source, names_in_order(catalog), [])
-    unheld = names_without_shards(catalog, source, held, frozenset(_weights(absent, catalog, source)))
-    if unheld:
-        ranks = {rank for needed in unheld.values() for rank in needed if rank in catalog.lost}
+    shards = shards_by_stage(catalog, source, names_in_order(catalog), [])
+    unsaved = names_without_shards(catalog, source, shards, frozenset(_weights(absent, catalog, source)))
+    if unsaved:
+        ranks = {rank for needed in unsaved.values() for rank in needed if rank in catalog.lost}
         raise CatalogError(
-            f"{catalog.url}: no file that is there holds {_names(unheld)}: files of {rank_names(ranks, 8)} may, and "
+            f"{catalog.url}: no existing file holds {_names(unsaved)}: files of {rank_names(ranks, 8)} may, and "
             "are missing"
         )
 
@@ -185,7 +173,7 @@ def _check_not_scattered(catalog: CheckpointCatalog, source: Strategy | None) ->
 
 
 def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
-    """Makes sure that files of stages' parts are complete: no stage's part may be missing."""
+    """Raise an error if a stage's part is missing among files of stages' parts."""
     if not catalog.stage_numbers:
         return
     there = f"{catalog.url}: its files have the parts of stages {', '.join(map(str, catalog.stage_numbers))} only"
@@ -194,9 +182,9 @@ def _check_parts(catalog: CheckpointCatalog, source: Strategy | None, absent: Co
         if gaps:
             raise CatalogError(f"{there}, not of {', '.join(map(str, gaps))}: add them")
         return
-    lacking = _weights([name for name in absent if name in source.parameters], catalog, source)
-    if lacking:
-        raise PlanError(f"{there}, and none holds {_names(lacking)}: the parts of other stages are missing, add them")
+    missing = _weights([name for name in absent if name in source.parameters], catalog, source)
+    if missing:
+        raise PlanError(f"{there}, and none holds {_names(missing)}: the parts of other stages are missing, add them")
 
 
 def _allowed_missing(source: Strategy | None, target: Strategy | None, absent: Collection[str]) -> tuple[str, ...]:

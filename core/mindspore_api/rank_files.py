@@ -23,12 +23,7 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 
 def survey_ranks(directory: str) -> CheckpointSurvey:
-    """Surveys a directory's rank folders, whose numbers may have leading zeros, or a single file.
-
-    Raises:
-        CatalogError: the directory is empty, or two folders are of one rank.
-        StorageError: the directory cannot be read.
-    """
+    """Survey a directory's rank folders, whose numbers may have leading zeros, or a single file."""
     if not os.path.isdir(directory):
         return survey(os.path.abspath(directory))
     root = parse_url(os.path.abspath(directory))
@@ -63,9 +58,6 @@ def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[Ch
 
     Among prefixes and steps that all of them have, the last file by name is chosen, as MindSpore documents; of
     `.safetensors` files the one of the highest numbers, as MindSpore does.
-
-    Raises:
-        CatalogError: the ranks have no step of a prefix in common.
     """
     files = {rank: found.files[rank] for rank in ranks if found.files.get(rank)}
     if all(len(each) == 1 for each in files.values()):
@@ -89,11 +81,7 @@ def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[Ch
 
 
 def check_not_encrypted(locations: Iterable[Location]) -> None:
-    """Called when files could not be read: raises a clearer error if a file is encrypted.
-
-    Raises:
-        CatalogError: a file is encrypted.
-    """
+    """Raise a clearer error than the one of reading if a file is encrypted."""
     for location in locations:
         try:
             with open(location.path, "rb") as file:

@@ -1,23 +1,22 @@
 """`save_checkpoint`: arrays as a checkpoint file.
 
-Where it differs from MindSpore on purpose:
+Intended differences from MindSpore:
 
 - `save_obj` is a dict of arrays, texts and map parameters (see `values`); a list of `{"name", "data"}`; a list of
   parameters, which have a `name` and become arrays; or a network, which has `parameters_and_names()` or
-  `parameters_dict()`. MindSpore leaves out, or saves another parameter for, what is none of these in a dict: a
-  TypeError here.
+  `parameters_dict()`. Any other value in a dict is a TypeError; MindSpore leaves it out, or saves another parameter.
 - `append_dict` may have numpy's numbers and arrays.
-- The file appears when it is whole; the one of its name that was there before stays until then.
-- `async_save` is taken, but the file is there when the function returns.
-- `integrated_save` is taken and means nothing: arrays are saved as they are, cut or not.
+- The file appears when it is whole; an old one of its name stays until then.
+- `async_save` is accepted, but the file exists when the function returns.
+- `integrated_save` is accepted and ignored: arrays are saved as they are, cut or not.
 - Texts may be saved in .safetensors files, where only this project reads them; MindSpore fails.
-- Tensors without elements are saved in .ckpt files too, except of shape (0,), of which a Python warning tells:
-  MindSpore leaves all of them out in silence, but reads those others as they are.
+- Tensors without elements are saved in .ckpt files too, except those of shape (0,), with a Python warning: MindSpore
+  leaves all of them out silently, but reads the others.
 - A name that does not end in `.ckpt` or `.safetensors` gets the ending, also where it ends in these letters.
 - Two parameters of one name are an error, unless they are the same; MindSpore keeps the last one.
-- Nothing to save, elements that no checkpoint file knows (such as complex numbers), and a CRC together with a key are
-  errors; MindSpore writes files that it then cannot load.
-- Other keyword arguments than MindSpore's own, which it passes over, are a TypeError.
+- Nothing to save, elements of dtypes that no checkpoint file has (such as complex numbers), and a CRC together with a
+  key are errors; MindSpore writes files that it then cannot load.
+- Unknown keyword arguments, which MindSpore ignores, are a TypeError.
 - Files may be on any storage that fsspec knows.
 """
 
@@ -45,13 +44,14 @@ from reshard.core.mindspore_api.arguments import (
 )
 from reshard.core.mindspore_api.failures import writing
 from reshard.core.runtime.keys import Key
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.listing import kind_of
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 
 _KEYWORDS = ("incremental", "global_step_num", "remove_redundancy")
 _EXCEPTION_MARK = "__exception_save__"
-"""In `append_dict` MindSpore takes it for a sign of how to save, and does not save it."""
+"""In `append_dict`, MindSpore reads this name as an instruction, and does not save it."""
 
 
 def save_checkpoint(
@@ -67,21 +67,21 @@ def save_checkpoint(
     format: str = "ckpt",
     **kwargs: Any,
 ) -> None:
-    """Saves arrays as a checkpoint file, which only its owner may read.
+    """Save arrays as a checkpoint file, which only its owner may read.
 
     Args:
-        save_obj: what is saved: a dict, a list or a network.
-        ckpt_file_name: the file; it gets the ending that `format` says, if it has it not.
-        integrated_save: nothing.
-        async_save: False, True, "process" or "thread"; nothing.
-        append_dict: numbers, texts and arrays that are saved besides.
+        save_obj: a dict, a list or a network.
+        ckpt_file_name: the file; the extension of `format` is added if missing.
+        integrated_save: ignored.
+        async_save: False, True, "process" or "thread"; ignored.
+        append_dict: further numbers, texts and arrays to save.
         enc_key: a key to encrypt the file with.
-        enc_mode: how it is encrypted: AES-GCM, AES-CBC or SM4-CBC.
-        choice_func: whether the parameter of a name is saved; not asked for `append_dict`.
-        crc_check: whether the file gets a CRC-32.
+        enc_mode: its encryption: AES-GCM, AES-CBC or SM4-CBC.
+        choice_func: whether to save a parameter, by its name; not called for `append_dict`.
+        crc_check: add a CRC-32 to the file.
         format: `ckpt` or `safetensors`.
-        kwargs: `remove_redundancy`, what a .safetensors file says of itself: whether slices that ranks share are in
-            some ranks' files only. `incremental` and `global_step_num` are taken for .ckpt files, and mean nothing.
+        kwargs: `remove_redundancy`, the mark in a .safetensors file that only some ranks' files hold the slices that
+            ranks share. `incremental` and `global_step_num` are accepted for .ckpt files, and ignored.
 
     Raises:
         TypeError: `save_obj` or something in it, `append_dict`, the file's name, `integrated_save` or `async_save` is
@@ -94,7 +94,7 @@ def save_checkpoint(
     _check_ways(integrated_save, async_save)
     appended = _checked_append_dict(append_dict)
     key = _checked_key(enc_key, enc_mode, crc_check, format, kwargs)
-    # as in MindSpore, what is appended takes the place of a parameter: a loaded `epoch_num`, say
+    # as in MindSpore, appended values replace parameters, such as a loaded `epoch_num`
     values = _by_name(_chosen(save_obj, choice_func)) | appended
     if not values:
         raise ValueError(f"{location}: there is nothing to save")
@@ -107,12 +107,9 @@ def save_checkpoint(
 
 
 def save_values(location: Location, values: Mapping[str, Value], kind: FileKind) -> None:
-    """Writes a checkpoint file of values, in their order.
+    """Write a checkpoint file of values, in their order.
 
-    Raises:
-        TypeError: one has elements that no file holds.
-        CheckpointError: the format cannot hold one.
-        StorageError: the file cannot be written.
+    Raises TypeError or CheckpointError for a value that no file, or none of the format, can hold.
     """
     if kind.format is CheckpointFormat.CKPT:
         values = _readable_in_ckpt(location, values)
@@ -155,7 +152,7 @@ def _check_ways(integrated_save: object, async_save: object) -> None:
 
 
 def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, others: Mapping[str, Any]) -> Key | None:
-    """The key to encrypt with, if there is one and it goes with the other options."""
+    """Check the key against the other options, and return it."""
     check_key("enc_key", key)
     check_value("enc_mode", mode, str)
     check_value("crc_check", crc_check, bool)
@@ -210,14 +207,14 @@ def _chosen(save_obj: Any, choose: ChoiceFunction) -> Iterator[tuple[str, Value]
 def _by_name(named: Iterable[tuple[str, Value]]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, value in named:
-        # the same one twice is fine: a network's parameters and its optimizer's, say
+        # the same one twice is fine, such as a network's parameters and its optimizer's
         if not is_same(values.setdefault(name, value), value):
             raise ValueError(f"two parameters that differ are named {name!r}: a file holds one of a name")
     return values
 
 
 def _named(save_obj: Any) -> Iterable[tuple[str, Any]]:
-    """What is to be saved under which name."""
+    """(name, value) to save."""
     if isinstance(save_obj, list):
         return map(_named_item, save_obj)
     if isinstance(save_obj, Mapping):
@@ -243,7 +240,7 @@ def _named_item(item: Any) -> tuple[str, Any]:
 
 
 def _parameters(network: Any) -> list[tuple[str, Any]] | None:
-    """The parameters of what is used like a network; None if it is not."""
+    """The parameters of an object that is used like a network; None for other objects."""
     if callable(getattr(network, "parameters_and_names", None)):
         pairs = network.parameters_and_names()
     elif callable(getattr(network, "parameters_dict", None)):
@@ -272,11 +269,11 @@ def _checked_array(name: str, value: Any) -> np.ndarray:
 
 
 def _readable_in_ckpt(location: Location, values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """Without arrays of shape (0,): of dims [0] MindSpore reads a scalar, of whatever value."""
+    """Leave out arrays of shape (0,): for dims [0] MindSpore reads a scalar of arbitrary value."""
     empty = {name for name, value in values.items() if isinstance(value, np.ndarray) and value.shape == (0,)}
     if not empty:
         return values
-    warnings.warn(f"{location}: left out, since they have no elements: {', '.join(sorted(empty))}", stacklevel=4)
+    warnings.warn(f"{location}: left out, since they have no elements: {listed(sorted(empty))}", stacklevel=4)
     return {name: value for name, value in values.items() if name not in empty}
 
 

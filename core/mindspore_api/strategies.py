@@ -1,6 +1,6 @@
 """`merge_pipeline_strategys` and `restore_group_info_list`.
 
-Where merging differs from MindSpore's on purpose:
+Intended differences of merging from MindSpore:
 
 - Stages that are missing, and files of one stage that contradict each other, are a ValueError; MindSpore merges what
   there is, and of a stage whichever file the directory lists first.

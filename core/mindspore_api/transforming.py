@@ -1,6 +1,6 @@
 """`transform_checkpoints`, `transform_checkpoint_by_rank`, `rank_list_for_transform`, and 2.10's names for them.
 
-Where they differ from MindSpore's on purpose:
+Intended differences from MindSpore:
 
 - Any number of devices becomes any other; MindSpore refuses where neither divides the other.
 - Of several files in a rank's folder the last by name is taken, as MindSpore documents, with a warning; only steps and
@@ -64,7 +64,7 @@ from reshard.core.verification.tied_parameters import with_shared_compared
 
 _WORK_DIRECTORY = ".reshard-transform"
 _ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}
-"""Fields of a request -> the arguments that they come from."""
+"""Fields of a request -> the arguments that set them."""
 
 
 def transform_checkpoints(
@@ -76,7 +76,7 @@ def transform_checkpoints(
     process_num: int = 1,
     output_format: str = "ckpt",
 ) -> None:
-    """Converts a checkpoint from one strategy to another, into `rank_N/{ckpt_prefix}N.{output_format}`.
+    """Convert a checkpoint from one strategy to another, into `rank_N/{ckpt_prefix}N.{output_format}`.
 
     With one pipeline stage's strategy as the source's, whose parameters are a part of the target's, the files are
     `rank_N/{ckpt_prefix}N_part{stage}.ckpt`, which `load_segmented_checkpoints` reads.
@@ -141,7 +141,7 @@ def transform_checkpoint_by_rank(
     src_strategy_file: str | None = None,
     dst_strategy_file: str | None = None,
 ) -> None:
-    """Writes one target rank's file from the source ranks' files that it needs; see `rank_list_for_transform`.
+    """Write one target rank's file from the source ranks' files it needs; see `rank_list_for_transform`.
 
     Raises:
         TypeError: an argument is of another type.
@@ -171,7 +171,7 @@ def transform_checkpoint_by_rank(
 def rank_list_for_transform(
     rank_id: int, src_strategy_file: str | None = None, dst_strategy_file: str | None = None
 ) -> list[int]:
-    """The source ranks whose files a target rank is made from, in descending order.
+    """Return the source ranks whose files a target rank is made from, in descending order.
 
     Raises:
         TypeError: `rank_id` is no int, or a strategy file's name no string.
@@ -209,7 +209,7 @@ def _argument_of(field: str) -> str:
 
 
 def _surveyed(directory: str) -> CheckpointSurvey:
-    """Surveys a directory's rank folders, or a `.safetensors` file; all files must be of one kind."""
+    """Survey a directory's rank folders, or a `.safetensors` file; all files must be of one kind."""
     check_type("src_checkpoints_dir", directory, str)
     if not os.path.isdir(directory) and not (os.path.isfile(directory) and directory.endswith(".safetensors")):
         raise MissingDirectoryError(f"'src_checkpoints_dir' is not a directory: {directory}")
@@ -223,13 +223,13 @@ def _surveyed(directory: str) -> CheckpointSurvey:
 
 
 def _as_part(source: Strategy, target: Strategy | None) -> Strategy:
-    """The source, as a stage's own if it is a part of the target's network: MindSpore does not ask if it was merged."""
+    """The source as a stage's own if it is a part of the target's network; MindSpore ignores whether it was merged."""
     own = replace(source, merged=False) if len(source.stages) == 1 else source
     return own if part_of_target(own, target) is not None else source
 
 
 def _give_names(report: ConversionReport, work: str, directory: str) -> None:
-    """Moves the finished files to where they belong, in place of what has their names."""
+    """Move the finished files to their final paths, replacing files of the same names."""
     for rank in report.ranks:
         path = os.path.join(directory, rank.file)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -271,7 +271,7 @@ def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan
 def _check_not_half_a_model(
     found: CheckpointSurvey, source: Strategy, target: Strategy | None, absent: Iterable[str]
 ) -> None:
-    """Makes sure that one stage's own strategy does not produce half a model, without other stages' parameters."""
+    """Raise PlanError if one stage's own strategy would produce half a model, without other stages' parameters."""
     stage = source.stages[0].stage
     others = [rank for rank in found.ranks if rank not in source.ranks]
     if part_of_target(source, target) is not None or not (stage or others) or (target is not None and not absent):

@@ -1,8 +1,8 @@
-"""A directory of whole parameters, as `unified_safetensors` writes it, and the slices of them that ranks hold.
+"""Slices ranks' parameters out of a directory of whole ones, as `unified_safetensors` writes it.
 
 part{i}.safetensors         parameters, each whole in one file
-param_name_map.json         {"weight_map": {name: file}}, or the map alone; not needed where there is one file
-hyper_param.safetensors     what is in no strategy: every rank holds it whole
+param_name_map.json         {"weight_map": {name: file}}, or the map alone; optional beside a single file
+hyper_param.safetensors     parameters outside the strategy, whole on every rank
 """
 
 import posixpath
@@ -30,7 +30,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Slice:
-    """What a rank holds of a parameter: a box of an entry of a file."""
+    """A rank's slice of a parameter: a box of an entry of a file."""
 
     name: str
     file: SourceFile
@@ -38,20 +38,20 @@ class Slice:
     box: TensorSlice
 
     def output(self) -> OutputEntry:
-        """The entry to write for it."""
+        """The entry of the slice in a new file."""
         return OutputEntry(self.name, self.entry.dtype, self.box.shape, self.entry.text)
 
     def blocks(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Bytes `start` to `stop` of it."""
+        """Read bytes `start` to `stop` of the slice, in blocks."""
         itemsize = self.entry.dtype.itemsize
         whole = max(1, self.entry.size_bytes // itemsize)
-        # reading a part of each row means reading what is between the parts, too
-        most = max(1, _BLOCK_BYTES // itemsize * self.box.size // whole)
-        for box in contiguous_boxes(self.box.shape, start // itemsize, stop // itemsize, most):
+        # a box of parts of rows is read with the gaps between them
+        limit = max(1, _BLOCK_BYTES // itemsize * self.box.size // whole)
+        for box in contiguous_boxes(self.box.shape, start // itemsize, stop // itemsize, limit):
             yield self._read(box.shifted(self.box.start)).data
 
     def value(self) -> Value:
-        """It as a value."""
+        """Read the slice as a value."""
         if self.entry.text is not None:
             return self.entry.text
         dtype = numpy_dtype(self.entry.dtype)
@@ -64,12 +64,12 @@ class Slice:
         return found.view(dtype).reshape(self.box.shape)
 
     def _read(self, box: TensorSlice) -> np.ndarray:
-        """The bytes of a box of the entry, which is not empty, in C order."""
+        """Read a box of the entry in C order; it must not be empty."""
         itemsize = self.entry.dtype.itemsize
         shape = self.entry.shape
         run = bounding_extent(box, shape, itemsize)
         buffer = np.empty(run.length, np.uint8)
-        # files of whole parameters are .safetensors, where each is in one piece
+        # a .safetensors file holds each parameter contiguously
         self.file.read_into(self.entry.extents[0].offset + run.offset, buffer.data)
         if run.length == box.size * itemsize:
             return buffer
@@ -78,7 +78,7 @@ class Slice:
 
 
 class UnifiedCheckpoint:
-    """The open files of such a directory. `names`: new names of parameters and those that they have in the files."""
+    """The open files of such a directory; `names`: name in the strategy -> name in the files."""
 
     def __init__(self, directory: Location, names: Mapping[str, str]) -> None:
         self._names = names
@@ -95,15 +95,13 @@ class UnifiedCheckpoint:
 
     @property
     def parameters(self) -> Sequence[str]:
-        """The (new) names of the parameters that a strategy may cut."""
+        """The names, in the strategy, of the parameters that it may cut."""
         return list(self._files)
 
     def slices(self, strategy: Strategy | None, rank: int) -> list[Slice]:
-        """What a rank holds: as the strategy says, of what there is; all of it if there is none.
+        """A rank's slices of the parameters in the files; without a strategy, all of them whole.
 
-        Raises:
-            CatalogError: the strategy has no such rank, or none of its parameters is there.
-            LayoutError: a parameter does not divide as its layout says.
+        Raises CatalogError if the strategy has no such rank, LayoutError if a parameter does not divide evenly.
         """
         boxes = self._whole_boxes() if strategy is None else self._boxes(strategy, rank)
         found = {name: Slice(name, *self._files[name], box) for name, box in boxes}
@@ -121,8 +119,10 @@ class UnifiedCheckpoint:
             raise CatalogError(f"{directory}: holds no .safetensors files")
         self._open_files = {path: self._opened(directory.child(path)) for path in paths}
         if len(paths) > 1 and MAP_NAME not in listed:
-            raise CatalogError(f"{directory}: holds several .safetensors files, but no {MAP_NAME} that tells of them")
-        # a single file's parameters have their names in it; the map has them as they are to be
+            raise CatalogError(
+                f"{directory}: holds several .safetensors files, but no {MAP_NAME} that lists their parameters"
+            )
+        # a single file has its own names; the map has those of the strategy
         new_names = {old: new for new, old in self._names.items()}
         weights = (
             {new_names.get(name, name): paths[0] for name in self._open_files[paths[0]][1].entries}
@@ -171,6 +171,6 @@ class UnifiedCheckpoint:
 
 
 def slice_blocks(slices: Mapping[str, Slice], contents: Sequence[Content]) -> Iterator[memoryview]:
-    """The bytes of the contents of a file that holds `slices`."""
+    """The contents of a file that holds `slices`."""
     for content in contents:
         yield from slices[content.name].blocks(content.start, content.stop)

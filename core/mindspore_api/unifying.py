@@ -1,20 +1,20 @@
-"""`unified_safetensors`: a checkpoint of many ranks as whole tensors, in files of about 3 GiB.
+"""`unified_safetensors`: the checkpoint of many ranks as whole tensors, in files of about 3 GiB.
 
-Where it differs from MindSpore's on purpose:
+Intended differences from MindSpore:
 
 - Parameters that `choice_func` refuses, and `accu_grads*`, are in no file; MindSpore puts rank 0's slices of them into
   `hyper_param.safetensors` under the whole parameters' names.
-- What is outside the strategy and not on rank 0 is in `hyper_param.safetensors` too.
-- A former `hyper_param.safetensors` is removed if there is nothing to put into a new one; MindSpore leaves it, and
+- Parameters outside the strategy that rank 0 lacks are in `hyper_param.safetensors` too.
+- An old `hyper_param.safetensors` is removed if there are no parameters for a new one; MindSpore leaves it, and
   `load_distributed_checkpoint` gives its parameters to all ranks.
-- Ranks that are not needed may be missing, with a warning. Other missing ranks, and parameters that only a missing rank
-  may hold, are an error. Two parameters may not be given the same name.
-- Of several files of a rank, without `file_suffix`, the one of the highest numbers is taken, as in MindSpore, with a
-  warning; only prefixes and steps that all ranks have count.
+- Unneeded ranks may be missing, with a warning. Other missing ranks, and parameters that only a missing rank may hold,
+  are an error. So are two parameters that get the same name.
+- Without `file_suffix`, the file with the highest numbers is taken where a rank has several, as in MindSpore, with a
+  warning; only prefixes and steps on all ranks count.
 - Contents that contradict the strategy, weights that no file holds, and a stage's own strategy are warnings.
-- Whether redundancy was removed is seen from the files, whatever `merge_with_redundancy` says.
-- Nothing is loaded whole, and no free memory is waited for. The files appear when all are written and checked,
-  `param_name_map.json` last. `max_process_num` is the most threads.
+- The files show whether redundancy was removed; `merge_with_redundancy` is ignored.
+- No checkpoint is loaded whole, and free memory is not waited for. The files appear when all are written and checked,
+  `param_name_map.json` last. `max_process_num` limits the threads.
 """
 
 import math
@@ -46,7 +46,7 @@ from reshard.core.storage.writing import write_bytes
 from reshard.core.strategy.model import Strategy
 
 PART_BYTES = 3 * 2**30
-"""About as large the files become."""
+"""The approximate size of the files."""
 
 ChoiceOrName = Callable[[str], bool | str]
 
@@ -56,7 +56,7 @@ _SUFFIXES = (
     (re.compile(r"-?[0-9]+_[0-9]+"), "-"),
     (re.compile(r"_?[0-9]+"), "_"),
 )
-"""What a suffix that fits several files may be, a task's number and a step or either, and what stands before it."""
+"""Forms of a suffix that fits several files: a task's number and a step, or one of them; and the text before it."""
 
 
 def unified_safetensors(
@@ -69,19 +69,19 @@ def unified_safetensors(
     choice_func: ChoiceOrName | None = None,
     split_dst_file: Sequence[int] = (),
 ) -> None:
-    """Writes `part{N}.safetensors`, whole tensors, and which is where into `param_name_map.json`.
+    """Write whole tensors into `part{N}.safetensors`, and the file of each into `param_name_map.json`.
 
-    What the strategy does not know goes into `hyper_param.safetensors`.
+    Parameters outside the strategy go into `hyper_param.safetensors`.
 
     Args:
-        src_dir: has the ranks' folders, of `.safetensors` files.
-        src_strategy_file: how they are cut.
-        dst_dir: where to; files of other names stay as they are.
-        merge_with_redundancy: is not looked at, since the files tell.
-        file_suffix: how the names of the files end that are to be taken, before `.safetensors`.
-        max_process_num: most threads.
-        choice_func: given a parameter's name, says whether it is wanted, or under which name.
-        split_dst_file: (k, n): to make the k-th of n shares of the parts only; others make the others.
+        src_dir: directory of the ranks' folders, of `.safetensors` files.
+        src_strategy_file: their strategy.
+        dst_dir: target directory; files of other names stay.
+        merge_with_redundancy: ignored, since the files show it.
+        file_suffix: end of the names of the files to take, before `.safetensors`.
+        max_process_num: maximum number of threads.
+        choice_func: maps a parameter's name to whether it is wanted, or to its new name.
+        split_dst_file: (k, n) to write the k-th of n shares of the parts only, while other calls write the others.
 
     Raises:
         TypeError: a path is no string.
@@ -122,20 +122,20 @@ def unified_safetensors(
             if not plan.match.passed_through:
                 _remove_former(os.path.join(directory, OTHERS_NAME))
             where = {name: file for file, part in zip(part_names, parts, strict=True) for name in part}
-            told = dump_weight_map(where, sum(sizes.values()))
-            write_bytes(parse_url(os.path.join(directory, MAP_NAME)), told)
+            weight_map = dump_weight_map(where, sum(sizes.values()))
+            write_bytes(parse_url(os.path.join(directory, MAP_NAME)), weight_map)
     for text in (*noted, *planned.warnings):
         warnings.warn(text, stacklevel=2)
 
 
 def _remove_former(path: str) -> None:
-    """Removes a file that an earlier call wrote: what reads the directory would take it for this checkpoint's."""
+    """Remove a file of an earlier call, which readers of the directory would take for this checkpoint's."""
     with mapped_errors(parse_url(path), "remove it"), suppress(FileNotFoundError):
         os.remove(path)
 
 
 def split_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Names in `count` groups of about the same size: the largest first, each into the group that is smallest yet."""
+    """Divide names into `count` groups of similar size: the largest first, into the smallest group, as MindSpore."""
     groups: list[list[str]] = [[] for _ in range(count)]
     totals = [0] * count
     for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
@@ -154,7 +154,7 @@ def _checked_shares(split: Sequence[int]) -> tuple[int, int]:
 
 
 def _share_of(count: int, share: int, shares: int) -> range:
-    """The numbers of the parts that are one share's; the first shares have one more where it does not divide."""
+    """The numbers of a share's parts; the first shares have one more if `count` does not divide evenly."""
     each, more = divmod(count, shares)
     start = each * (share - 1) + min(share - 1, more)
     return range(start, start + each + (share <= more))
@@ -185,12 +185,12 @@ def _with_suffix(found: CheckpointSurvey, suffix: str) -> CheckpointSurvey:
 
 
 def _file_with(origin: str, rank: int, files: Sequence[FoundFile], suffix: str) -> FoundFile:
-    """A rank's file whose name ends as asked; of several the one whose number the suffix is, not the end of it."""
+    """A rank's file with the suffix; of several, the one whose whole number is the suffix."""
     fitting = [file for file in files if _stem(file).endswith(suffix)]
     if len(fitting) > 1:
         lead = next((lead for pattern, lead in _SUFFIXES if pattern.fullmatch(suffix)), "")
         end = suffix if suffix.startswith(lead) else lead + suffix
-        # `rank_1-…` is a rank's number, no task's
+        # in `rank_1-…` the number is a rank's, not a task's
         numbered = [each for each in fitting if lead and _stem(each).endswith(end)]
         if "-" in end.removeprefix("-"):
             numbered = [each for each in numbered if not _stem(each).endswith(f"rank{end}")]
@@ -210,7 +210,7 @@ def _stem(file: FoundFile) -> str:
 
 
 def _chosen_names(catalog: CheckpointCatalog, strategy: Strategy, choice: ChoiceOrName | None) -> dict[str, str]:
-    """The strategy's parameters that are wanted, in the files' order -> their names in the target."""
+    """The chosen parameters of the strategy, in the files' order -> their names in the target."""
     held = dict.fromkeys(name for record in catalog.records.values() for name in record.index.entries)
     chosen: dict[str, str] = {}
     for name in held:
@@ -222,7 +222,7 @@ def _chosen_names(catalog: CheckpointCatalog, strategy: Strategy, choice: Choice
         if answer is not False:
             chosen[name] = answer if isinstance(answer, str) else name
     if not chosen:
-        raise ValueError(f"{catalog.url}: nothing of what the strategy knows is there and chosen")
+        raise ValueError(f"{catalog.url}: no parameter of the strategy is in the files and chosen")
     outside = held.keys() - strategy.parameters
     taken: dict[str, str] = {}
     for name, new in chosen.items():
@@ -232,7 +232,7 @@ def _chosen_names(catalog: CheckpointCatalog, strategy: Strategy, choice: Choice
 
 
 def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, str]) -> Planned:
-    """The plan of the whole tensors, under their names in the target: sources are found by offsets, not by names."""
+    """Plan the whole tensors under their names in the target: sources are read by offset, not by name."""
     renamed: dict[int, FileIndex] = {}
     records = {}
     for rank, record in catalog.records.items():
@@ -241,7 +241,7 @@ def _plan(catalog: CheckpointCatalog, strategy: Strategy, names: Mapping[str, st
             index = renamed[id(record.index)] = _renamed(record.index, strategy, names)
         records[rank] = replace(record, index=index)
     stages = tuple(
-        # the layouts of what is not wanted stay, which is in no file: a stage may have no others
+        # unwanted layouts, of parameters in no file, stay: a stage may have no others
         replace(
             stage,
             layouts={name: layout for name, layout in stage.layouts.items() if name not in names}

@@ -1,7 +1,7 @@
-"""Whether there are other pipeline stages than the one that is converted by itself.
+"""Checks for other pipeline stages before one stage is converted by itself.
 
-The first stage's own strategy looks like that of a checkpoint without stages. What the latter's target has beyond it
-is missing, and a part of that target would be taken for all of it: that there are other stages has to be seen.
+The first stage's own strategy looks like that of a checkpoint without stages, whose target must not lack parameters.
+Without a sign of other stages, a part of the target could pass for all of it.
 """
 
 from reshard.core.errors import PlanError
@@ -12,14 +12,13 @@ from reshard.core.strategy.files import stages_beside
 
 
 def check_part(source: Source, plan: ConversionPlan) -> None:
-    """Makes sure that a plan that leaves parameters to other stages is one stage's of several.
+    """Check that a plan which leaves parameters to other stages is of one stage among several.
 
-    That is seen from the stage's number, from ranks of the source that are not its own, or from other stages'
-    strategies in the directory of its own.
+    Signs are the stage's number, ranks of the source beyond its own, or other stages' strategies beside its own.
 
     Raises:
-        PlanError: nothing shows that there are others.
-        StorageError: the storage failed in a way that may go away.
+        PlanError: there is no sign of other stages.
+        StorageError: a transient failure.
     """
     request = source.request
     if plan.part is None or plan.part > 0 or source.other_ranks:

@@ -1,26 +1,25 @@
-"""A systematic difference between two sets of names, guessed: a prefix more, one component another.
+"""Guesses a systematic difference between two sets of names: an additional prefix, or another component.
 
-Names are compared by their components, those between dots. A guess is worth telling if it brings at least half of the
-names together.
+Names are compared by their components between dots. A guess counts if it matches at least half of the names.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-_SAMPLE = 8
-_MOST_CANDIDATES = 40
+_SAMPLES = 8
+_MAX_CANDIDATES = 40
 
 
 @dataclass(frozen=True)
 class Renaming:
-    """That `old` in names became `new`; at their beginning, if `at_start`.
+    """The replacement of `old` by `new` in names.
 
     Attributes:
-        old: components as they were.
-        new: components as they are; either may be empty at the beginning.
-        at_start: only the beginning of a name is replaced.
-        fitting: how many names of the one set become names of the other so.
+        old: the old components; may be empty at the start of a name.
+        new: the new components; may be empty at the start of a name.
+        at_start: replace only at the start of a name.
+        fitting: number of names that become names of the other set.
     """
 
     old: str
@@ -29,7 +28,7 @@ class Renaming:
     fitting: int = 0
 
     def applied(self, name: str) -> str | None:
-        """What a name becomes; None if there is nothing to replace."""
+        """Return the renamed name; None if it lacks `old`."""
         if self.at_start:
             return self.new + name.removeprefix(self.old) if name.startswith(self.old) else None
         replaced = f".{name}.".replace(f".{self.old}.", f".{self.new}.", 1)[1:-1]
@@ -44,19 +43,19 @@ class Renaming:
 
 
 def guess_renaming(names: Collection[str], others: Collection[str]) -> Renaming | None:
-    """How `names` would become `others`, if that can be told."""
+    """Guess how `names` would become `others`; None without a good guess."""
     if not names or not others:
         return None
-    there = frozenset(others)
+    targets = frozenset(others)
     candidates: Counter[Renaming] = Counter()
-    for name in sorted(names)[:: max(1, len(names) // _SAMPLE)]:
-        # what is alike ends alike
+    for name in sorted(names)[:: max(1, len(names) // _SAMPLES)]:
+        # counterparts end alike
         last = name.rpartition(".")[2]
         alike = [other for other in others if other.rpartition(".")[2] == last] or list(others)
         candidates.update({candidate for other in alike for candidate in _differences(name, other)})
     best: Renaming | None = None
-    for candidate, _ in candidates.most_common(_MOST_CANDIDATES):
-        fitting = sum(candidate.applied(name) in there for name in names)
+    for candidate, _ in candidates.most_common(_MAX_CANDIDATES):
+        fitting = sum(candidate.applied(name) in targets for name in names)
         if best is None or fitting > best.fitting:
             best = Renaming(candidate.old, candidate.new, candidate.at_start, fitting)
     return best if best is not None and 2 * best.fitting >= len(names) else None
@@ -72,7 +71,7 @@ def _differences(name: str, other: str) -> Iterator[Renaming]:
         shorter = min(len(ours), len(theirs))
         start = next((at for at in range(shorter) if ours[at] != theirs[at]), shorter)
         end = next((at for at in range(shorter - start) if ours[-1 - at] != theirs[-1 - at]), shorter - start)
-        # a component beside them says where what is only in one of them belongs
+        # a component that only one name has is placed by its neighbour
         if start and (start + end == len(ours) or start + end == len(theirs)):
             start -= 1
         old, new = ours[start : len(ours) - end], theirs[start : len(theirs) - end]

@@ -169,7 +169,7 @@ def test_what_only_one_of_both_has() -> None:
     with pytest.warns(UserWarning, match="left out") as warned:
         assert distribute(predict_strategy="s.ckpt", rank_id=0)[0].keys() == {"w", "v", "step"}
     assert [str(warning.message).partition(": ")[2] for warning in warned] == [
-        "has parameters that the files have not, they are left out: adam_m.w",
+        "has parameters that the files lack, they are left out: adam_m.w",
         "lacks parameters that the files have, they are left out: unused",
     ]
 
@@ -343,8 +343,8 @@ def test_a_rank_that_lacks_a_parameter() -> None:
         ({"predict_strategy": "no"}, ValueError, "there is no such file"),
         ({"predict_strategy": {"w": 5}}, ValueError, "parameter 'w': <class 'int'> is no layout"),
         ({"rank_id": "1"}, TypeError, "'rank_id' has to be an int"),
-        ({"unified_safetensors_dir": 5}, TypeError, "'unified_safetensors_dir' has to be a string, not 5"),
-        ({"dst_safetensors_dir": 5}, TypeError, "'dst_safetensors_dir' has to be a string, not 5"),
+        ({"unified_safetensors_dir": 5}, TypeError, "'unified_safetensors_dir' has to be a string or None, not 5"),
+        ({"dst_safetensors_dir": 5}, TypeError, "'dst_safetensors_dir' has to be a string or None, not 5"),
         ({"name_map": 5}, TypeError, "'name_map' has to be a dict of names, not 5"),
         ({"name_map": {"w": 5}}, TypeError, "'name_map' has to be a dict of names, not {'w': 5}"),
         ({"max_process_num": None}, TypeError, "'max_process_num' has to be an int, not None"),

@@ -205,7 +205,7 @@ exception_checkpoint.set_config(slow, (sys.argv[1], "0"))
     ended, said = job.ends()
     assert ended == [-signal.SIGTERM]
     assert job.saved == {0}
-    assert "came while the checkpoint is being saved, which goes on" in said
+    assert "arrived while the checkpoint is being saved, which goes on" in said
 
 
 @pytest.mark.parametrize(
@@ -341,8 +341,12 @@ def test_the_configuration_is_kept(handler: ExceptionHandler) -> None:
         ({"group_info": [[0, 1, 2, 3], []]}, ValueError, "group_info holds no group, or an empty one"),
         ({"group_info": [[0, 1], [1, 2, 3]]}, ValueError, "group_info holds ranks 1 more than once"),
         ({"group_info": [[1, 2]]}, ValueError, "group_info has no group for rank 0, which is this process's"),
-        ({"group_info": [[0, 1], [2]]}, ValueError, "does not hold each of the job's 4 ranks: ranks 3 are amiss"),
-        ({"group_info": [[0, 1], [2, 3], [4]]}, ValueError, "does not hold each of the job's 4 ranks: ranks 4"),
+        (
+            {"group_info": [[0, 1], [2]]},
+            ValueError,
+            "does not hold each of the job's 4 ranks: 3 are missing or foreign",
+        ),
+        ({"group_info": [[0, 1], [2, 3], [4]]}, ValueError, "does not hold each of the job's 4 ranks: 4"),
     ],
 )
 def test_a_wrong_configuration_is_refused_and_changes_nothing(
@@ -359,7 +363,7 @@ def test_a_wrong_configuration_is_refused_and_changes_nothing(
     [
         ({"RANK": "first", "WORLD_SIZE": "4"}, "the environment's RANK is 'first', not a number"),
         ({"RANK_ID": "4", "RANK_SIZE": "4"}, "the environment says rank 4 of 4 ranks, which there cannot be"),
-        ({"RANK": "1"}, "how many ranks there are is not told: set WORLD_SIZE, or give group_info"),
+        ({"RANK": "1"}, "the number of ranks is unknown: set WORLD_SIZE, or give group_info"),
     ],
 )
 def test_an_environment_that_does_not_tell_ranks_is_refused(

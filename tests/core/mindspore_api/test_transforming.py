@@ -394,7 +394,7 @@ def test_ranks_that_are_needed_or_may_hold_more_are_missing(repeated: tuple, tmp
         mindspore.transform_checkpoints(source, out, "net_", strategy, strategy)
     # redundancy may have been removed, so that the others hold it
     write_strategy_file(Path(strategy), {0: {"w": REPEATED_ROWS, "v": REPEATED_ROWS}})
-    with pytest.raises(ValueError, match="no file that is there holds v: files of rank_2, rank_3 may, and are missing"):
+    with pytest.raises(ValueError, match="no existing file holds v: files of rank_2, rank_3 may, and are missing"):
         mindspore.transform_checkpoints(source, out, "net_", strategy)
     with (tmp_path / "src" / "rank_1" / "net.ckpt").open("r+b") as file:
         file.truncate(20)

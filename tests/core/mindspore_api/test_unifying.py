@@ -182,7 +182,7 @@ def test_refused(unify: Unify, tmp_path: Path) -> None:
         (ValueError, "'split_dst_file' has to be", {"split_dst_file": (3, 2)}),
         (ValueError, "'split_dst_file' has to be", {"split_dst_file": (1,)}),
         (ValueError, "has to return a bool or a string, not None", {"choice_func": lambda name: None}),
-        (ValueError, "nothing of what the strategy knows", {"choice_func": lambda name: False}),
+        (ValueError, "no parameter of the strategy is in the files and chosen", {"choice_func": lambda name: False}),
         (ValueError, "the name 'w', which 'v' has", {"choice_func": lambda name: "w"}),
         (ValueError, "the name 'step'", {"choice_func": lambda name: "step"}),
         (ValueError, "file_suffix", {"file_suffix": "9_9"}),
