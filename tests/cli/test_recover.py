@@ -41,7 +41,7 @@ def test_not_recoverable(reshard: Callable[..., Any], directory: Path) -> None:
     assert shown.code == 1
     assert "answer  NOT RECOVERABLE: 3 parts on no rank any more\n" in shown.out
     assert "lost parameter  box    should be on\na               [2:4]  1,3,5\n" in shown.out
-    assert "other step  state  what of it\n0_5         lost   on no rank any more: 3 parts of what " in shown.out
+    assert "other step  state  details\n0_5         lost   on no rank any more: 3 parts of what " in shown.out
 
 
 def test_json(reshard: Callable[..., Any], directory: Path) -> None:
