@@ -80,4 +80,4 @@ def test_a_conversion_says_loudly_what_stood_in(reshard: Callable[..., Any], dir
 def test_faulty_ranks_need_recover(reshard: Callable[..., Any], directory: Path) -> None:
     shown = reshard("convert", directory / "src", directory / "out", "--fault-ranks", "2")
     assert shown.code == 2
-    assert "--fault-ranks '2': ranks are left out, and others stand in for them, only together with" in shown.err
+    assert "--fault-ranks '2': ranks are only left out, and replaced by others, together with" in shown.err
