@@ -13,8 +13,8 @@ import numpy as np
 
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor import dtypes
+from reshard.core.tensor.casting import NUMPY_TYPES
 from reshard.core.tensor.dtypes import DType, dtype_from_name
-from reshard.core.tensor.numpy_types import NUMPY_TYPES
 
 Value = np.ndarray | str | list[np.ndarray]
 """An array, a text, or a map parameter's keys, values and status."""

@@ -1,4 +1,4 @@
-"""Turns floating-point values of one dtype into another's: rounded to the nearest, ties to even.
+"""Casts floating-point values to another dtype: rounded to the nearest, ties to even.
 
 The bits are those of numpy's and ml_dtypes' `astype`, and, but for two things, those of MindSpore's `astype`:
 
@@ -7,19 +7,36 @@ The bits are those of numpy's and ml_dtypes' `astype`, and, but for two things, 
 - float64 to float16 is rounded once here, twice in MindSpore, which goes by way of float32: about one value in
   twenty thousand differs by one unit. Float64 to bfloat16 goes by way of float32 in all three.
 
-Subnormal values are kept, signed zeros, too. What is too large becomes infinite, which is counted.
+Subnormal values and signed zeros are kept. Values that are too large become infinite, and are counted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.numpy_types import cast_bits, typed
 from reshard.core.tensor.slices import Shape
 from reshard.core.tensor.tiling import tiles
 
+NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
+    "Int8": np.dtype("<i1"),
+    "UInt8": np.dtype("<u1"),
+    "Int16": np.dtype("<i2"),
+    "UInt16": np.dtype("<u2"),
+    "Int32": np.dtype("<i4"),
+    "UInt32": np.dtype("<u4"),
+    "Int64": np.dtype("<i8"),
+    "UInt64": np.dtype("<u8"),
+    "Float16": np.dtype("<f2"),
+    "Float32": np.dtype("<f4"),
+    "Float64": np.dtype("<f8"),
+    "Bool": np.dtype("?"),
+    "BFloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""dtype name -> numpy dtype; numpy has none for packed 4-bit integers, texts and map tensors."""
 _EXPONENT_BITS = {"Float16": 5, "BFloat16": 8, "Float32": 8, "Float64": 11}
 
 
@@ -29,8 +46,8 @@ class Overflow:
 
     Attributes:
         count: how many; at least one.
-        largest: the one that is farthest from zero.
-        first: index of the first of them.
+        largest: the value farthest from zero.
+        first: index of the first one.
     """
 
     count: int
@@ -38,16 +55,28 @@ class Overflow:
     first: Shape
 
     def joined(self, other: "Overflow") -> "Overflow":
-        """Both together; their indexes are of one array."""
+        """Return the sum of two overflows of one array."""
         largest = self.largest if abs(self.largest) >= abs(other.largest) else other.largest
         return Overflow(self.count + other.count, largest, min(self.first, other.first))
 
 
-def cast_into(values: np.ndarray, source: DType, target: DType, out: np.ndarray) -> int:
-    """Casts `values` of the dtype `source` into `out`; returns how many finite values became infinite.
+def typed(values: np.ndarray, dtype: DType) -> np.ndarray:
+    """View the bits of elements, as unsigned integers, as their dtype's values; opaque elements stay bytes."""
+    return values.view(NUMPY_TYPES.get(dtype.name, values.dtype))
 
-    Both are arrays of one shape, of unsigned integers of the dtypes' item sizes, with any strides, and do not overlap.
-    Memory beyond them is a few hundred kilobytes, whatever their size.
+
+def cast_bits(values: np.ndarray, source: DType, target: DType) -> np.ndarray:
+    """Cast the bits of floating-point values to the bits of another dtype, rounded to the nearest."""
+    with np.errstate(all="ignore"):
+        cast: np.ndarray = typed(values, source).astype(NUMPY_TYPES[target.name])
+    return cast.view(f"<u{target.itemsize}")
+
+
+def cast_into(values: np.ndarray, source: DType, target: DType, out: np.ndarray) -> int:
+    """Cast `values` of the dtype `source` into `out`; return how many finite values became infinite.
+
+    Both are arrays of unsigned integers of the dtypes' item sizes, of the same shape and any strides, without overlap.
+    The additional memory is a few hundred kilobytes, whatever their size.
     """
     read, written = typed(values, source), typed(out, target)
     if read.flags.c_contiguous and written.flags.c_contiguous:
@@ -56,7 +85,7 @@ def cast_into(values: np.ndarray, source: DType, target: DType, out: np.ndarray)
     count = 0
     with np.errstate(all="ignore"):
         for index in tiles(read, written):
-            # casts of values side by side are several times as fast
+            # contiguous values are cast several times as fast
             cast = np.ascontiguousarray(read[index]).astype(written.dtype)
             written[index] = cast
             if may_overflow and _may_hold_infinite(cast):
@@ -65,7 +94,7 @@ def cast_into(values: np.ndarray, source: DType, target: DType, out: np.ndarray)
 
 
 def find_overflow(values: np.ndarray, source: DType, target: DType) -> Overflow | None:
-    """What `cast_into` counts, in detail; None if it counts nothing. As much memory as the values take, and more."""
+    """Return details of what `cast_into` counts, None if that is nothing; needs more memory than the values."""
     read = typed(values, source)
     overflowed = _infinite(typed(cast_bits(values, source, target), target)) & ~_infinite(read)
     count = int(np.count_nonzero(overflowed))
@@ -78,13 +107,13 @@ def find_overflow(values: np.ndarray, source: DType, target: DType) -> Overflow 
 
 
 def _may_overflow(source: DType, target: DType) -> bool:
-    """Whether a finite value may become infinite: by a smaller exponent, or by rounding up where that is as large."""
+    """True if a finite value may become infinite: by a smaller exponent, or by rounding up to one of the same size."""
     bits = _EXPONENT_BITS[target.name] - _EXPONENT_BITS[source.name]
     return bits < 0 or (bits == 0 and target.itemsize < source.itemsize)
 
 
 def _may_hold_infinite(tile: np.ndarray) -> bool:
-    """Whether there is an infinity in a tile, or a NaN: their bits are the highest of either sign."""
+    """True if a tile holds an infinity or a NaN: their bits are the highest of either sign."""
     if not tile.size:
         return False
     signed, unsigned = tile.view(f"i{tile.itemsize}"), tile.view(f"u{tile.itemsize}")
@@ -93,7 +122,7 @@ def _may_hold_infinite(tile: np.ndarray) -> bool:
 
 
 def _infinite(values: np.ndarray) -> np.ndarray:
-    """Which values are infinite, of either sign; by their bits, for ml_dtypes' own test is many times as slow."""
+    """Bool array of infinite values of either sign; ml_dtypes' own test is many times slower than one of bits."""
     bits = values.view(f"u{values.itemsize}")
     infinite: np.ndarray = bits << bits.dtype.type(1) == bits.dtype.type(2 * _infinity_bits(values.dtype))
     return infinite

@@ -1,6 +1,6 @@
-"""The one table of element types: their names, sizes, and how each file format spells them.
+"""Element types: their names, their sizes, and their spelling in each file format.
 
-Contents are never converted here, only moved, so a dtype is a name and an item size. `.ckpt` spellings are MindSpore's
+Most contents are only moved, so a dtype is a name and an item size. `.ckpt` spellings are MindSpore's
 `tensor_type` strings; `.safetensors` has none for packed 4-bit integers (MindSpore stores their bytes as I8 and says
 `"{name}": "Int4"` in the metadata) nor for text and map tensors.
 """
@@ -16,10 +16,10 @@ class DType:
     """An element type.
 
     Attributes:
-        name: as `.ckpt` files and records spell it.
-        itemsize: bytes of an element; 0 for a foreign type of fractional or unknown element size.
-        safetensors_tag: as `.safetensors` files spell it; None where that format cannot hold it as a tensor.
-        is_foreign: a type that MindSpore's files cannot hold: its parameters can only be left out.
+        name: spelling in `.ckpt` files and records.
+        itemsize: bytes of an element; 0 for a foreign type of fractional or unknown size.
+        safetensors_tag: spelling in `.safetensors` files; None if they cannot hold it as a tensor.
+        is_foreign: MindSpore's files cannot hold it: its parameters can only be left out.
     """
 
     name: str
@@ -29,7 +29,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a floating-point type, which can be cast to another."""
+        """True for floating-point types, which can be cast."""
         return self.name in ("Float16", "BFloat16", "Float32", "Float64")
 
     def __str__(self) -> str:
@@ -68,16 +68,19 @@ _BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES 
 
 
 def dtype_from_name(name: str) -> DType:
-    """The dtype of a `.ckpt` `tensor_type` (also the name used in records).
+    """Return the dtype of a `.ckpt` `tensor_type` (also the name used in records).
 
     Raises:
         CheckpointError: the name is not in the table.
     """
-    return _lookup(_BY_NAME, name)
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        raise CheckpointError(f"unknown dtype {name!r} (known: {', '.join(_BY_NAME)})")
+    return dtype
 
 
 def dtype_from_ckpt(name: str, elements: int, size_bytes: int) -> DType:
-    """The dtype, perhaps foreign, of a `.ckpt` `tensor_type` of which `elements` take `size_bytes`.
+    """Return the dtype, perhaps foreign, of a `.ckpt` `tensor_type` of which `elements` take `size_bytes`.
 
     Raises:
         CheckpointError: the name is malformed, or the elements cannot have this size.
@@ -86,7 +89,7 @@ def dtype_from_ckpt(name: str, elements: int, size_bytes: int) -> DType:
 
 
 def dtype_from_safetensors(tag: str, elements: int, size_bytes: int) -> DType:
-    """The dtype, perhaps foreign, of a `.safetensors` tag of which `elements` take `size_bytes`.
+    """Return the dtype, perhaps foreign, of a `.safetensors` tag of which `elements` take `size_bytes`.
 
     Raises:
         CheckpointError: the tag is malformed, or the elements cannot have this size.
@@ -96,7 +99,7 @@ def dtype_from_safetensors(tag: str, elements: int, size_bytes: int) -> DType:
 
 
 def dtype_from_record(name: str, elements: int = 0, size_bytes: int = 0) -> DType:
-    """The dtype, perhaps foreign, of a name in a checkpoint's records, whatever its format.
+    """Return the dtype, perhaps foreign, of a name in a checkpoint's records, whatever its format.
 
     Raises:
         CheckpointError: the name is malformed, or `elements` cannot take `size_bytes`.
@@ -105,7 +108,7 @@ def dtype_from_record(name: str, elements: int = 0, size_bytes: int = 0) -> DTyp
 
 
 def foreign_dtype(name: str, elements: int, size_bytes: int) -> DType:
-    """A dtype outside the table; its element size follows from `elements` and `size_bytes` in a file.
+    """Return a dtype outside the table; its element size follows from `elements` and `size_bytes` in a file.
 
     Raises:
         CheckpointError: the name is malformed, or the elements cannot have this size.
@@ -130,10 +133,3 @@ def foreign_dtype(name: str, elements: int, size_bytes: int) -> DType:
 def _foreign(name: str, itemsize: int) -> DType:
     # cached, since dtypes are compared by identity
     return DType(name, itemsize, name if name in _FOREIGN_BITS and itemsize else None, is_foreign=True)
-
-
-def _lookup(table: dict[str, DType], key: str) -> DType:
-    dtype = table.get(key)
-    if dtype is None:
-        raise CheckpointError(f"unknown dtype {key!r} (known: {', '.join(table)})")
-    return dtype

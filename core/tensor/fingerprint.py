@@ -1,11 +1,11 @@
-"""The logical fingerprint of a tensor: a sum over its elements, which does not depend on how they are shared out.
+"""The logical fingerprint of a tensor: a sum over its elements that does not depend on the sharding.
 
 Each element adds `(value + 1) * weight` modulo 2**64. The value is the element's bits taken as an unsigned integer; the
 weight is the product of one pseudo-random odd number per axis, chosen by the axis and the element's index along it in
-the whole tensor. The sum over disjoint boxes that fill a tensor is therefore the tensor's, whatever the boxes are:
-equal tensors have equal fingerprints under all shardings, and a rank adds its part without knowing the others'.
+the whole tensor. The sum over disjoint boxes that fill a tensor is therefore the tensor's, for any boxes: equal
+tensors have equal fingerprints under all shardings, and a rank adds its contribution without knowing the others'.
 
-What the weights are, exactly:
+The weights, exactly:
 
 - An index is two digits, `index = 256 * high + low`, and its weight the product of one for each.
 - Elements of 1 or 2 bytes are taken as if 4 or 2 neighbours along the last axis, counted from the tensor's beginning,
@@ -14,22 +14,21 @@ What the weights are, exactly:
 - Elements of 8 bytes are two numbers of 32 bits, each with a weight of its own. As one number, bit 63 times any odd
   weight would be 2**63, and two flipped signs would cancel.
 
-What it detects:
+Changes that it detects:
 
 - Any change of a single element of at most 4 bytes, always: its difference times an odd number is not 0 modulo 2**64.
   The same goes for an element that is dropped or counted twice, even one whose value is 0, because of the `+ 1`.
-- Everything else with high probability over the choice of weights. For changes that have nothing to do with the weights
-  (elements or boxes that are moved, swapped, stale, shifted, of another dtype) it is missed about once in 2**57 cases,
-  or less often. The worst are changes of nothing but the uppermost bits, as of several signs: their weights count
+- Everything else with high probability over the choice of weights. Changes unrelated to the weights (elements or boxes
+  that are moved, swapped, stale, shifted, of another dtype) are missed about once in 2**57 cases, or less often. The worst are changes of nothing but the uppermost bits, as of several signs: their weights count
   modulo 2**33 only, and all are odd, so that such a change is missed once in 2**32 cases. If they are the corners of a
   grid, and every other one changes the other way, factors are taken out, each of them even: of a grid in both digits of
   both axes of a matrix, which has 16 corners, that is once in 2**19 cases.
-- Not: two elements of equal value that changed places, which is no change; shape and dtype themselves, which are to be
-  compared beside it.
+- Not: two elements of equal value that changed places, which is no change; nor shape and dtype, which must be compared
+  separately.
 
-The weights are the same everywhere and known to everybody: it is easy to make two different tensors of one fingerprint
-on purpose, and something of the contents can be learned from it. It finds mistakes and accidents; it is no
-cryptographic hash, does not prove where a tensor comes from, and does not belong beside an encrypted one.
+The weights are the same everywhere and public: it is easy to make two different tensors with one fingerprint on
+purpose, and the fingerprint reveals something of the contents. It finds mistakes and accidents; it is no cryptographic
+hash, does not prove a tensor's origin, and does not belong beside an encrypted one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,28 +44,28 @@ MODULUS = 2**64
 ELEMENT_BYTES = (1, 2, 4, 8)
 """Item sizes of elements that can be fingerprinted."""
 TEXT_PATTERN = "^[0-9a-f]{16}$"
-"""Of what `fingerprint_text` gives."""
+"""The pattern of `fingerprint_text`."""
 
 _DIGIT = 256
 _SHORTEST_ROW = 128
-"""Shorter rows are summed up several at once: to begin one takes as long as some tens of elements."""
+"""Shorter rows are summed several at once: starting one costs as much as some tens of elements."""
 _FEWEST_WORDS = 8
-"""Shorter rows of small elements are not taken apart into whole words and what is before and after."""
+"""Shorter rows of small elements are not divided into whole words and the elements before and after."""
 _WORD = np.dtype(np.uint32)
 _LANES = -1
-"""Number of the axis along which the two words of an element of 8 bytes lie."""
+"""Number of the axis along which the two words of an 8-byte element lie."""
 
 
 def box_fingerprint(values: np.ndarray, start: Shape) -> int:
-    """What a box adds to its tensor's fingerprint.
+    """Return a box's contribution to its tensor's fingerprint.
 
     Args:
         values: the box's elements as unsigned integers of their item size (1, 2, 4 or 8 bytes), of the box's shape and
             any strides. Opaque bytes are one axis of 1-byte elements.
-        start: where the box begins in the whole tensor, one index an axis.
+        start: the box's first index in the whole tensor, along each axis.
 
     Returns:
-        A number below 2**64; those of disjoint boxes are added modulo 2**64.
+        A number below 2**64; disjoint boxes' are added modulo 2**64.
 
     Raises:
         ValueError: the values are no unsigned integers, or `start` has another number of axes.
@@ -82,25 +81,25 @@ def box_fingerprint(values: np.ndarray, start: Shape) -> int:
 
 
 def combined(fingerprints: Iterable[int]) -> int:
-    """The fingerprint of some disjoint boxes together."""
+    """Return the fingerprint of disjoint boxes together."""
     return sum(fingerprints) % MODULUS
 
 
 def fingerprint_text(fingerprint: int) -> str:
-    """As it is told and stored: 16 hexadecimal digits."""
+    """Format as 16 hex digits."""
     return f"{fingerprint:016x}"
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """What elements along one axis of an array are multiplied with.
+    """The weights of elements along one axis of an array.
 
     Attributes:
-        number: which axis of the tensor.
+        number: the axis of the tensor.
         start: index in the tensor of the array's first element; of words or of high digits if it holds those.
-        sharing: elements that share a word, of which the array holds each by itself.
+        sharing: elements in a word, each of them by itself in the array.
         low: whether the low digit counts.
-        high: whether the high digit counts; of an axis without low digits it is the index.
+        high: whether the high digit counts; on an axis without low digits it is the index.
     """
 
     number: int
@@ -116,8 +115,8 @@ class _Part:
 
     Attributes:
         numbers: unsigned integers.
-        axes: of each axis of the array.
-        unit: what is added to each number: 1 for each element in it.
+        axes: weights along each axis of the array.
+        unit: the addend of each number: 1 for each element in it.
     """
 
     numbers: np.ndarray
@@ -125,7 +124,7 @@ class _Part:
     unit: int = 1
 
     def cut(self, axis: int, begin: int, stop: int) -> "_Part":
-        """Its elements `begin` to `stop` along an axis."""
+        """Return elements `begin` to `stop` along an axis."""
         cut_axis = replace(self.axes[axis], start=self.axes[axis].start + begin)
         numbers = self.numbers[(slice(None),) * axis + (slice(begin, stop),)]
         return _Part(numbers, (*self.axes[:axis], cut_axis, *self.axes[axis + 1 :]), self.unit)
@@ -167,7 +166,7 @@ def _in_shared_words(part: _Part) -> Iterator[_Part]:
 
 
 def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
-    """A part whose long axes, from `axis` on, are two: the weights of low digits are few, and serve all high ones."""
+    """Split long axes, from `axis` on, in two: the weights of low digits are few, and serve all high digits."""
     if axis == len(part.axes):
         yield part
         return
@@ -191,7 +190,7 @@ def _in_digits(part: _Part, axis: int) -> Iterator[_Part]:
 
 
 def _sum(part: _Part) -> int:
-    """The sum over all numbers: over some axes at a time, from the last."""
+    """The sum over all numbers, a few axes at a time, from the last."""
     numbers, axes, unit = part.numbers, part.axes, part.unit
     if not axes:
         return int(numbers) + unit
@@ -214,7 +213,7 @@ def _sum(part: _Part) -> int:
 
 @lru_cache(maxsize=64)
 def _weights(axis: _Axis, length: int) -> np.ndarray:
-    """Those of an array's elements along an axis."""
+    """The weights of an array's elements along an axis."""
     index = np.arange(axis.start, axis.start + length, dtype=np.uint64)
     if not axis.low:
         return _mixed(2 * axis.number + 1, index)
@@ -227,7 +226,7 @@ def _weights(axis: _Axis, length: int) -> np.ndarray:
 
 
 def _mixed(stream: int, index: np.ndarray) -> np.ndarray:
-    """Pseudo-random odd numbers, one for each index: splitmix64's, each stream begun elsewhere in its period."""
+    """A pseudo-random odd number for each index: splitmix64's; each stream starts elsewhere in its period."""
     return _splitmix(index + _begin(stream)) | np.uint64(1)
 
 

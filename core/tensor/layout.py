@@ -1,9 +1,8 @@
-"""How one parameter is cut over the devices of one pipeline stage.
+"""How one parameter is sharded over the devices of one pipeline stage.
 
-A *layout* is what a strategy file says of a parameter: a device matrix, a tensor map, an optimizer shard. A *cut* is
-what follows for a tensor of a given number of axes: a grid of cells, and the cell that each device holds. Cutting is
-always along whole axes, model parallel first and the optimizer shard inside it on axis 0, so a cell is always one box
-and the cells of a grid fill the tensor exactly once.
+A *layout* is a parameter's entry in a strategy file: a device matrix, a tensor map, an optimizer shard. A *shard grid*
+follows from it for a tensor of a given number of axes. Axes are divided as a whole, by model parallelism first and by
+the optimizer shard inside it on axis 0, so a shard is always one box and the shards of a grid fill the tensor once.
 
 Ranks here are stage ranks: 0 .. devices-1 inside one stage, the row-major coordinates of the device matrix. Device axes
 are numbered from the right in tensor maps (0 is the rightmost), as in MindSpore's files.
@@ -27,22 +26,21 @@ ALL_REPEATED_AXES = -1
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """What a strategy file says of one parameter.
+    """One parameter's entry in a strategy file.
 
     Attributes:
         device_matrix: sizes of the device axes, the leftmost one slowest.
-        tensor_map: per tensor axis the device axes that cut it, slowest first; empty where it is not cut.
+        tensor_map: per tensor axis the device axes that divide it, slowest first; empty if it is not divided.
         nested: the file gave one list per tensor axis. A flat list of several numbers may stand for a tensor of as
             many axes or for a nested map of a 1-d one: only the tensor's number of axes decides.
         optimizer_shard_step: distance between the ranks of an optimizer shard; 0: no optimizer shard. It never
             changes the placement.
-        optimizer_shard_size: pieces that the optimizer shard cuts each model-parallel slice into; -1: as many as all
-            repeated axes give, 0: none.
-        field: number of the embedding table's field, for uneven cuts.
-        param_split_shape: the lengths of the pieces of axis 0 where it is cut unevenly, else empty.
-        indices_offset: goes with `param_split_shape`; carried along, it does not change the placement.
-        tensor_shape: shape of the whole tensor, which only JSON strategy files tell. It is not part of what makes two
-            layouts equal.
+        optimizer_shard_size: pieces into which the optimizer shard divides each model-parallel slice; -1: as many as
+            all repeated axes give, 0: none.
+        field: number of the embedding table's field, for uneven shards.
+        param_split_shape: lengths of the pieces of axis 0 if they are uneven, else empty.
+        indices_offset: goes with `param_split_shape`; kept, though it does not change the placement.
+        tensor_shape: shape of the whole tensor, which only JSON strategy files have; not compared.
     """
 
     device_matrix: Shape
@@ -61,15 +59,15 @@ class ParameterLayout:
         return math.prod(self.device_matrix)
 
     def shard_grid(self, axis_count: int) -> "ShardGrid":
-        """The cut of a tensor with `axis_count` axes.
+        """Return the grid of a tensor with `axis_count` axes.
 
         Raises:
             LayoutError: the layout contradicts itself or does not fit a tensor of that many axes.
         """
-        return _cut(self, axis_count)
+        return _shard_grid(self, axis_count)
 
     def map_for(self, axis_count: int) -> tuple[Shape, ...]:
-        """The tensor map for a tensor with `axis_count` axes: per axis the device axes, counted from the right.
+        """Return the tensor map for a tensor with `axis_count` axes: per axis the device axes, counted from the right.
 
         Raises:
             LayoutError: the map has another number of axes, or names a device axis that does not exist or twice.
@@ -90,12 +88,15 @@ class ParameterLayout:
 
 @dataclass(frozen=True)
 class ShardGrid:
-    """A grid of cells over a tensor, and the cell that each stage rank holds.
+    """The division of a tensor into shards, and the shard of each stage rank.
+
+    A *cell* is a place in the grid: an index along each axis. The box in a cell is a shard; ranks in the same cell own
+    replicas of it.
 
     Attributes:
         pieces: number of cells along each tensor axis, the optimizer shard included.
-        uneven: lengths of the cells of axis 0 where they differ by decree, else empty.
-        cells: int array of shape (devices, tensor axes): each stage rank's place in the grid.
+        uneven: lengths of the shards along axis 0 if the layout gives them one by one, else empty.
+        cells: int array of shape (devices, tensor axes): each stage rank's cell.
     """
 
     pieces: Shape
@@ -109,12 +110,12 @@ class ShardGrid:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every rank holds the whole tensor."""
+        """True if every rank owns the whole tensor."""
         return math.prod(self.pieces) == 1
 
     @cached_property
     def owners(self) -> dict[Shape, tuple[int, ...]]:
-        """The stage ranks that hold each cell of the grid, in ascending order."""
+        """Cell -> the stage ranks that own its shard, in ascending order."""
         owners: dict[Shape, list[int]] = {}
         for rank, cell in enumerate(self._cells):
             owners.setdefault(cell, []).append(rank)
@@ -131,11 +132,11 @@ class ShardGrid:
         return np.array([numbers[cell] for cell in self._cells], dtype=np.int64)
 
     def cell_of(self, stage_rank: int) -> Shape:
-        """The place in the grid of the cell that a rank holds."""
+        """Return a rank's cell."""
         return self._cells[stage_rank]
 
     def bounds(self, shape: Shape) -> tuple[Shape, ...]:
-        """Where the cells begin along each axis of a whole tensor of `shape`, and where the last one ends.
+        """Return the borders of the shards along each axis of a whole tensor of `shape`.
 
         Raises:
             LayoutError: the shape does not divide.
@@ -143,7 +144,7 @@ class ShardGrid:
         return tuple(self._axis_bounds(axis, length) for axis, length in enumerate(shape))
 
     def box_of(self, stage_rank: int, shape: Shape) -> TensorSlice:
-        """The box of a whole tensor of `shape` that a rank holds.
+        """Return the box of a whole tensor of `shape` that a rank owns.
 
         Raises:
             LayoutError: the shape does not divide.
@@ -151,10 +152,10 @@ class ShardGrid:
         return cell_box(self.bounds(shape), self.cell_of(stage_rank))
 
     def whole_shape(self, stage_rank: int, shard_shape: Shape) -> Shape:
-        """The shape of the whole tensor of which a rank holds a shard of `shard_shape`.
+        """Return the shape of the whole tensor, of which a rank owns a shard of `shard_shape`.
 
         Raises:
-            LayoutError: axis 0 is cut unevenly and the shard is not as long as it should be.
+            LayoutError: shards are uneven and this one does not have its length.
         """
         shape = tuple(length * count for length, count in zip(shard_shape, self.pieces, strict=True))
         if not self.uneven:
@@ -181,7 +182,7 @@ class ShardGrid:
 
 
 def cell_box(bounds: Sequence[Shape], cell: Shape) -> TensorSlice:
-    """The box of one cell of a grid, from the grid's bounds along each axis."""
+    """Return the box in a cell of a grid with `bounds` along each axis."""
     return TensorSlice(
         tuple(edges[index] for edges, index in zip(bounds, cell, strict=True)),
         tuple(edges[index + 1] for edges, index in zip(bounds, cell, strict=True)),
@@ -189,12 +190,12 @@ def cell_box(bounds: Sequence[Shape], cell: Shape) -> TensorSlice:
 
 
 def whole_layout(axis_count: int, device_count: int = 1) -> ParameterLayout:
-    """The layout of a tensor that every one of `device_count` devices holds whole."""
+    """Return the layout of a tensor that each of `device_count` devices owns whole."""
     return ParameterLayout((device_count,), ((),) * axis_count, nested=True)
 
 
 @lru_cache(maxsize=4096)
-def _cut(layout: ParameterLayout, axis_count: int) -> ShardGrid:
+def _shard_grid(layout: ParameterLayout, axis_count: int) -> ShardGrid:
     if any(size < 1 for size in layout.device_matrix):
         raise LayoutError(f"its device matrix is {list(layout.device_matrix)}")
     tensor_map = layout.map_for(axis_count)
@@ -221,7 +222,7 @@ def _cut(layout: ParameterLayout, axis_count: int) -> ShardGrid:
 
 
 def _mixed_radix(coordinates: np.ndarray, used: Sequence[tuple[int, int]]) -> np.ndarray:
-    """The piece each device holds: `used` are the axes that count, (device axis from the left, size), slowest first."""
+    """Each device's index along a tensor axis; `used`: (device axis from the left, size), slowest first."""
     index = np.zeros(len(coordinates), dtype=np.int64)
     for axis, size in used:
         index = index * size + coordinates[:, axis] % size
@@ -229,10 +230,9 @@ def _mixed_radix(coordinates: np.ndarray, used: Sequence[tuple[int, int]]) -> np
 
 
 def _optimizer_shard_axes(layout: ParameterLayout, tensor_map: tuple[Shape, ...]) -> list[tuple[int, int]]:
-    """The device axes of the optimizer shard as (axis from the left, how much of it), leftmost first.
+    """The device axes of the optimizer shard as (axis from the left, size used), leftmost first.
 
-    The repeated axes are used from the right until their product is the shard's size; of the last one only the inner
-    part may be used.
+    Repeated axes are used from the right until their product is the shard's size; the last one may be used in part.
     """
     size = layout.optimizer_shard_size
     if size == 0 or layout.optimizer_shard_step == 0:

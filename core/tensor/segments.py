@@ -1,12 +1,12 @@
-"""What a target parameter is made of: boxes of source parameters, turned and put side by side.
+"""Pieces of target parameters: boxes of source parameters, transposed and put side by side.
 
-A *piece* is a box of one source parameter and its place in a target parameter. A parameter that is only cut anew,
-renamed or cast has one piece, which is all of its source; one that was split off a fused tensor has a box of it; one
-that is joined has several; a transposed one has its axes in another order. Pure algebra: every operation maps pieces to
-pieces, and the pieces of a parameter fill it exactly once.
+A *piece* is a box of one source parameter and its place in a target parameter. A parameter that is only resharded,
+renamed or cast has one piece, its whole source; a part of a split fused tensor has a box of it; a joined parameter has
+several; in a transposed one the axes have another order. Pure algebra: every operation maps pieces to pieces, and the
+pieces of a parameter fill it exactly once.
 
-A fused axis of `groups` runs has in each run some of every part in turn: that of length 12 of parts with 2, 1 and 1
-shares and 3 groups is `qqkvqqkvqqkv`.
+A fused axis of several groups has shares of every part in each group: an axis of length 12 with parts of 2, 1 and 1
+shares in 3 groups is `qqkvqqkvqqkv`.
 """
 
 import math
@@ -23,13 +23,13 @@ from reshard.core.tensor.slices import Shape, TensorSlice
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of a source parameter, and where it goes.
+    """A box of a source parameter, and its place.
 
     Attributes:
-        source: number of the source parameter, among those that the target parameter is made from.
+        source: index of the source parameter.
         box: in the coordinates of the whole source parameter.
         axes: target axis i is source axis `axes[i]`.
-        start: where it begins in the whole target parameter.
+        start: its first index in the whole target parameter.
     """
 
     source: int
@@ -44,16 +44,16 @@ class Piece:
 
     @property
     def target_box(self) -> TensorSlice:
-        """Its box in the coordinates of the whole target parameter."""
+        """Its box in the whole target parameter."""
         return TensorSlice(self.start, tuple(low + length for low, length in zip(self.start, self.shape, strict=True)))
 
     @property
     def is_transposed(self) -> bool:
-        """Whether its axes are in another order."""
+        """True if its axes are in another order."""
         return self.axes != tuple(range(len(self.axes)))
 
     def source_box(self, target_box: TensorSlice) -> TensorSlice:
-        """Where in the source a box is that lies inside this piece's, in the target's coordinates."""
+        """Map a box inside this piece from the target's coordinates to the source's."""
         start, stop = list(self.box.start), list(self.box.start)
         for target_axis, axis in enumerate(self.axes):
             start[axis] += target_box.start[target_axis] - self.start[target_axis]
@@ -61,7 +61,7 @@ class Piece:
         return TensorSlice(tuple(start), tuple(stop))
 
     def placed_box(self, source_box: TensorSlice) -> TensorSlice:
-        """Where in the target a box is that lies inside this piece's, in the source's coordinates."""
+        """Map a box inside this piece from the source's coordinates to the target's."""
         shifts = [low - self.box.start[axis] for low, axis in zip(self.start, self.axes, strict=True)]
         return TensorSlice(
             tuple(source_box.start[axis] + shift for axis, shift in zip(self.axes, shifts, strict=True)),
@@ -73,9 +73,9 @@ Pieces = tuple[Piece, ...]
 
 
 class SortedPieces:
-    """Pieces that have elements, by where they begin along an axis: there may be one for each row of a tensor.
+    """Non-empty pieces, sorted along an axis: there may be one for each row of a tensor.
 
-    `axis` is that along which most of them begin at different places, unless it is given.
+    The default axis is the one with the most different starts.
     """
 
     def __init__(self, pieces: Iterable[Piece], axis: int | None = None) -> None:
@@ -90,7 +90,7 @@ class SortedPieces:
             self._longest = max(piece.shape[along] for piece in self._filled)
 
     def near(self, start: Shape, stop: Shape) -> Sequence[Piece]:
-        """All pieces that share elements with a box of the target, and others."""
+        """Return all pieces that overlap a box of the target, and perhaps others."""
         if self._axis is None or not self._filled:
             return self._filled
         first = bisect_left(self._starts, start[self._axis] - self._longest)
@@ -99,29 +99,29 @@ class SortedPieces:
 
 @lru_cache(maxsize=1024)
 def whole_piece(shape: Shape) -> Piece:
-    """All of a source parameter of `shape`, as it is."""
+    """Return the piece that is a whole source parameter of `shape`."""
     return Piece(0, TensorSlice.whole(shape), tuple(range(len(shape))), (0,) * len(shape))
 
 
 def are_whole(pieces: Sequence[Piece], shape: Shape) -> bool:
-    """Whether pieces are all of one source parameter of `shape`, as it is."""
+    """True if pieces are one whole source parameter of `shape`, unchanged."""
     return len(pieces) == 1 and pieces[0] == whole_piece(shape)
 
 
 def filled_size(pieces: Sequence[Piece]) -> int:
-    """Elements of all pieces."""
+    """Return the number of elements of all pieces."""
     return sum(math.prod(piece.shape) for piece in pieces)
 
 
 def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
-    """Whether pieces fill a target parameter of `shape` exactly once."""
+    """True if pieces fill a target parameter of `shape` exactly once."""
     if filled_size(pieces) != math.prod(shape):
         return False
     whole = TensorSlice.whole(shape)
     boxes = [piece.target_box for piece in pieces if math.prod(piece.shape)]
     if not all(whole.contains(box) for box in boxes):
         return False
-    # between two borders of pieces all elements of an axis are alike: one of them tells for all
+    # between two borders of pieces all elements of an axis are alike: count one of them
     borders = [
         sorted({position for box in boxes for position in (box.start[axis], box.stop[axis])})
         for axis in range(len(shape))
@@ -136,7 +136,7 @@ def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
 
 
 def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
-    """The pieces of a parameter after its axes changed order: axis i is then what was axis `axes[i]`."""
+    """Return the pieces of a parameter with its axes reordered: axis i was axis `axes[i]`."""
     return tuple(
         replace(piece, axes=tuple(piece.axes[axis] for axis in axes), start=tuple(piece.start[axis] for axis in axes))
         for piece in pieces
@@ -144,7 +144,7 @@ def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
 
 
 def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int) -> Iterator[Pieces]:
-    """The pieces of each part of a fused parameter of `shape`, whose `axis` divides by all shares of all groups."""
+    """Yield the pieces of each part of a fused parameter of `shape`; `axis` divides by all shares of all groups."""
     at = SortedPieces(pieces, axis)
     share = shape[axis] // (groups * sum(shares))
     run = share * sum(shares)
@@ -153,14 +153,14 @@ def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int
         taken: list[Piece] = []
         for group in range(groups):
             start = group * run + first * share
-            taken.extend(_moved(_between(at, axis, shape, start, length), axis, group * length - start))
+            taken.extend(_shifted(_between(at, axis, shape, start, length), axis, group * length - start))
         yield merged(taken)
 
 
 def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: int) -> Pieces:
-    """The pieces of several parameters side by side along `axis`, of each an equal share in each of the groups.
+    """Return the pieces of several parameters side by side along `axis`, with an equal share of each in every group.
 
-    `parts` are the pieces and the shape of each; their numbers of sources do not clash.
+    `parts` are the pieces and the shape of each; their source indexes do not clash.
     """
     taken: list[Piece] = []
     position = 0
@@ -169,13 +169,13 @@ def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: in
         for at, shape in sorted_parts:
             length = shape[axis] // groups
             start = group * length
-            taken.extend(_moved(_between(at, axis, shape, start, length), axis, position - start))
+            taken.extend(_shifted(_between(at, axis, shape, start, length), axis, position - start))
             position += length
     return merged(taken)
 
 
 def merged(pieces: Iterable[Piece]) -> Pieces:
-    """The same with as few pieces as that takes: those that are neighbors in their source and in the target are one."""
+    """Merge pieces that are neighbors both in their source and in the target."""
     left = list(pieces)
     count = len(left) + 1
     while len(left) < count:
@@ -199,13 +199,13 @@ def _merged_along(pieces: list[Piece], axis: int) -> list[Piece]:
 
 
 def _one_piece(first: Piece, second: Piece, axis: int) -> Piece | None:
-    """Two neighbors along a target axis as one piece; None if they are none."""
+    """Merge two neighbors along a target axis; None if they are not neighbors."""
     source_axis = first.axes[axis]
     if (first.source, first.axes) != (second.source, second.axes):
         return None
     following = list(first.start)
     following[axis] += first.shape[axis]
-    # the first one's box, as long as both along that axis, has to end where the second one's does, and to begin as it
+    # extended along that axis, the first one's box must end where the second one's does; other axes must agree
     stop = list(first.box.stop)
     stop[source_axis] = second.box.stop[source_axis]
     start = list(second.box.start)
@@ -220,7 +220,7 @@ def _one_piece(first: Piece, second: Piece, axis: int) -> Piece | None:
 
 
 def _between(pieces: SortedPieces, axis: int, shape: Shape, start: int, length: int) -> Iterator[Piece]:
-    """What of the pieces of a parameter of `shape` is at `length` positions of an axis from `start` on."""
+    """The pieces of a parameter of `shape`, clipped to `length` positions of an axis from `start` on."""
     low = (*(0,) * axis, start, *(0,) * (len(shape) - axis - 1))
     high = (*shape[:axis], start + length, *shape[axis + 1 :])
     wanted = TensorSlice(low, high)
@@ -230,7 +230,7 @@ def _between(pieces: SortedPieces, axis: int, shape: Shape, start: int, length: 
             yield replace(piece, box=piece.source_box(shared), start=shared.start)
 
 
-def _moved(pieces: Iterable[Piece], axis: int, distance: int) -> Iterator[Piece]:
+def _shifted(pieces: Iterable[Piece], axis: int, distance: int) -> Iterator[Piece]:
     for piece in pieces:
         start = (*piece.start[:axis], piece.start[axis] + distance, *piece.start[axis + 1 :])
         yield replace(piece, start=start)

@@ -16,7 +16,7 @@ TOO_LARGE = "too large (2^63 bytes or more, dimensions of 0 not counted)"
 
 
 def is_countable(shape: Shape, itemsize: int = 1) -> bool:
-    """Whether a signed integer of 64 bits can count a tensor's bytes, and so each of its dimensions.
+    """True if a signed 64-bit integer can count a tensor's bytes, and so each of its dimensions.
 
     Dimensions of 0 are left out, as in numpy: they would hide others that no file can hold.
     """
@@ -38,7 +38,7 @@ class TensorSlice:
 
     @classmethod
     def whole(cls, shape: Shape) -> "TensorSlice":
-        """The box of a whole tensor of `shape`."""
+        """Return the box of a whole tensor of `shape`."""
         return cls((0,) * len(shape), tuple(shape))
 
     # not cached: Python 3.11's cached_property has one lock for all boxes, and waiting for it costs threads more
@@ -53,7 +53,7 @@ class TensorSlice:
         return math.prod(self.shape)
 
     def intersect(self, other: "TensorSlice") -> "TensorSlice | None":
-        """The common box, in the coordinates both share; None if they have no element in common."""
+        """Return the common box, in the coordinates both share; None if they have no element in common."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         if any(low >= high for low, high in zip(start, stop, strict=True)):
@@ -61,7 +61,7 @@ class TensorSlice:
         return TensorSlice(start, stop)
 
     def relative_to(self, outer: "TensorSlice") -> "TensorSlice":
-        """The same box in coordinates that begin at `outer.start`.
+        """Return the same box in coordinates that begin at `outer.start`.
 
         Raises:
             ValueError: this box does not lie inside `outer`.
@@ -81,18 +81,18 @@ class TensorSlice:
         )
 
     def contains(self, other: "TensorSlice") -> bool:
-        """Whether `other` lies inside this box."""
+        """True if `other` lies inside this box."""
         return all(a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True))
 
     def scaled(self, factors: Shape) -> "TensorSlice":
-        """The box after every axis was stretched by a whole factor."""
+        """Return the box with every axis multiplied by a factor."""
         return TensorSlice(
             tuple(low * factor for low, factor in zip(self.start, factors, strict=True)),
             tuple(high * factor for high, factor in zip(self.stop, factors, strict=True)),
         )
 
     def as_index(self) -> tuple[slice, ...]:
-        """The numpy index of this box."""
+        """Return the numpy index of this box."""
         return tuple(slice(low, high) for low, high in zip(self.start, self.stop, strict=True))
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class TensorSlice:
 
 
 def row_major_strides(shape: Shape) -> Shape:
-    """Elements between neighbours along each axis of a C-ordered array of `shape`."""
+    """Return the strides of a C-ordered array of `shape`, in elements."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
@@ -124,10 +124,10 @@ def bounding_extent(box: TensorSlice, shard_shape: Shape, itemsize: int) -> Exte
 
 
 def contiguous_axis(box: TensorSlice, shard_shape: Shape) -> int:
-    """The first axis from which on `box` is one contiguous run of a shard of `shard_shape`.
+    """Return the first axis from which on `box` is contiguous in a shard of `shard_shape`.
 
     For each index of the axes before it, the elements of `box` lie side by side: all later axes are whole, and the
-    axis itself may be cut. 0 means that the whole box is one run.
+    axis itself may be partial. 0 means that the whole box is contiguous.
     """
     axis = len(shard_shape)
     while axis > 0:
@@ -140,9 +140,9 @@ def contiguous_axis(box: TensorSlice, shard_shape: Shape) -> int:
 
 
 def contiguous_boxes(shape: Shape, start: int, stop: int, most: int) -> Iterator[TensorSlice]:
-    """Elements `start` to `stop` of a C-ordered tensor of `shape` as boxes that each are contiguous.
+    """Yield elements `start` to `stop` of a C-ordered tensor of `shape` as contiguous boxes, in order.
 
-    They come in order, have at most `most` elements each, and are as large as that allows.
+    The boxes are as large as possible with at most `most` elements.
     """
     strides = row_major_strides(shape)
     position = start

@@ -1,8 +1,7 @@
-"""Boxes in which an array is gone through, so that what is done to it stays in the processor's caches.
+"""Tiles: boxes of an array that fit the processor's caches.
 
-Where two arrays of one shape lie in different orders in memory, one of a matrix and its transpose, going along the rows
-of one means jumping through the other: every element of a row takes a line of the cache. Square tiles use each line for
-all that is in it.
+If two arrays of one shape have different orders in memory, as a matrix and its transpose, the rows of one are scattered
+in the other: every element of a row takes a cache line. Square tiles use whole cache lines of both.
 """
 
 import math
@@ -12,7 +11,7 @@ from itertools import product
 import numpy as np
 
 TILE_ELEMENTS = 2**15
-"""Enough that calls cost little, few enough for the second-level cache."""
+"""Large enough that calls cost little, small enough for the second-level cache."""
 _TILE_SIDE = 128
 """2 GB/s of a transposed matrix of 4-byte elements; 0.7 with whole rows."""
 
@@ -20,7 +19,7 @@ Index = tuple[slice, ...]
 
 
 def tiles(source: np.ndarray, target: np.ndarray) -> Iterator[Index]:
-    """Indexes of boxes of at most `TILE_ELEMENTS` that make up two arrays of one shape, in the order of their axes."""
+    """Yield indexes of tiles of at most `TILE_ELEMENTS` that cover two arrays of one shape."""
     if source.size <= _TILE_SIDE * _TILE_SIDE:
         yield (slice(None),) * source.ndim
         return
@@ -31,24 +30,24 @@ def tiles(source: np.ndarray, target: np.ndarray) -> Iterator[Index]:
 
 
 def copy_transposed(source: np.ndarray, target: np.ndarray) -> None:
-    """Copies an array to another one whose elements lie in another order."""
+    """Copy an array to one whose elements lie in another order."""
     for index in tiles(source, target):
         target[index] = source[index]
 
 
 def _sides(source: np.ndarray, target: np.ndarray) -> list[int]:
-    """How long a tile is along each axis: the axes that lie closest together in either array come first."""
+    """A tile's length along each axis; the axes with the smallest strides in either array come first."""
     fastest = [_axes_by_stride(array)[0] for array in (source, target)]
-    turned = fastest[0] != fastest[1]
+    is_transposed = fastest[0] != fastest[1]
     sides = [1] * source.ndim
     for axis in dict.fromkeys([*fastest, *_axes_by_stride(source)]):
         room = max(1, TILE_ELEMENTS // math.prod(sides))
-        most = _TILE_SIDE if turned and axis in fastest else room
+        most = _TILE_SIDE if is_transposed and axis in fastest else room
         sides[axis] = max(1, min(source.shape[axis], most, room))
     return sides
 
 
 def _axes_by_stride(array: np.ndarray) -> list[int]:
-    """Axes that have a length, those whose neighbors lie closest together first."""
+    """Axes longer than one element, those with the smallest strides first."""
     axes = [axis for axis, length in enumerate(array.shape) if length > 1]
     return sorted(axes, key=lambda axis: abs(array.strides[axis]))

@@ -19,7 +19,6 @@ from reshard.core.runtime.progress import Progress, SilentProgress, advancing, c
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, printable, size_text
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
-from reshard.core.tensor.numpy_types import is_float
 from reshard.core.verification.accumulator import Contents
 from reshard.core.verification.comparison_report import (
     ComparisonReport,
@@ -135,7 +134,7 @@ class _Comparison:
                     notes += _loose_note(name, len(ones), len(others))
                 else:
                     unequal[name] = one.dtype
-            elif one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype):
+            elif one.shape == other.shape and one.dtype.is_float and other.dtype.is_float:
                 unequal[name] = common_float(one.dtype, other.dtype)
             else:
                 found.append(_told(name, one, other))
@@ -242,7 +241,7 @@ def _told(
     if not _is_same_dtype(one.dtype, other.dtype):
         kind = Kind.DTYPE
     common = common_float(one.dtype, other.dtype)
-    is_cast = kind is Kind.DTYPE and one.shape == other.shape and is_float(one.dtype) and is_float(other.dtype)
+    is_cast = kind is Kind.DTYPE and one.shape == other.shape and one.dtype.is_float and other.dtype.is_float
     difference = ParameterDifference(
         name=name,
         kind=kind,

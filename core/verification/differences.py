@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reshard.core.tensor.casting import NUMPY_TYPES, cast_bits, typed
 from reshard.core.tensor.dtypes import MAP_TENSOR, DType
-from reshard.core.tensor.numpy_types import NUMPY_TYPES, cast_bits, is_float, typed
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
 _BLOCK_BYTES = 2**20
@@ -72,7 +72,7 @@ def _located(box: TensorSlice, a: np.ndarray, b: np.ndarray, dtype: DType) -> Lo
     places = np.flatnonzero(differ)
     one, other = (typed(values.reshape(-1)[places], dtype) for values in (a, b))
     chosen, largest, nan_count = 0, None, 0
-    if is_float(dtype):
+    if dtype.is_float:
         chosen, largest, nan_count = _farthest(one, other)
     return Located(
         count,

@@ -24,10 +24,10 @@ from reshard.core.errors import CatalogError
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.file_versions import difference_text
 from reshard.core.storage.urls import parse_url
+from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box, whole_layout
-from reshard.core.tensor.numpy_types import cast_bits
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 

@@ -32,9 +32,9 @@ from reshard.core.runtime.wording import printable, utf8_text
 from reshard.core.source.opening import Source, open_source
 from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.urls import parse_url
+from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_record
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
-from reshard.core.tensor.numpy_types import cast_bits
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 from reshard.core.verification.accumulator import CheckpointFingerprints, Contents
 from reshard.core.verification.fingerprint_file import (

@@ -309,14 +309,14 @@ def _keep_a_slice_nowhere(patch: Patch) -> None:
 
 
 def _number_device_axes_from_the_left(patch: Patch) -> None:
-    cut = layout._cut
+    cut = layout._shard_grid
 
     def from_the_left(given: ParameterLayout, axis_count: int) -> layout.ShardGrid:
         last = len(given.device_matrix) - 1
         turned = tuple(tuple(last - axis for axis in axes) for axes in given.tensor_map)
         return cut(dataclasses.replace(given, tensor_map=turned), axis_count)
 
-    patch.setattr(layout, "_cut", from_the_left)
+    patch.setattr(layout, "_shard_grid", from_the_left)
 
 
 def _wrong_header(patch: Patch, change: Callable[[OutputEntry], OutputEntry | None]) -> None:
