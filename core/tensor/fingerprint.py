@@ -19,10 +19,11 @@ Changes that it detects:
 - Any change of a single element of at most 4 bytes, always: its difference times an odd number is not 0 modulo 2**64.
   The same goes for an element that is dropped or counted twice, even one whose value is 0, because of the `+ 1`.
 - Everything else with high probability over the choice of weights. Changes unrelated to the weights (elements or boxes
-  that are moved, swapped, stale, shifted, of another dtype) are missed about once in 2**57 cases, or less often. The worst are changes of nothing but the uppermost bits, as of several signs: their weights count
-  modulo 2**33 only, and all are odd, so that such a change is missed once in 2**32 cases. If they are the corners of a
-  grid, and every other one changes the other way, factors are taken out, each of them even: of a grid in both digits of
-  both axes of a matrix, which has 16 corners, that is once in 2**19 cases.
+  that are moved, swapped, stale, shifted, of another dtype) are missed about once in 2**57 cases, or less often. The
+  worst are changes of nothing but the uppermost bits, as of several signs: their weights count modulo 2**33 only, and
+  all are odd, so that such a change is missed once in 2**32 cases. If they are the corners of a grid, and every other
+  one changes the other way, factors are taken out, each of them even: of a grid in both digits of both axes of a
+  matrix, which has 16 corners, that is once in 2**19 cases.
 - Not: two elements of equal value that changed places, which is no change; nor shape and dtype, which must be compared
   separately.
 
