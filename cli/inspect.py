@@ -25,7 +25,8 @@ def command(what: str, decrypt_key: str, decrypt_mode: str, storage: str, as_jso
       reshard inspect checkpoint
       reshard inspect strategy/strategy_0.ckpt --json
     """
-    from reshard.cli.contents import describe, print_description
+    from reshard.cli.contents import print_description
+    from reshard.core.source.description import describe
 
     with storage_named(storage, what), key_named(decrypt_key, decrypt_mode):
         description = describe(what)

@@ -1,7 +1,6 @@
 """How the cells of one parameter lie over each other, as tables and as JSON."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
@@ -10,52 +9,8 @@ from reshard.core.plan.overlaps import ParameterOverlaps, TargetCell
 from reshard.core.runtime.wording import counted, ranks_text, size_text
 
 
-def describe_overlaps(overlaps: ParameterOverlaps) -> dict[str, Any]:
-    """The same as JSON; boxes are in the coordinates of the whole tensors."""
-    parameter = overlaps.parameter
-    return {
-        "parameter": parameter.name,
-        "dtype": parameter.dtype.name,
-        "shape": list(parameter.shape),
-        "sources": [
-            {
-                "parameter": source.name,
-                "dtype": source.dtype.name,
-                "shape": list(source.shape),
-                "cells": [
-                    {"box": str(cell.box), "ranks": list(cell.ranks)}
-                    for cell in overlaps.source_cells
-                    if cell.source == number
-                ],
-            }
-            for number, source in enumerate(parameter.sources)
-        ],
-        "stages": [
-            {"stage": stage, "cells": [_describe_cell(overlaps, cell) for cell in cells]}
-            for stage, cells in overlaps.target_cells.items()
-        ],
-    }
-
-
-def _describe_cell(overlaps: ParameterOverlaps, cell: TargetCell) -> dict[str, Any]:
-    return {
-        "box": str(cell.box),
-        "ranks": list(cell.ranks),
-        "takes": [
-            {
-                "source": overlaps.parameter.sources[overlap.source].name,
-                "source_rank": overlap.source_rank,
-                "source_box": str(overlap.source_box),
-                "target_box": str(overlap.target_box),
-                "size_bytes": overlaps.size_bytes(overlap),
-            }
-            for overlap in cell.overlaps
-        ],
-    }
-
-
 def print_overlaps(overlaps: ParameterOverlaps) -> None:
-    """Tables of the source's cells, and of what each target cell takes from which of them."""
+    """Print tables of the source shards, and of the overlaps that fill each target shard."""
     parameter = overlaps.parameter
     print_facts([("parameter", f"{parameter.name}, {parameter.dtype} {list(parameter.shape)}")])
     for number, source in enumerate(parameter.sources):
@@ -64,7 +19,7 @@ def print_overlaps(overlaps: ParameterOverlaps) -> None:
         print_line(f"source: {source.name}, {source.dtype} {list(source.shape)}, {counted(len(cells), 'cell')}")
         print_table(("ranks", "cell"), [(ranks_text(cell.ranks) or "lost", cell.box) for cell in cells])
     several = len(parameter.sources) > 1
-    # in the target the elements have the same place as in the source, unless declared changes moved them
+    # elements have the same place on both sides, unless declared changes moved them
     boxes = ("box",) if parameter.is_whole else ("source box", "target box")
     headers = ("ranks", "cell", "from rank", *(("of",) if several else ()), *boxes, "size")
     for stage, target_cells in overlaps.target_cells.items():
@@ -74,7 +29,7 @@ def print_overlaps(overlaps: ParameterOverlaps) -> None:
 
 
 def _rows(overlaps: ParameterOverlaps, cell: TargetCell, several: bool) -> Iterator[tuple[object, ...]]:
-    """A row for each overlap; the cell stands in the first."""
+    """A row for each overlap; only the first shows the cell."""
     parameter = overlaps.parameter
     head: tuple[object, object] = (ranks_text(cell.ranks), cell.box)
     for overlap in cell.overlaps:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar, Unpack
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from reshard.cli.contents import describe
 from reshard.core.checkpoint import manifest as manifests
 from reshard.core.checkpoint.manifest import Manifest
 from reshard.core.checkpoint.numpy_values import Value
@@ -36,6 +35,7 @@ from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.runtime.progress import Progress
 from reshard.core.source import diagnosis, recovery
+from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import Diagnosis
 from reshard.core.source.recovery import RecoveryReport
 from reshard.core.storage.named_options import named_storages

@@ -109,7 +109,7 @@ def test_the_trace_of_a_bug_is_kept_whatever_is_in_it(reshard: Command, monkeypa
     def broken(_: object) -> None:
         raise KeyError(f"{NAME}\udcff https://h/x?token=hunter2")
 
-    monkeypatch.setattr("reshard.cli.contents.describe", broken)
+    monkeypatch.setattr("reshard.core.source.description.describe", broken)
     monkeypatch.setattr("reshard.cli.inspect.describe", broken, raising=False)
     shown = reshard("inspect", "/x")
     assert shown.code == 70

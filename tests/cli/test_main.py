@@ -111,7 +111,7 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
         (("convert", "a", "b", "--format", "pickle"), "'pickle' is not one of 'same', 'ckpt', 'safetensors'"),
         (("convert", "a", "b", "--workers", "many"), "'many' is not a valid integer"),
         (("verify", "a", "--level", "none"), "'none' is not one of 'structure', 'checksum'"),
-        (("plan", "a", "--rank", "0"), "--rank goes with --param, which says which parameter"),
+        (("plan", "a", "--rank", "0"), "--rank goes with --param, which names a parameter"),
         (("convert", "a", "b", "--prefix", "x/y"), "--prefix 'x/y': must be a plain name: no '/'"),
         (("convert", "a", "b", "--prefix", "../x"), "--prefix '../x'"),
         (("convert", "a", "b", "--memory-limit", "2 potatoes"), "--memory-limit '2 potatoes': must be a size"),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from reshard.cli.plan import describe_reads
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.report import PlanSummary
+from reshard.core.conversion.views.parameter import describe_reads
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case, read_ckpt
@@ -179,7 +179,7 @@ def test_cells_of_a_parameter_as_json(reshard: Callable[..., Any]) -> None:
         ("layers.1.weight", "the target has no parameter 'layers.1.weight'; is it one of layers.1.weight_1"),
         (
             "global_step",
-            "no strategy knows 'global_step': every target rank gets a whole copy; --rank R shows from where",
+            "no strategy knows 'global_step': every target rank gets a whole copy; --rank R shows its source",
         ),
     ],
 )

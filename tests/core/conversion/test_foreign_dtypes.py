@@ -111,7 +111,7 @@ def shown_name(odd: Odd) -> str:
 
 @each_odd
 def test_inspect_shows_what_cannot_be_converted(odd: Odd, tmp_path: Path) -> None:
-    from reshard.cli.contents import describe
+    from reshard.core.source.description import describe
 
     path = tmp_path / f"net.{odd.format}"
     path.write_bytes(file_bytes(odd))

@@ -1,0 +1,234 @@
+"""What is at a URL, as a document: a checkpoint file, a checkpoint, a converted one or a strategy."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reshard.core.checkpoint.catalog.builder import build_catalog
+from reshard.core.checkpoint.catalog.file_names import parse_name
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
+from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
+from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.formats.any_format import read_index
+from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
+from reshard.core.checkpoint.manifest import read_manifest, unseal_manifest
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.errors import InputError
+from reshard.core.runtime.keys import Key, source_key
+from reshard.core.storage.listing import file_info, list_folder
+from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.reading import SourceFile, read_bytes
+from reshard.core.storage.unified_names import is_index_name
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.file_kinds import START_BYTES, guess_other_kind
+from reshard.core.strategy.files import read_strategy
+from reshard.core.tensor.layout import ParameterLayout
+
+Document = dict[str, Any]
+
+_RANK_FOLDER = re.compile(r"rank_[0-9]+")
+
+_STRATEGY_START = b"\x08"
+"""A strategy begins with its stage, field 1, a number; field 1 of a checkpoint is a message."""
+
+
+def describe(url: str) -> Document:
+    """What is at a URL.
+
+    Raises:
+        InputError: there is nothing, or nothing that reshard knows.
+        StorageError: a transient failure to read it.
+    """
+    location = parse_url(url)
+    if RANK_FIELD in location.path:
+        return _describe_checkpoint(url)
+    with storage_errors_as_input():
+        kind = file_info(location, "read it")["type"]
+    if kind not in ("file", "directory"):
+        # opening a pipe would wait for a writer
+        raise InputError(f"{location}: is neither a file nor a directory")
+    if kind == "file" and is_index_name(location.name):
+        return _describe_checkpoint(url)
+    if kind == "file":
+        if not _is_strategy(location):
+            return _describe_file(location)
+        _check_may_be_strategy(location)
+        return _describe_strategy(url)
+    if read_manifest(location) is not None:
+        return _describe_converted(location)
+    return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
+
+
+def _is_strategy(location: Location) -> bool:
+    """Whether a file is rather a strategy than a checkpoint; both may be named .ckpt."""
+    extension = location.name.rpartition(".")[2]
+    if extension != CheckpointFormat.CKPT:
+        return extension != CheckpointFormat.SAFETENSORS
+    with _opened(location) as file:
+        return file.size_bytes > 0 and read_bytes(file, 0, 1) == _STRATEGY_START
+
+
+def _check_may_be_strategy(location: Location) -> None:
+    """Makes sure that a file is something that reshard knows by its name or its beginning.
+
+    Raises:
+        InputError: it is not.
+    """
+    if location.name.endswith((".ckpt", ".json")):
+        return
+    with _opened(location) as file:
+        start = read_bytes(file, 0, min(file.size_bytes, START_BYTES))
+    # what else there is to say of a file that is no strategy is said where it is read
+    if start and not start.lstrip().startswith((_STRATEGY_START, b"{")) and guess_other_kind(start) is None:
+        extensions = " or ".join(f".{each}" for each in CheckpointFormat)
+        raise InputError(f"{location}: is neither a strategy nor a checkpoint file, whose name ends in {extensions}")
+
+
+def _holds_strategies(directory: Location) -> bool:
+    """Whether a directory is rather one of strategy files than a checkpoint; the first file named .ckpt decides."""
+    with storage_errors_as_input():
+        entries = list_folder(directory)
+    # a listing does not follow links
+    names = {
+        entry["name"].rstrip("/").rpartition("/")[2]: "link" if entry.get("islink") else entry["type"]
+        for entry in entries
+    }
+    if any(kind != "file" and _RANK_FOLDER.fullmatch(name) for name, kind in names.items()):
+        return False
+    files = sorted(name for name, kind in names.items() if kind in ("file", "link") and not name.startswith("."))
+    of_checkpoints = [name for name in files if parse_name(name)]
+    return _is_strategy(directory.child(of_checkpoints[0])) if of_checkpoints else bool(files)
+
+
+@contextmanager
+def _opened(location: Location, key: Key | None = None) -> Iterator[SourceFile]:
+    with storage_errors_as_input():
+        file = open_checkpoint(location, key)
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+def _describe_file(location: Location) -> Document:
+    with _opened(location, source_key()) as file:
+        index = read_index(file)
+        information = read_scalars(file, index)
+        encryption = str(file.mode) if isinstance(file, DecryptedSource) else ""
+    return {
+        "kind": "checkpoint file",
+        "url": str(location),
+        "format": str(index.format),
+        "size_bytes": index.size_bytes,
+        "encryption": encryption,
+        "has_crc": index.has_crc,
+        "redundancy_removed": index.redundancy_removed,
+        "parameters": [
+            {
+                "name": entry.name,
+                "dtype": entry.dtype.name,
+                "shape": list(entry.shape),
+                "size_bytes": entry.size_bytes,
+                **({} if entry.text is None else {"text": entry.text}),
+            }
+            for entry in index.entries.values()
+        ],
+        "information": {name: json_value(value) for name, value in information.items()},
+    }
+
+
+def _describe_checkpoint(url: str) -> Document:
+    found = survey(url)
+    if found.shape is CheckpointShape.UNIFIED:
+        return _describe_unified(found)
+    return {
+        "kind": "checkpoint",
+        "url": found.url,
+        "shape": str(found.shape),
+        "ranks": list(found.ranks),
+        "formats": [str(file_format) for file_format in found.formats],
+        "prefixes": [
+            {
+                "prefix": prefix,
+                "steps": [
+                    {"step": None if step is None else str(step), "ranks": list(ranks)} for step, ranks in steps.items()
+                ],
+            }
+            for prefix, steps in found.steps.items()
+        ],
+        "parts": sorted({part for files in found.files.values() for file in files for part in file.name.stage_numbers}),
+        "ranks_without_files": [rank for rank, files in found.files.items() if not files],
+        "ignored": list(found.ignored),
+        "unfinished": found.unfinished,
+    }
+
+
+def _describe_unified(found: CheckpointSurvey) -> Document:
+    """A unified checkpoint, whose files are opened: its index is compared with what they hold."""
+    catalog = build_catalog(found.url, None, digest=lambda *_: False, check_crc=False, found=found)
+    outside = set(catalog.outside)
+    return {
+        "kind": "unified checkpoint",
+        "url": found.url,
+        "index": None if found.index is None else found.index.location.name,
+        "files": [
+            {
+                "file": record.location.rpartition("/")[2],
+                "size_bytes": record.size_bytes,
+                "parameters": [
+                    {"name": entry.name, "dtype": entry.dtype.name, "shape": list(entry.shape)}
+                    for entry in record.index.entries.values()
+                ],
+            }
+            for record in catalog.records.values()
+        ],
+        "in_no_strategy": sorted(outside),
+        "notes": list(catalog.notes),
+        "ignored": list(found.ignored),
+    }
+
+
+def _describe_converted(location: Location) -> Document:
+    manifest = read_manifest(location)
+    assert manifest is not None
+    if source_key() is not None:
+        manifest = unseal_manifest(manifest, source_key(), str(location))
+    return {"kind": "converted checkpoint", "url": str(location), "manifest": manifest.model_dump(mode="json")}
+
+
+def _describe_strategy(url: str) -> Document:
+    strategy = read_strategy(url)
+    return {
+        "kind": "strategy",
+        "url": strategy.origin,
+        "merged": strategy.merged,
+        "world_size": len(strategy.ranks),
+        "stages": [
+            {
+                "stage": stage.stage,
+                "devices": strategy.devices_per_stage,
+                "ranks": list(strategy.stage_ranks(stage)),
+                "parameters": [{"name": name, **_describe_layout(layout)} for name, layout in stage.layouts.items()],
+            }
+            for stage in strategy.stages
+        ],
+    }
+
+
+def _describe_layout(layout: ParameterLayout) -> Document:
+    """A layout in the terms of a strategy file: device axes counted from the right, -1 where an axis is not cut."""
+    return {
+        "device_matrix": list(layout.device_matrix),
+        "tensor_map": [_axis_map(axes) for axes in layout.tensor_map],
+        "optimizer_shard_size": layout.optimizer_shard_size,
+        "optimizer_shard_step": layout.optimizer_shard_step,
+        "uneven_lengths": list(layout.param_split_shape),
+        "tensor_shape": None if layout.tensor_shape is None else list(layout.tensor_shape),
+    }
+
+
+def _axis_map(axes: tuple[int, ...]) -> int | list[int]:
+    if len(axes) > 1:
+        return list(axes)
+    return axes[0] if axes else -1
