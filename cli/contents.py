@@ -1,4 +1,4 @@
-"""What is in a file or a directory, as a document whose `kind` says what it is, and how that is printed."""
+"""Printing descriptions of files and directories."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,13 @@ import click
 
 from reshard.cli.output import print_facts, print_table, wants_table
 from reshard.core.request.conversion import TargetLayout
-from reshard.core.runtime.wording import counted, ranks_text, size_text
+from reshard.core.runtime.wording import counted, listed, ranks_text, size_text
 from reshard.core.source.description import Document
 from reshard.core.tensor.layout import ALL_REPEATED_AXES
 
 
 def print_description(document: Document) -> None:
-    """Prints what `describe` found."""
+    """Print a document from `describe`."""
     _PRINTERS[document["kind"]](document)
 
 
@@ -37,11 +37,11 @@ def _print_file(document: Document) -> None:
     if document["information"]:
         click.echo()
         print_table(
-            ("information", "value"), [(name, _told_value(value)) for name, value in document["information"].items()]
+            ("information", "value"), [(name, _value_text(value)) for name, value in document["information"].items()]
         )
 
 
-def _told_value(value: object) -> str:
+def _value_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -61,7 +61,7 @@ def _print_checkpoint(document: Document) -> None:
     if document["ranks_without_files"]:
         facts.append(("no files", f"ranks {ranks_text(document['ranks_without_files'])}"))
     if document["ignored"]:
-        facts.append(("ignored", ", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8)))
+        facts.append(("ignored", listed(document["ignored"], 8)))
     if document["unfinished"]:
         facts.append(("UNFINISHED", "a conversion into it was not completed"))
     print_facts(facts)
@@ -88,7 +88,7 @@ def _print_unified(document: Document) -> None:
     dtypes = sorted({each["dtype"] for each in parameters})
     facts = [
         ("unified checkpoint", document["url"]),
-        ("index", document["index"] or "none, and none is needed"),
+        ("index", document["index"] or "none; none is needed"),
         ("parameters", f"{len(parameters)}, whole: {', '.join(dtypes)}"),
         ("size", size_text(sum(file["size_bytes"] for file in files))),
     ]
@@ -96,7 +96,7 @@ def _print_unified(document: Document) -> None:
         facts.append(("in no strategy", ", ".join(document["in_no_strategy"])))
     facts += [("note", note) for note in document["notes"]]
     if document["ignored"]:
-        facts.append(("ignored", ", ".join(document["ignored"][:8]) + _more(len(document["ignored"]), 8)))
+        facts.append(("ignored", listed(document["ignored"], 8)))
     print_facts(facts)
     click.echo()
     print_table(
@@ -104,10 +104,6 @@ def _print_unified(document: Document) -> None:
         [(file["file"], len(file["parameters"]), file["size_bytes"]) for file in files],
         right=("parameters", "bytes"),
     )
-
-
-def _more(count: int, told: int) -> str:
-    return f" and {count - told} more" if count > told else ""
 
 
 def _print_converted(document: Document) -> None:
@@ -140,16 +136,16 @@ def _target_world(manifest: Document) -> str:
 
 
 def _encryption_text(manifest: Document) -> str:
-    sealed = "; what names parameters takes its key: --decrypt-key" if manifest["sealed"] else ""
+    sealed = "; parameters' names are encrypted, and need --decrypt-key" if manifest["sealed"] else ""
     return f"with {manifest['encryption']}{sealed}"
 
 
 def _print_strategy(document: Document) -> None:
     stages = document["stages"]
-    whose = "" if document["merged"] else ", one stage's own"
+    scope = "" if document["merged"] else ", of one stage"
     print_facts(
         [
-            ("strategy", f"{document['url']}{whose}"),
+            ("strategy", f"{document['url']}{scope}"),
             ("ranks", str(document["world_size"])),
             *((f"stage {stage['stage']}", _stage_text(stage)) for stage in stages),
         ]

@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
-from reshard.cli.output import (
-    print_facts,
-    print_json,
-    print_table,
-    wants_table,
-)
+from reshard.cli.output import print_facts, print_json, print_table, wants_table
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
@@ -20,42 +15,41 @@ from reshard.core.runtime.wording import counted, ranks_text, seconds_text, size
 if TYPE_CHECKING:
     from reshard.core.conversion.report import ConversionReport
 
-_MOST_NOTED = 20
+_MAX_NOTES = 20
 
 
 @click.command("convert", cls=GroupedCommand)
 @click.argument("source")
 @click.argument("target")
 @conversion_options(CONVERTING)
-@click.option("--dry-run", is_flag=True, help="Show the plan, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
 @click.option(
     "--engine",
     type=click.Choice(["prefect", "direct"]),
     default="prefect",
     show_default=True,
-    help="prefect: as a flow run, with its records and retries. direct: in this process alone, without Prefect.",
+    help="prefect: a flow run, with its records and retries. direct: in this process only, without Prefect.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool, **options: Any) -> None:
-    """Converts the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
+    """Convert the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
 
     SOURCE is a directory with rank_0, rank_1, …, a pattern with {rank} in it, one file, or a directory of whole tensors
-    with an index. TARGET appears when all of its ranks are written and checked. A run that was interrupted goes on
-    where it stopped when the same command is given again; what was done is not done twice. Paths may be URLs that
-    fsspec knows (s3://…).
+    with an index. TARGET appears when all of its ranks are written and checked. The same command resumes an interrupted
+    run: ranks that are done are not converted again. Paths may be URLs of any protocol that fsspec supports (s3://…).
 
     \b
     Examples:
-      8 ranks to whatever the target strategy has:
+      to the ranks of the target strategy:
         reshard convert ckpt out --source-strategy strategy --target-strategy new_strategy.ckpt
-      to one whole file, as safetensors, of step 10_5:
+      to one whole file, from step 10_5, as safetensors:
         reshard convert ckpt whole --source-strategy strategy --format safetensors --step 10_5
-      to whole tensors, as Hugging Face's loaders want them, and from there to any strategy:
+      to whole tensors for Hugging Face's loaders, and from there to any strategy:
         reshard convert ckpt hf --source-strategy strategy --layout unified --max-shard-size 5GB
         reshard convert hf out --target-strategy new_strategy.ckpt
-      files that are named otherwise, without Prefect:
+      files with other names, without Prefect:
         reshard convert 'ckpt_{rank}/net{rank}-10_5.ckpt' out --source-strategy strategy --engine direct
-      a half on each of two machines:
+      one half on each of two machines:
         reshard convert ckpt out … --ranks 0-511        reshard convert ckpt out … --ranks 512-1023
     """
     request = build_request(source=source, target=target, **options)
@@ -83,15 +77,11 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
 
 
 def _check_direct(request: ConversionRequest) -> None:
-    """Makes sure that nothing is asked for that only a flow run can do.
-
-    Raises:
-        InputError: something is.
-    """
-    asked = {"--dask-scheduler": request.dask_scheduler, "--concurrency-limit": request.concurrency_limit}
-    refused = [option for option, value in asked.items() if value]
+    """Refuse options that only a flow run supports."""
+    options = {"--dask-scheduler": request.dask_scheduler, "--concurrency-limit": request.concurrency_limit}
+    refused = [option for option, value in options.items() if value]
     if refused:
-        raise InputError(f"{' and '.join(refused)}: --engine direct knows neither clusters nor limits; leave one out")
+        raise InputError(f"{' and '.join(refused)}: not supported by --engine direct; leave one of them out")
 
 
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
@@ -123,9 +113,9 @@ def print_report(report: "ConversionReport") -> None:
         ("ranks", worlds),
         ("written", _work_text(report)),
         ("verified", _verified_text(report)),
-        *([("repeated", counted(report.retried_requests, "request"))] if report.retried_requests else []),
+        *([("retried", counted(report.retried_requests, "request"))] if report.retried_requests else []),
         *([("RECOVERED", substitutes_text(report.stand_ins))] if report.stand_ins else []),
-        *(("note", note) for note in report.notes[:_MOST_NOTED]),
+        *(("note", note) for note in report.notes[:_MAX_NOTES]),
     ]
     print_facts(facts)
     if wants_table(len(report.ranks)):
@@ -136,14 +126,14 @@ def print_report(report: "ConversionReport") -> None:
         click.echo(
             f"NOT COMPLETE: {counted(len(report.missing_ranks), report.target_kind)} of {report.target_world_size} "
             f"not yet written and verified: {ranks_text(report.missing_ranks)}\n"
-            f"The target appears when they are: give the same command with --ranks {ranks_text(report.missing_ranks)}, "
+            f"The target appears when they are: run the same command with --ranks {ranks_text(report.missing_ranks)}, "
             "here or on another machine."
         )
 
 
 def _work_text(report: "ConversionReport") -> str:
     if not report.written_bytes:
-        return f"nothing: an earlier run of the same plan did all ({seconds_text(report.seconds)})"
+        return f"nothing: an earlier run of the same plan wrote all ({seconds_text(report.seconds)})"
     rate = f", {size_text(report.written_bytes / report.seconds)}/s" if report.seconds else ""
     took = f"{size_text(report.written_bytes)} in {seconds_text(report.seconds)}{rate}"
     crc = f", {size_text(report.crc_bytes)} more to check CRCs" if report.crc_bytes else ""
@@ -156,7 +146,7 @@ def _verified_text(report: "ConversionReport") -> str:
     read_back = f"; {size_text(report.verified_bytes)} read back" if report.verified_bytes else ""
     if report.verified is not VerifyLevel.CONTENT:
         return f"{report.verified}{read_back}"
-    values = f"the values of {counted(report.compared, 'parameter')} are the source's"
+    values = f"the values of {counted(report.compared, 'parameter')} equal the source's"
     return f"{report.verified}: {values}{read_back}, {size_text(report.compared_bytes)} of the source's"
 
 

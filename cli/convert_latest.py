@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 @conversion_options(CONVERTING_LATEST, LatestConversionRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: str, target: str, as_json: bool, **options: Any) -> None:
-    """Converts the newest step that training has saved completely in SOURCE, into TARGET/{epoch}_{step}.
+    """Convert the newest step that training has saved completely in SOURCE, into TARGET/{epoch}_{step}.
 
-    SOURCE is a directory with rank_0, rank_1, …, or a pattern with {rank} in it. A step that is being written is waited
-    for. If the newest one was converted before there is nothing to do, so that the command can be given again and
-    again, by cron say; it works in this process, without Prefect. Of what it converted before, all is kept unless an
-    option says otherwise; nothing that reshard did not write is ever removed, but who reads what is removed loses it.
+    SOURCE is a directory with rank_0, rank_1, …, or a pattern with {rank} in it. The command waits for a step that is
+    being written, and does nothing if the newest one was converted before; so it can be run regularly, for example by
+    cron. It works in this process, without Prefect. Earlier conversions are kept unless an option limits them. Files
+    that reshard did not write are never removed, but programs that are reading a removed conversion lose it.
 
     \b
     Examples:
-      what would be done now:
+      show what would be done now:
         reshard convert-latest ckpt converted --source-strategy strategy --dry-run
       every ten minutes, keeping the five newest:
         */10 * * * *  reshard convert-latest ckpt converted --source-strategy strategy --keep-checkpoint-max 5

@@ -7,13 +7,13 @@ from reshard.cli.output import print_line
 
 @click.command("deploy")
 def command() -> None:
-    """Makes the deployments of reshard on a Prefect server, and what they need.
+    """Create reshard's deployments on a Prefect server, with the objects that they need.
 
-    The server is the one that PREFECT_API_URL or the active profile names. Made are the deployments convert,
+    The server is the one named by PREFECT_API_URL or the active profile. The command creates the deployments convert,
     convert-latest, verify and merge-strategy, whose runs are started from the server's pages, on schedules, by events
-    or by `prefect deployment run`; the work pool that workers take runs from; a concurrency limit that runs may share;
-    and an automation that notices runs that were killed. Given again, after an upgrade say, it brings the deployments
-    up to date, and leaves alone what else is there: schedules, limits and automations are yours.
+    or by `prefect deployment run`; the work pool for workers; a concurrency limit that runs may share; and an
+    automation that detects killed runs. Run again, for example after an upgrade, it updates the deployments and leaves
+    your schedules, limits and automations as they are.
 
     \b
     Examples:
@@ -34,8 +34,8 @@ def command() -> None:
     pools = sorted({described.work_pool.name for described in descriptions})
     workers = "".join(f"  prefect worker start --pool {pool}\n" for pool in pools)
     click.echo(
-        "\nStart a worker, or several, where reshard is installed and the checkpoints can be reached:\n"
+        "\nStart one or more workers, where reshard is installed and the checkpoints are accessible:\n"
         f"{workers}"
-        "Then runs can be started from the server's pages, or so:\n"
+        "Then start runs from the server's pages, or with:\n"
         "  prefect deployment run convert-checkpoint/convert --param source=… --param target=…"
     )

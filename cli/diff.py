@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from reshard.core.verification.comparison_report import ComparisonReport
 
 _Row = tuple[str, str, str]
-_MOST_LISTED = 50
+_MAX_LISTED = 50
 _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))
 
 
@@ -27,13 +27,13 @@ _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in 
 @conversion_options(_OPTIONS, ComparisonRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def command(as_json: bool, **options: Any) -> int:
-    """Tells whether the checkpoints A and B are the same model, whatever their strategies and formats; writes nothing.
+    """Compare the checkpoints A and B: are they the same model, whatever their strategies and formats?
 
-    Every copy of every slice is read on both sides. Listed are parameters that only one side has, and those that differ
-    in shape, dtype or content: how many elements, and of floating-point numbers the largest difference and where it is.
-    Ends with 0 if they are the same, with 1 if not.
+    Reads all replicas of every slice on both sides; writes nothing. Lists parameters that only one side has, and those
+    that differ in shape, dtype or content, with the number of elements and, of floating-point numbers, the largest
+    difference and its place. Exits with 0 if the models are the same, with 1 if not.
 
-    A side may also be what 'reshard fingerprint --json' told of a checkpoint that is elsewhere.
+    A side may also be the output of 'reshard fingerprint --json' for a checkpoint on another machine.
 
     \b
     Examples:
@@ -55,14 +55,14 @@ def command(as_json: bool, **options: Any) -> int:
 
 
 def _listed(rows: Sequence[_Row]) -> list[_Row]:
-    """As many rows as are shown: some of each way to differ, so that none hides behind another."""
-    ways = Counter(differs_in for _, differs_in, _ in rows)
-    room = _MOST_LISTED
+    """The rows to show: some of each kind of difference, so that none hides another."""
+    kinds = Counter(differs_in for _, differs_in, _ in rows)
+    room = _MAX_LISTED
     shares = {}
-    for place, (way, count) in enumerate(sorted(ways.items(), key=lambda item: item[1])):
-        shares[way] = min(count, room // (len(ways) - place))
-        room -= shares[way]
-    return [row for way in ways for row in [row for row in rows if row[1] == way][: shares[way]]]
+    for place, (kind, count) in enumerate(sorted(kinds.items(), key=lambda item: item[1])):
+        shares[kind] = min(count, room // (len(kinds) - place))
+        room -= shares[kind]
+    return [row for kind in kinds for row in [row for row in rows if row[1] == kind][: shares[kind]]]
 
 
 def _print_report(report: "ComparisonReport") -> None:
@@ -70,8 +70,8 @@ def _print_report(report: "ComparisonReport") -> None:
     if report.rows:
         click.echo()
         print_table(("parameter", "differs in", "what"), _listed(report.rows))
-        if len(report.rows) > _MOST_LISTED:
-            click.echo(f"… and {len(report.rows) - _MOST_LISTED} more; --json lists all")
+        if len(report.rows) > _MAX_LISTED:
+            click.echo(f"and {len(report.rows) - _MAX_LISTED} more; --json lists all")
     for letter, side in (("A", report.a), ("B", report.b)):
         for note in side.notes:
             print_line(f"note on {letter}: {note}")

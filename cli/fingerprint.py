@@ -25,14 +25,16 @@ _NAME_COLUMN = 32
 @click.command("fingerprint")
 @click.argument("checkpoint")
 @conversion_options(_OPTIONS)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON, which 'reshard diff' takes as a side.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the fingerprints as JSON, which 'reshard diff' accepts as a side."
+)
 def command(checkpoint: str, as_json: bool, **options: Any) -> int:
-    """Prints a fingerprint of every parameter of a checkpoint, and one of them all; writes nothing.
+    """Print a fingerprint of each parameter of a checkpoint, and one of the whole model; writes nothing.
 
-    They do not depend on how the checkpoint is cut, nor on its format: equal models have equal lines. So a model can be
-    compared with one on another machine, by the output of both and 'diff', or by --json and 'reshard diff'.
+    Fingerprints do not depend on sharding or format: equal models have equal lines. To compare a model with one on
+    another machine, compare the outputs of both with 'diff', or use --json and 'reshard diff'.
 
-    Every copy of every slice is read. Ends with 1 if copies that should be alike differ, which is told on stderr.
+    Reads all replicas of every slice. Exits with 1 if replicas differ, and lists them on stderr.
 
     \b
     Examples:
@@ -49,21 +51,21 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
         print_line(f"note: {note}", err=True)
     if request.decrypt_key:
         click.echo(
-            "note: the checkpoint is encrypted, its fingerprints are not: they tell who has them whether contents are "
-            "equal to others, or to what is guessed",
+            "note: the checkpoint is encrypted, its fingerprints are not: with them, guesses of its contents can be "
+            "confirmed",
             err=True,
         )
     if as_json:
         print_json(document)
     else:
         _print_lines(document)
-    for told in document.differing:
-        print_line(f"reshard: copies differ: {told}", err=True)
+    for replicas in document.differing:
+        print_line(f"reshard: replicas differ: {replicas}", err=True)
     return 1 if document.differing else 0
 
 
 def _print_lines(document: "ModelFingerprint") -> None:
-    """Lines whose columns do not depend on one another, so that 'diff' shows only what is different."""
+    """Print lines with fixed columns, so that 'diff' shows only the lines that differ."""
     size = f"{counted(len(document.parameters), 'parameter')}, {size_text(document.size_bytes)}"
     click.echo(f"{document.fingerprint}  the whole model: {size}")
     for each in document.parameters:

@@ -10,14 +10,14 @@ from reshard.cli.storages import key_named, key_options, storage_named, storage_
 @click.argument("what", metavar="FILE|DIR|STRATEGY")
 @key_options
 @storage_option
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")
 def command(what: str, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> None:
-    """Shows what is in a checkpoint file, a checkpoint or a strategy; which of these it is, is found out.
+    """Show the content of a checkpoint file, a checkpoint or a strategy; its kind is detected.
 
     A checkpoint file: its parameters with dtype, shape and size, and the values of single numbers and texts, such as
-    epoch_num. A checkpoint (a directory, or a pattern with {rank}): its ranks, and the steps that they have.
-    A converted checkpoint: its manifest. A strategy (a file, or a directory of the ranks' files): its stages, and how
-    each parameter is cut. Other contents are not read.
+    epoch_num. A checkpoint (a directory, or a pattern with {rank}): its ranks and their steps. A converted checkpoint:
+    its manifest. A strategy (a file, or a directory of the ranks' files): its stages and the layout of each parameter.
+    Other contents are not read.
 
     \b
     Examples:

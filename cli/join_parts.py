@@ -16,19 +16,19 @@ from reshard.core.runtime.wording import counted, seconds_text, size_text
     metavar="first|fail|STAGE",
     default="fail",
     show_default=True,
-    help="Which copy to take of a parameter, such as a tied embedding, whose copies differ between parts: first, the "
-    "first stage's; a number, that stage's; fail, none.",
+    help="Which copy to use of a tied parameter, such as an embedding, if its copies differ between parts: first: the "
+    "first stage's; a number: that stage's; fail: none.",
 )
 @storage_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage: str, as_json: bool) -> None:
-    """Makes one checkpoint, TARGET, of the parts that pipeline stages were converted to one by one.
+    """Join pipeline stages that were converted one by one into one checkpoint, TARGET.
 
     Each PART is the directory that `reshard convert` made of one stage, perhaps on another machine, with that stage's
-    own strategy as the source strategy. Together they have to hold all parameters of their target strategy; what
-    several of them hold is compared, and written once. Their files are copied side by side,
+    own strategy as the source strategy. Together, the parts have to hold all parameters of their target strategy;
+    parameters of several parts are compared, and written once. Files are copied side by side,
     rank_0/checkpoint_0_part0.ckpt, rank_0/checkpoint_0_part1.ckpt, and checked; TARGET appears when all are right.
-    MindSpore's load_segmented_checkpoints reads its rank folders, and so do all commands here.
+    MindSpore's load_segmented_checkpoints and all commands of reshard read its rank folders.
 
     \b
     Examples:

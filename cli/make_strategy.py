@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--like",
     metavar="URL",
     required=True,
-    help="The strategy of the network as it was: a file, or a directory; or a directory of whole tensors.",
+    help="The network's present strategy: a file or a directory; or a directory of whole tensors.",
 )
 @click.option(
     "--data-parallel",
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     metavar="D",
     type=click.IntRange(min=1),
     required=True,
-    help="Copies of the model in each stage.",
+    help="Replicas of the model in each stage.",
 )
 @click.option(
     "--model-parallel",
@@ -36,50 +36,50 @@ if TYPE_CHECKING:
     metavar="M",
     type=click.IntRange(min=1),
     required=True,
-    help="Devices that share each copy.",
+    help="Devices that share each replica.",
 )
 @click.option("--pipeline", "-P", metavar="P", type=click.IntRange(min=1), default=1, show_default=True, help="Stages.")
-@click.option("--optimizer-parallel", is_flag=True, help="The copies share weights and optimizer states (axis 0).")
+@click.option("--optimizer-parallel", is_flag=True, help="Shard weights and optimizer states among replicas (axis 0).")
 @click.option(
     "--optimizer-threshold",
     metavar="KB",
     type=click.IntRange(min=0),
     default=64,
     show_default=True,
-    help="With optimizer parallel, smaller parameters stay as they are; MindSpore's parallel_optimizer_threshold. Only "
-    "where the source has no optimizer parallel itself, and so does not tell.",
+    help="With optimizer parallel, smaller parameters are not sharded; MindSpore's parallel_optimizer_threshold. Used "
+    "only if the source has no optimizer parallel to follow.",
 )
 @click.option(
-    "--layers", metavar="0-11,12-23", default="", help="Layers of each stage. By default as before, or evenly."
+    "--layers", metavar="0-11,12-23", default="", help="Layers of each stage. Default: as in the source, or evenly."
 )
 @click.option(
     "--cut",
     "cuts",
     metavar="PATTERN=AXIS",
     multiple=True,
-    help="Which tensor axis model parallel cuts of the parameters whose names fit, where the source does not tell, or "
-    "says otherwise. AXIS:data: the copies cut it, AXIS:model,AXIS:data: both; whole: nobody. Several times; of those "
-    "that fit the last counts.",
+    help="The tensor axis that model parallel shards, for parameters whose names match, where the source does not "
+    "determine it, or differs. AXIS:data: data parallel shards it; AXIS:model,AXIS:data: both; whole: neither. May be "
+    "given several times; the last match counts.",
 )
 @click.option(
     "--place",
     "places",
     metavar="PATTERN=first",
     multiple=True,
-    help="Which stages hold parameters of no layer, where the source does not tell: first, last, all or numbers, "
-    "joined by commas. Several times.",
+    help="The stages of parameters outside layers, where the source does not determine them: first, last, all or "
+    "numbers, separated by commas. May be given several times.",
 )
 @click.option(
     "--checkpoint",
     metavar="URL",
     default="",
-    help="A checkpoint of the source's strategy, or a unified one: its headers tell shapes.",
+    help="A checkpoint of the source's strategy, or a unified one, whose headers provide shapes.",
 )
 @conversion_options(("integrated_save",))
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @key_options
 @storage_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(
     out: str,
     like: str,
@@ -99,19 +99,19 @@ def command(
     storage: str,
     as_json: bool,
 ) -> None:
-    """Makes OUT, the strategy of a job of D x M x P devices, from the strategy of another job, without a cluster.
+    """Make OUT, the strategy of a job of D x M x P devices, from another job's strategy, without a cluster.
 
-    Which tensor axes model parallel cuts is kept, and how many devices do so is changed. Layers, told by the numbers in
-    parameters' names, go to the stages evenly; embeddings, head and final norm stay in the first stage, the last or
-    both. Optimizer states follow their parameters. What does not divide is named, if shapes are known: JSON strategies
-    tell them, for protobuf ones name a checkpoint.
+    Model parallel shards the same tensor axes as in the source, among another number of devices. Layers, recognized by
+    the numbers in parameters' names, are spread evenly over the stages; embeddings, head and final norm stay in the
+    first stage, the last or both. Optimizer states follow their parameters. Shapes that do not divide are listed, if
+    they are known: JSON strategies contain them, for protobuf ones name a checkpoint.
 
-    What the devices of the source are for is told by its layouts: those that no parameter is cut by are data parallel
-    (context parallel too), all others are model parallel (tensor and expert parallel). What cannot be told is refused;
-    --cut and --place say it.
+    The source's layouts determine the roles of its devices: device axes that shard no parameter are data parallel
+    (context parallel too), all others are model parallel (tensor and expert parallel). Ambiguous parameters are
+    refused; resolve them with --cut and --place.
 
-    Where there is no strategy, --like may name a directory of whole tensors, such as Hugging Face's: then --cut says
-    which are cut, and the others stay whole.
+    Without a strategy, --like may name a directory of whole tensors, such as Hugging Face's: --cut names the
+    parameters to shard, and the others stay whole.
 
     OUT is one merged strategy file, JSON if its name ends in .json, else protobuf.
 
@@ -153,12 +153,16 @@ def command(
 
 
 def _print_report(report: "MakeReport") -> None:
-    was = f"data {report.source_data_parallel} x model {report.source_model_parallel} x {report.source_pipeline}"
+    source = (
+        f"data {report.source_data_parallel} x model {report.source_model_parallel} x "
+        f"{counted(report.source_pipeline, 'stage')}"
+    )
+    made = f"data {report.data_parallel} x model {report.model_parallel} x {counted(report.pipeline, 'stage')}"
     print_facts(
         [
             ("strategy", f"{report.url}: {counted(report.ranks, 'rank')}, {counted(report.parameters, 'parameter')}"),
-            ("parallel", f"data {report.data_parallel} x model {report.model_parallel} x {_stages(report.pipeline)}"),
-            ("made from", f"{was} {'stage' if report.source_pipeline == 1 else 'stages'}"),
+            ("parallel", made),
+            ("made from", source),
             *(("note", note) for note in report.notes),
         ]
     )
@@ -174,10 +178,6 @@ def _print_report(report: "MakeReport") -> None:
         [(_cut_text(each), each.parameters, each.optimizer_shards or "") for each in report.cuts],
         right=("parameters", "with an optimizer shard"),
     )
-
-
-def _stages(count: int) -> str:
-    return counted(count, "stage")
 
 
 def _cut_text(cut: "MadeCut") -> str:

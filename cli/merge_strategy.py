@@ -10,15 +10,14 @@ from reshard.core.runtime.wording import counted
 @click.command("merge-strategy")
 @click.argument("directory", metavar="DIR")
 @click.argument("out")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @storage_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(directory: str, out: str, overwrite: bool, storage: str, as_json: bool) -> None:
-    """Merges the strategy files in DIR, which the ranks of one job wrote, into the one file OUT.
+    """Merge the strategy files that a job's ranks wrote into DIR; the result is the file OUT.
 
-    Their names do not matter, and files of the same pipeline stage may be there several times as long as they agree.
-    OUT is JSON if its name ends in .json, else protobuf. DIR may also be a strategy file, to be written in the other
-    format.
+    File names do not matter, and several files of one pipeline stage are accepted if they agree. OUT is JSON if its
+    name ends in .json, else protobuf. DIR may also be a single strategy file, to write it in the other format.
 
     \b
     Examples:

@@ -73,7 +73,7 @@ def test_help_of_a_command_loads_no_engine(command: str) -> None:
 def test_the_direct_engine_never_loads_prefect(tmp_path: Path) -> None:
     modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES, "--engine", "direct")
     assert "reshard.core.conversion.convert" in modules
-    assert not modules & {"prefect", "rich", "sqlalchemy", "reshard.flows"}
+    assert not modules & {"prefect", "rich", "sqlalchemy", "reshard.flows.local"}
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
