@@ -190,7 +190,7 @@ def test_a_dry_run_shows_what_becomes_of_parameters(
     names = {f"p{number}": ("Float32", np.zeros(2, np.uint32)) for number in range(40)}
     directory, _ = Model(names, {}, 1).write(many, CheckpointFormat.CKPT)
     shown = reshard("convert", directory, tmp_path / "out", "--dry-run", "--cast", "*=float16", "--exclude", "p?")
-    assert "and 14 more changed; --json has all" in shown.out
+    assert "and 14 more changed; --json lists all" in shown.out
     assert not (tmp_path / "out").exists()
 
 

@@ -73,7 +73,7 @@ def test_verify(reshard: Command, encrypted: Path) -> None:
 def test_inspect_a_converted_checkpoint(reshard: Command, encrypted: Path) -> None:
     code, out, _ = reshard("inspect", encrypted)
     assert code == 0
-    assert "with SM4-CBC; what names parameters takes its key: --decrypt-key" in out
+    assert "with SM4-CBC; parameters' names are encrypted, and need --decrypt-key" in out
     assert "copied unchanged" not in out
     code, out, _ = reshard("inspect", encrypted, *KEY)
     assert code == 0

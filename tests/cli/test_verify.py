@@ -70,7 +70,7 @@ def test_values_are_compared_with_the_sources(reshard: Callable[..., Any], tmp_p
     )
     assert shown.code == 0
     assert re.search(
-        r"verified +content: the values of \d+ parameters are the source's; .* read back, .* of the", shown.out
+        r"verified +content: the values of \d+ parameters equal the source's; .* read back, .* of the", shown.out
     )
     shown = reshard("verify", tmp_path / "out", "--level", "content")
     assert shown.code == 0
