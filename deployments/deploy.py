@@ -1,10 +1,10 @@
-"""Brings the deployments, and what they need, to a Prefect server.
+"""Deploys the flows, and everything that they need, to a Prefect server.
 
-Deployments are brought up to date. Everything else is made if it is missing, and never changed: how many slots a limit
-has, whether a schedule or an automation is on and what its parameters are is for those to say who run the server. Just
-an automation that would start a deployment that was deleted is told of the one that has taken its place.
+Deployments are brought up to date. Everything else is made if it is missing, and never changed: the slots of a limit,
+the state and the parameters of a schedule or an automation belong to the server's operators. Only an automation that
+would start a deleted deployment is given the new one.
 
-`prefect deploy` is not used: it knows no limits and no automations, resets schedules and makes triggers anew each time.
+`prefect deploy` is not used: it has no limits and no automations, resets schedules and replaces triggers each time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ from reshard import __version__
 from reshard.deployments.described import Described, WorkPool
 
 RANKS_LIMIT = "reshard-ranks"
-"""The global concurrency limit that a run's parameter `concurrency_limit` may name."""
+"""The global concurrency limit for the parameter `concurrency_limit` of runs."""
 
 _RANKS_LIMIT_SLOTS = 8
 CRASHED_AUTOMATION = "reshard: killed runs are crashed"
@@ -44,12 +44,12 @@ HEARTBEATS_MISSED = timedelta(seconds=90)
 
 
 def deploy(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iterator[str]:
-    """Deploys everything to a server; says of each thing what became of it, as soon as it is done.
+    """Deploy everything to a server; yield the result for each object as soon as it is done.
 
     Raises:
-        PrefectException, httpx.HTTPError: the server refused something, or does not answer any more.
+        PrefectException, httpx.HTTPError: the server refused an object, or does not answer any more.
     """
-    # what they cannot be made of is found before anything is made
+    # a broken entrypoint is found before anything is made
     flows: list[Flow[..., Any]] = [load_flow_from_entrypoint(described.entrypoint) for described in descriptions]
     for pool in {each.work_pool.name: each.work_pool for each in descriptions}.values():
         yield f"work pool {pool.name}: {_made_if(_make_pool(client, pool))}"
@@ -59,18 +59,18 @@ def deploy(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iter
 
 
 def make_what_runs_need(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iterator[str]:
-    """Makes what runs are to find on a server, wherever they are carried out; says what became of it."""
+    """Make the limit and the automation that all runs need, wherever they are carried out; yield the results."""
     yield f"concurrency limit {RANKS_LIMIT}: {_made_if(_make_ranks_limit(client))}"
     automation = crashed_automation(sorted({tag for each in descriptions for tag in each.tags}))
     yield f"automation {automation.name}: {_made_if(_make_automation(client, automation))}"
 
 
 def make_triggers(client: SyncPrefectClient, described: Described, deployment_id: UUID) -> Iterator[str]:
-    """Makes the automations that start a deployment, which is there already; says what became of them."""
+    """Make the automations that start an existing deployment; yield the results."""
     for trigger in described.triggers:
         trigger.set_deployment_id(deployment_id)
         automation = trigger.as_automation()
-        # those that a deployment owns Prefect deletes whenever that is served, and what a user changed of them
+        # automations that a deployment owns are deleted whenever it is served, with a user's changes
         automation.owner_resource = None
         mended = [_mend(client, there, deployment_id) for there in client.read_automations_by_name(automation.name)]
         made = _made_if(_make_automation(client, automation))
@@ -78,9 +78,9 @@ def make_triggers(client: SyncPrefectClient, described: Described, deployment_id
 
 
 def crashed_automation(tags: Sequence[str], missed: timedelta = HEARTBEATS_MISSED) -> AutomationCore:
-    """What ends runs as Crashed whose process was killed together with its worker: nobody else would.
+    """Return the automation that ends runs as Crashed whose process was killed together with its worker.
 
-    A worker that lives sees that itself, at once.
+    A living worker notices a killed process at once.
     """
     ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
     return AutomationCore(
@@ -139,11 +139,11 @@ def _make_automation(client: SyncPrefectClient, automation: AutomationCore) -> b
 
 
 def _mend(client: SyncPrefectClient, there: Automation, deployment_id: UUID) -> bool:
-    """Has an automation start this deployment in place of one that is gone; whether that was needed."""
+    """Let an automation start this deployment in place of a deleted one; return True if that was needed."""
     actions = [_mended(client, action, deployment_id) for action in there.actions]
     if actions == there.actions:
         return False
-    # all else is as it was: whether it is on, its parameters, what else it does
+    # everything else stays: whether it is on, its parameters, its other actions
     kept = there.model_dump(exclude={"id", "actions"}, exclude_unset=True)
     mended = AutomationCore.model_validate(kept | {"actions": actions})
     client.update_automation(there.id, mended)
@@ -167,7 +167,7 @@ def _deploy_one(client: SyncPrefectClient, described: Described, flow: Flow[...,
         description=described.description,
         tags=described.tags,
         entrypoint=described.entrypoint,
-        # the entrypoint is an import path: nothing is fetched, and no directory is gone to
+        # the entrypoint is an import path: nothing is fetched, and the working directory stays
         path=None,
         pull_steps=[],
         parameters={},
@@ -187,7 +187,7 @@ def _deploy_one(client: SyncPrefectClient, described: Described, flow: Flow[...,
     else:
         deployment_id = there.id
         if not there.work_pool_name:
-            # who served it until now has paused it at the end
+            # the process that served it until now has paused it at its end
             update.paused = False
         client.update_deployment(deployment_id, update)
         yield f"deployment {full_name}: brought up to date"

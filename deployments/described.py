@@ -21,7 +21,7 @@ PREFECT_FILE = Path(__file__).with_name("prefect.yaml")
 
 
 class WorkPool(BaseModel):
-    """Where a deployment's runs are carried out, and what is set for their processes."""
+    """The work pool of a deployment's runs, with variables for their processes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,7 +30,7 @@ class WorkPool(BaseModel):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of a flow run's process."""
+        """Environment variables of a flow run's process."""
         variables: dict[str, str] = self.job_variables["env"]
         return variables
 
@@ -51,18 +51,18 @@ class Described(BaseModel):
 
 
 def read_descriptions() -> list[Described]:
-    """All deployments of prefect.yaml."""
+    """Read all deployments of prefect.yaml."""
     content = yaml.safe_load(PREFECT_FILE.read_text(encoding="utf-8"))
     return [Described.model_validate(each) for each in content["deployments"]]
 
 
 @contextmanager
 def configured_server() -> Iterator[SyncPrefectClient]:
-    """A client of the server that PREFECT_API_URL or the active profile names; it answers.
+    """Provide a client of the server in PREFECT_API_URL or the active profile; the server answers.
 
     Raises:
-        InputError: none is named.
-        ConversionError: it does not answer, or not as a Prefect server does; also if it ceases to inside the block.
+        InputError: no server is configured.
+        ConversionError: it does not answer, or not as a Prefect server does, now or later in the block.
     """
     url = settings.PREFECT_API_URL.value()
     if not url:
@@ -75,7 +75,7 @@ def configured_server() -> Iterator[SyncPrefectClient]:
             client.api_version()
             yield client
     except (httpx.HTTPError, PrefectException, ValueError) as error:
-        # ValueError: a page, say, where JSON should be
+        # ValueError: for example, a page in place of JSON
         raise ConversionError(
             f"the Prefect server at {url} does not answer as it should: {error!r}. "
             "Is it running, and does PREFECT_API_URL end in /api?"

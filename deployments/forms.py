@@ -1,10 +1,10 @@
 """The flows as they are deployed: a run's parameters are the fields of its request, one by one.
 
 So the form in Prefect's UI is flat, and a run is started with `--param source=…`. Programs call the flows in `flows/`,
-which take the request as a whole; a deployed flow has the name of that flow, and does the same.
+which take the request as a whole; a deployed flow has the same name, and does the same.
 
-What the form shows, and what the server refuses before there is a run, comes from the fields: title, description,
-limits, `json_schema_extra`. What only the request's validators know ends the run at once as Failed, with their message.
+The form, and the checks of the server before a run, come from the fields: title, description, limits,
+`json_schema_extra`. Further errors that the request's validators find end the run at once as Failed.
 """
 
 import functools
@@ -35,27 +35,27 @@ from reshard.flows.outcome import failed
 Request = TypeVar("Request", bound=BaseModel)
 
 FIELD_ORDER = (
-    # what everybody fills in
+    # needed by every run
     *("a", "b", "strategy_a", "strategy_b", "step_a", "step_b"),
     *("source", "target", "source_strategy", "target_strategy", "step", "layout", "format"),
-    # how careful it is
+    # checks and safety
     *("level", "verify", "overwrite", "dry_run"),
     # which conversions stay, and when a step counts as saved
     *("keep_checkpoint_max", "keep_checkpoint_per_n_minutes", "settle_seconds", "patience_seconds"),
-    # what is taken, what is left out, what it is called
+    # selection of files and ranks
     *("prefix", "source_prefix", "ranks", "unmatched", "allow_missing", "check_crc"),
-    # how parameters are changed
+    # changes of parameters
     *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
     "ignore_dtype",
     *("max_shard_size", "unified_naming"),
-    # what is damaged or said twice
+    # damage and ambiguity
     *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
     *("integrated_save", "integrated_save_a", "integrated_save_b", "trust_strategy"),
-    # what the files are, beyond their format
+    # encryption and contents of files
     *("decrypt_key", "decrypt_mode", "source_decrypt_key", "source_decrypt_mode", "encrypt_key", "encrypt_mode"),
     *("decrypt_key_a", "decrypt_mode_a", "decrypt_key_b", "decrypt_mode_b"),
     *("write_crc", "append_info", "remove_redundancy", "replicas"),
-    # where it runs, and with what
+    # storages and resources
     *("storage_a", "storage_b"),
     *("storage", "source_storage", "target_storage", "workers", "memory_limit", "dask_scheduler", "concurrency_limit"),
 )
@@ -63,7 +63,7 @@ FIELD_ORDER = (
 
 
 def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callable[[Request], str]) -> Flow[..., Any]:
-    """A flow like `inner`, whose parameters are the fields of its request; `title_of` names its runs."""
+    """Return a flow like `inner` with the fields of its request as parameters; `title_of` names its runs."""
     fn: Callable[[Request], Any] = inner.fn
 
     @functools.wraps(fn)
@@ -85,7 +85,7 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callabl
             return f"{inner.name}: not understood"
 
     run.__signature__ = inspect.Signature(_parameters(model))  # type: ignore[attr-defined]
-    # Prefect's own validation knows no more than the request's; it logs a stack trace and all that was asked for
+    # Prefect's own validation adds nothing to the request's; it logs a stack trace and all parameters
     options: dict[str, Any] = {"name": inner.name, "flow_run_name": run_name, "persist_result": False}
     form: Flow[..., Any] = flow(**options, validate_parameters=False)(run)
     return form
@@ -109,15 +109,15 @@ def _place(name: str) -> int:
 
 
 def _shown(field: FieldInfo) -> FieldInfo:
-    """Title and description where Prefect leaves them alone: elsewhere it puts the parameter's name, and nothing.
+    """Title and description in `json_schema_extra`: in their own places Prefect would replace or drop them.
 
     Places also get a pattern, which is stricter than the request's.
     """
-    told: dict[str, Any] = {"title": field.title, "description": field.description}
+    extra: dict[str, Any] = {"title": field.title, "description": field.description}
     pattern = deployed_pattern(field)
     if pattern is not None:
-        told["pattern"] = pattern
-    shown: FieldInfo = Field(json_schema_extra=told)
+        extra["pattern"] = pattern
+    shown: FieldInfo = Field(json_schema_extra=extra)
     return shown
 
 

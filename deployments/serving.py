@@ -1,4 +1,4 @@
-"""The deployments served from this process, for those who have no worker."""
+"""Serves the deployments from this process, without a worker."""
 
 import asyncio
 import os
@@ -22,12 +22,12 @@ from reshard.deployments.described import Described
 
 
 def served_deployments(client: SyncPrefectClient, descriptions: Sequence[Described]) -> list[RunnerDeployment]:
-    """The deployments as they are to be served; each keeps the schedules that it has on the server.
+    """Return the deployments to be served; each keeps the schedules that it has on the server.
 
-    They have no triggers: Prefect would make their automations anew each time, and what a user changed would be lost.
+    They have no triggers: Prefect would replace their automations each time, and a user's changes would be lost.
 
     Raises:
-        InputError: one of them belongs to a work pool; serving would take it away from the workers.
+        InputError: a deployment belongs to a work pool; serving would take it away from the workers.
     """
     return [
         RunnerDeployment.from_entrypoint(
@@ -49,7 +49,7 @@ def register(
     descriptions: Sequence[Described],
     deployments: Sequence[RunnerDeployment],
 ) -> Iterator[str]:
-    """Brings the deployments to the server, and makes the automations that start them; says what became of these."""
+    """Register the deployments, and make the automations that start them; yield the results for these."""
     for described, deployment in zip(descriptions, deployments, strict=True):
         # a coroutine only where an event loop runs
         deployment_id = cast(UUID, runner.add_deployment(deployment))
@@ -57,12 +57,12 @@ def register(
 
 
 def serve_here(runner: Runner, descriptions: Sequence[Described]) -> None:
-    """Serves what is registered until the process is told to stop."""
+    """Serve the registered deployments until the process is stopped."""
     for described in descriptions:
-        # runs inherit them: served deployments have no job variables
+        # runs inherit the variables: served deployments have no job variables
         for name, value in described.work_pool.environment.items():
             os.environ.setdefault(name, value)
-    # both are how it is told to
+    # both mean that the process is stopped
     with suppress(KeyboardInterrupt, TerminationSignal):
         asyncio.run(runner.start())
 
@@ -79,7 +79,7 @@ def _schedules(client: SyncPrefectClient, described: Described) -> list[Deployme
             f"{full_name} is deployed to the work pool {found.work_pool_name} of this server: start a worker, "
             f"`prefect worker start --pool {found.work_pool_name}`, or delete the deployment to serve it from here"
         )
-    # Prefect would delete those that were made on the server's pages
+    # otherwise Prefect would delete schedules that were made on the server's pages
     return [
         DeploymentScheduleCreate(
             schedule=schedule.schedule, active=schedule.active, parameters=schedule.parameters, slug=schedule.slug

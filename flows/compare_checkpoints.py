@@ -1,4 +1,4 @@
-"""The flow `compare-checkpoints`: whether two checkpoints, however they are cut and stored, are the same model."""
+"""The flow `compare-checkpoints`: compares two checkpoints as models, however they are sharded and stored."""
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -11,11 +11,11 @@ from reshard.tasks.artifacts import publish_comparison
 from reshard.tasks.comparison import compare_checkpoints as compare_sides
 from reshard.tasks.progress import RunProgress
 
-_MOST_TOLD = 20
+_MAX_LISTED = 20
 
 
 def title_of(request: ComparisonRequest) -> str:
-    """What a run is called."""
+    """Name a run."""
     return f"compare {tail_of(request.a)} with {tail_of(request.b)}"
 
 
@@ -25,12 +25,12 @@ def _run_name() -> str:
 
 @flow(name="compare-checkpoints", flow_run_name=_run_name, persist_result=False)
 def compare_checkpoints(request: ComparisonRequest) -> ComparisonReport:
-    """Compares two checkpoints; nothing is written.
+    """Compare two checkpoints; nothing is written.
 
     Raises:
-        InputError: one of them cannot be read as it was named.
-        DifferenceError: they are not the same model; the message says where they differ.
-        ConversionError: it failed all the same.
+        InputError: a checkpoint cannot be read as named.
+        DifferenceError: they are not the same model; the message lists the differences.
+        ConversionError: runtime failure.
     """
     return carried_out(title_of(request), lambda progress: _compare(request, progress))
 
@@ -39,8 +39,8 @@ def _compare(request: ComparisonRequest, progress: RunProgress) -> ComparisonRep
     report = compare_sides(request)
     publish_comparison(report)
     if not report.same:
-        told = [": ".join(filter(None, row)) for row in report.rows[:_MOST_TOLD]]
-        more = len(report.rows) - len(told)
-        raise DifferenceError("\n".join([report.verdict, *told, *([f"and {more} more"] if more else [])]))
+        lines = [": ".join(filter(None, row)) for row in report.rows[:_MAX_LISTED]]
+        more = len(report.rows) - len(lines)
+        raise DifferenceError("\n".join([report.verdict, *lines, *([f"and {more} more"] if more else [])]))
     progress.note(report.verdict)
     return report

@@ -20,7 +20,7 @@ from reshard.flows.slots import Slots, slots_of
 from reshard.tasks.artifacts import publish_plan, publish_report
 from reshard.tasks.catalog import open_source
 from reshard.tasks.conversion import commit_target
-from reshard.tasks.events import tell_completed, telling_failure
+from reshard.tasks.events import emit_completed, emitting_failure
 from reshard.tasks.planning import plan_conversion
 from reshard.tasks.policies import untouched
 from reshard.tasks.progress import RunProgress
@@ -29,7 +29,7 @@ from reshard.tasks.strategies import find_source_strategy, outline_target
 
 
 def title_of(request: ConversionRequest) -> str:
-    """What a run is called: from where, to where, and which ranks if not all."""
+    """Name a run by source, target, and ranks if not all."""
     some = f" (ranks {request.ranks})" if request.ranks.strip() else ""
     return f"convert {tail_of(request.source)} -> {tail_of(request.target)}{some}"
 
@@ -40,20 +40,20 @@ def _run_name() -> str:
 
 @flow(name="convert-checkpoint", flow_run_name=_run_name, persist_result=False)
 def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
-    """Converts a distributed MindSpore checkpoint to another sharding strategy, verified and resumable.
+    """Convert a distributed MindSpore checkpoint to another sharding strategy, verified and resumable.
 
     Ranks that fail do not stop the others; a rerun does only what is missing.
 
     Raises:
-        InputError: the request or what it names is wrong.
-        VerificationError: a written file is not what it was to be.
-        ConversionError: it failed all the same.
+        InputError: the request, or a file or storage that it names, is wrong.
+        VerificationError: a written file differs from what should have been written.
+        ConversionError: runtime failure.
     """
     return carried_out(title_of(request), lambda progress: _convert(request, progress))
 
 
 def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionReport:
-    with telling_failure(request), resources_of(request, RESOLVERS):
+    with emitting_failure(request), resources_of(request, RESOLVERS):
         check_output(request.target)
         with_retries(lambda: check_target(request), progress.note)
         with worker_pool(request) as pool, slots_of(request.concurrency_limit) as slots:
@@ -76,5 +76,5 @@ def _carry_out(
         parts = untouched(read_sources(session, progress, pool, slots))
         report = commit_target(untouched(session), time.monotonic() - started, parts)
     publish_report(report)
-    tell_completed(report)
+    emit_completed(report)
     return report

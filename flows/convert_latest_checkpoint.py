@@ -17,7 +17,7 @@ from reshard.tasks.storages import RESOLVERS
 
 
 def title_of(request: LatestConversionRequest) -> str:
-    """What a run is called."""
+    """Name a run."""
     dry = " (dry run)" if request.dry_run else ""
     return f"convert latest of {tail_of(request.source)} -> {tail_of(request.target)}{dry}"
 
@@ -28,14 +28,14 @@ def _run_name() -> str:
 
 @flow(name="convert-latest-checkpoint", flow_run_name=_run_name, persist_result=False)
 def convert_latest_checkpoint(request: LatestConversionRequest) -> LatestReport:
-    """Converts the newest step that training has saved completely, if it is not converted yet.
+    """Convert the newest step that training has saved completely, if it is not converted yet.
 
     The conversion is a run of its own, below this one. The state's message says what was done, or why nothing was.
 
     Raises:
-        InputError: the request or what it names is wrong; or no step is complete, and none is being written.
-        VerificationError: a written file is not what it was to be.
-        ConversionError: it failed all the same.
+        InputError: the request or a file that it names is wrong; or no step is complete, and none is being written.
+        VerificationError: a written file differs from what should have been written.
+        ConversionError: runtime failure.
     """
     listener = current_progress()
     return carried_out(title_of(request), lambda _: _convert_latest(request, listener))
@@ -43,7 +43,7 @@ def convert_latest_checkpoint(request: LatestConversionRequest) -> LatestReport:
 
 def _convert_latest(request: LatestConversionRequest, listener: Progress) -> LatestReport:
     def convert_step(conversion: ConversionRequest) -> ConversionReport:
-        # it tells its own run of its progress: this one would log the same lines, and show the same bar
+        # progress goes to the conversion's own run: this one would log the same lines, and show the same bar
         with reporting_to(listener):
             return convert_checkpoint(conversion)
 
@@ -51,5 +51,5 @@ def _convert_latest(request: LatestConversionRequest, listener: Progress) -> Lat
     with resources_of(request, RESOLVERS):
         report = run_latest(request, convert_step)
     publish_latest(report)
-    # whoever called the flow in a program gets the report
+    # programs that call the flow get the report
     return Completed(message=report.message, data=report)  # type: ignore[return-value]

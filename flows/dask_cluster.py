@@ -1,8 +1,7 @@
-"""Ranks on the workers of a Dask cluster, by way of Prefect's runner for it; needs `reshard[dask]`.
+"""Tasks on the workers of a Dask cluster, with Prefect's runner for it; needs `reshard[dask]`.
 
-Dask moves the work between machines, repeats it elsewhere when a worker dies, and gives a task up whose workers die
-again and again. What is done here is what it leaves open: to look what became of each task, and whether anybody is left
-to run them.
+Dask moves work between machines, repeats it elsewhere if a worker dies, and gives up a task whose workers die again and
+again. This module adds the rest: the outcome of each task, and a check that workers are left to run them.
 """
 
 import logging
@@ -25,7 +24,7 @@ from reshard.flows.runner import Future, Outcome, RunnerLostError
 
 CONNECT_SECONDS = 10.0
 NO_WORKERS_SECONDS = 30.0
-"""As long a cluster may be without workers while it is in use: some restart theirs."""
+"""A cluster in use may be without workers for this time: some restart theirs."""
 _FIRST_WORKERS_SECONDS = 5.0
 _CHECK_SECONDS = 2.0
 _ANSWER_SECONDS = 10.0
@@ -36,7 +35,7 @@ _breakdown: Any = nprocesses_nthreads
 
 
 class DaskRunner:
-    """The workers of a Dask cluster."""
+    """Runs tasks on the workers of a Dask cluster."""
 
     def __init__(self, runner: DaskTaskRunner, name: str) -> None:
         self._runner = runner
@@ -47,12 +46,12 @@ class DaskRunner:
         self._await_workers()
         self.pool = WorkerPool(len(self._threads), max(self._threads.values()))
 
-    def capacity(self, most_in_each: int) -> int:
-        """Of each worker process as many as it has threads."""
-        return sum(min(threads, most_in_each) for threads in self._threads.values())
+    def capacity(self, max_in_each: int) -> int:
+        """Return the number of threads of all worker processes, with at most `max_in_each` of each."""
+        return sum(min(threads, max_in_each) for threads in self._threads.values())
 
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
-        """Has a worker run a task.
+        """Run a task on a worker.
 
         Raises:
             RunnerLostError: the scheduler is gone.
@@ -64,13 +63,13 @@ class DaskRunner:
         return future
 
     def outcome(self, future: Any, ended: Callable[[Future], None]) -> Outcome | None:
-        """The state, or why there is none: KilledWorker, a lost scheduler, what cannot be loaded there."""
+        """Return the state, or the error in its place: KilledWorker, a lost scheduler, an unreadable result."""
         try:
             state: Outcome = future.wrapped_future.result(timeout=_ANSWER_SECONDS)
         except TimeoutError as error:
             if future.wrapped_future.done():
                 return error
-            # the worker that had the answer died before it gave it: another one does the task again
+            # the worker died with the answer: another worker repeats the task
             _when_done(future, ended)
             return None
         except (Exception, CancelledError) as error:
@@ -78,10 +77,10 @@ class DaskRunner:
         return state
 
     def check(self) -> None:
-        """Looks who is there.
+        """Update the workers.
 
         Raises:
-            RunnerLostError: nobody, for long.
+            RunnerLostError: there have been none for a long time.
         """
         if time.monotonic() - self._checked < _CHECK_SECONDS:
             return
@@ -93,7 +92,7 @@ class DaskRunner:
             raise RunnerLostError(f"{self._name} has had no workers for {NO_WORKERS_SECONDS:.0f} s")
 
     def _threads_now(self) -> dict[str, int]:
-        """Threads of each worker; none if the scheduler does not tell."""
+        """Return the threads of each worker; none if the scheduler does not answer."""
         try:
             return dict(self._client.sync(self._client.scheduler.ncores, callback_timeout=_ANSWER_SECONDS))
         except (OSError, TimeoutError, AttributeError):  # while it reconnects it knows no scheduler
@@ -117,10 +116,10 @@ def _when_done(future: Any, ended: Callable[[Future], None]) -> None:
 
 @contextmanager
 def running_cluster(address: str) -> Iterator[DaskRunner]:
-    """A cluster that runs already.
+    """Provide a running cluster.
 
     Raises:
-        InputError: Prefect's server could not be reached from there.
+        InputError: the cluster could not reach Prefect's server.
         ConversionError: the scheduler does not answer, or has no workers.
     """
     if is_embedded():
@@ -138,11 +137,11 @@ def running_cluster(address: str) -> Iterator[DaskRunner]:
 
 @contextmanager
 def local_cluster(workers: int) -> Iterator[DaskRunner]:
-    """A cluster of processes on this machine, which nobody else can use and which ends with the block."""
+    """Provide a private cluster of processes on this machine, which ends with the block."""
     processes, threads = _breakdown(workers)
     quiet = {
         "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "critical",
-        # task runs are told to Prefect's server; the console is this process's
+        # task runs are logged to Prefect's server; the console belongs to this process
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     }
     with (
@@ -166,7 +165,7 @@ def local_cluster(workers: int) -> Iterator[DaskRunner]:
 
 
 def _server_for_others() -> Any:
-    """Settings by which processes of this machine reach the embedded server, if that is this one's."""
+    """Settings that lead other processes of this machine to this process's embedded server."""
     context = FlowRunContext.get()
     if settings.PREFECT_API_URL.value() or context is None:
         return nullcontext()
@@ -175,7 +174,7 @@ def _server_for_others() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What Dask says of connections and workers that come and go is no concern of the user's."""
+    """Silence Dask's messages about connections and workers that come and go."""
     names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "distributed"]
     before = {name: logging.getLogger(name).level for name in names}
     for name in names:

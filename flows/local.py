@@ -1,4 +1,4 @@
-"""Runs the flow in this process: on the server that is configured, or on the one that Prefect brings along."""
+"""Runs the flow in this process, on the configured Prefect server or an embedded one."""
 
 import logging
 import signal
@@ -41,14 +41,14 @@ _UNFINISHED = TaskRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDIN
 
 
 def run_locally(request: ConversionRequest, progress: Progress | None = None) -> "ConversionReport":
-    """Runs the flow in this process and returns its report. An embedded server ends with the process.
+    """Run the flow in this process and return its report. An embedded server ends with the process.
 
     Prefect's log lines go to the server only: the console is the caller's.
 
     Raises:
-        InputError: the request or what it names is wrong.
-        VerificationError: a written file is not what it was to be.
-        ConversionError: it failed all the same, or the Prefect server does not answer.
+        InputError: the request, or a file or storage that it names, is wrong.
+        VerificationError: a written file differs from what should have been written.
+        ConversionError: runtime failure, or the Prefect server does not answer.
     """
     progress = progress or SilentProgress()
     _leave_the_console()
@@ -68,7 +68,7 @@ def run_locally(request: ConversionRequest, progress: Progress | None = None) ->
 
 
 def _flow() -> "ConversionFlow":
-    """The flow, imported when it is asked for: that takes a second, in which a server can start."""
+    """Import the flow, which takes a second in which a server can start."""
     from reshard.flows.convert_checkpoint import convert_checkpoint
 
     return convert_checkpoint
@@ -92,7 +92,7 @@ def _leave_the_console() -> None:
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Ends the process in order: killed outright, it would leave the embedded server behind."""
+    """End the process in order: a killed process would leave the embedded server behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,11 +104,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def _check_server() -> None:
-    """Reaches the server that is configured.
-
-    Raises:
-        ConversionError: it does not answer.
-    """
+    """Check that the configured server answers."""
     try:
         with get_client(sync_client=True) as client:
             problem = client.api_healthcheck()
@@ -129,9 +125,9 @@ def _server_error(problem: Exception) -> ConversionError:
 
 
 def _await_recording(flow_run_id: UUID) -> None:
-    """Waits until the server has taken down how the tasks ended: it learns of it from events, a little later.
+    """Wait until the server has recorded the ends of the tasks, which arrive as events a little later.
 
-    It ends with this process, and what it has not taken down by then would stay "running" for ever.
+    It ends with this process, and tasks that are not recorded by then would stay "running" for ever.
     """
     EventsWorker.instance().wait_until_empty()
     deadline = time.monotonic() + _RECORDING_TIMEOUT_SECONDS

@@ -1,4 +1,4 @@
-"""The flow `merge-strategy`: the strategy files that the ranks of one job wrote become one file."""
+"""The flow `merge-strategy`: merges the strategy files of one job's ranks into one file."""
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -14,7 +14,7 @@ from reshard.tasks.strategies import merge_files
 
 
 def title_of(request: MergeRequest) -> str:
-    """What a run is called."""
+    """Name a run."""
     return f"merge {tail_of(request.source)} -> {tail_of(request.target)}"
 
 
@@ -24,11 +24,11 @@ def _run_name() -> str:
 
 @flow(name="merge-strategy", flow_run_name=_run_name, persist_result=False)
 def merge_strategy(request: MergeRequest) -> MergeReport:
-    """Merges the strategy files of a job's ranks into one file.
+    """Merge the strategy files of a job's ranks into one file.
 
     Raises:
-        InputError: they cannot be merged, or the file that is to be written is there already.
-        ConversionError: it failed all the same.
+        InputError: the files cannot be merged, or the target exists already.
+        ConversionError: runtime failure.
     """
     return carried_out(title_of(request), lambda progress: _merge(request, progress))
 

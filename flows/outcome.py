@@ -1,4 +1,4 @@
-"""What all flows have in common: how a run hears that it is to stop, tells of its progress, and ends."""
+"""What all flows share: a run's stop signal, its progress, and its end."""
 
 import logging
 import re
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 def carried_out(title: str, work: Callable[[RunProgress], Result]) -> Result:
-    """What `work` returns; if it fails for a reason that its user can understand, a Failed state that tells it."""
+    """Return the result of `work`, or a Failed state with the message of its ReshardError."""
     _tidy_logs()
     with stoppable() as stop, counting_retries(), rare_collections():
         progress = RunProgress(current_progress(), stop)
@@ -37,7 +37,7 @@ def carried_out(title: str, work: Callable[[RunProgress], Result]) -> Result:
 
 
 def check_output(url: str) -> None:
-    """Makes sure that files a deployment's run writes at a URL outlive the run's process.
+    """Check that files that a deployment's run writes at a URL outlive the run's process.
 
     Programs that call a flow may read files from their own memory.
 
@@ -49,16 +49,13 @@ def check_output(url: str) -> None:
 
 
 def failed(error: ReshardError) -> State[Any]:
-    """How a run ends that failed for a reason that its user can understand.
-
-    Its message is the error's, as it is; whoever called the flow in a program gets the error raised.
-    """
+    """Return the Failed state of a run with an error's message; programs that call the flow get the error raised."""
     _tidy_logs()
     return Failed(message=str(error), data=error)
 
 
 def _tidy_logs() -> None:
-    """Makes Prefect's log lines of runs and tasks printable; drops those that repeat or contradict a state."""
+    """Make Prefect's log lines of runs and tasks printable; drop those that repeat or contradict a state."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_tidied)
 
@@ -78,7 +75,7 @@ def _tidied(record: logging.LogRecord) -> bool:
 
 _TRACES = logging.Formatter()
 _CANCELLED_RUN = "Finished in state Running()"
-"""Logged for a cancelled run, after "Flow run was cancelled": its worker sets the state a moment later."""
+"""Logged for a cancelled run after "Flow run was cancelled"; its worker sets the state a moment later."""
 _ENDED_WITH_ITS_RUN = re.compile(
     r"(Crash detected! |Finished in state Crashed\(')Execution was aborted by a termination signal"
     r"|Finished in state Cancelled\("
@@ -86,5 +83,5 @@ _ENDED_WITH_ITS_RUN = re.compile(
 
 
 def tail_of(url: str) -> str:
-    """The last two names of a URL, printable and without secrets: a run is named before its URLs are checked."""
+    """Return the last two names of a URL, printable and without secrets: runs are named before URLs are checked."""
     return "/".join(printable(scrubbed(url)).rstrip("/").split("/")[-2:])

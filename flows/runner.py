@@ -1,4 +1,4 @@
-"""What runs tasks on ranks, and how what became of them is asked."""
+"""The interface of task runners: where tasks on ranks run, and how they ended."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -12,31 +12,31 @@ from reshard.core.errors import ConversionError
 Future = PrefectFuture[Any]
 
 Outcome = State[Any] | BaseException
-"""The state that a task ended in, or what kept it from ending in any."""
+"""The final state of a task, or the error that kept it from reaching one."""
 
 
 class RunnerLostError(ConversionError):
-    """There is nobody any more who could run tasks; those under way are lost."""
+    """No worker is left to run tasks; those under way are lost."""
 
 
 class Runner(Protocol):
     """Runs tasks."""
 
-    def capacity(self, most_in_each: int) -> int:
-        """How many tasks there may be at once, if each process may have so many of its own."""
+    def capacity(self, max_in_each: int) -> int:
+        """Return the number of tasks that may run at once, with at most `max_in_each` in each process."""
 
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
-        """Has a task run; `ended` is called, in any thread, when it has ended somehow.
+        """Run a task; `ended` is called, in any thread, when the task has ended somehow.
 
         Raises:
-            RunnerLostError: nobody runs it.
+            RunnerLostError: no worker can run it.
         """
 
     def outcome(self, future: Future, ended: Callable[[Future], None]) -> Outcome | None:
-        """What became of a task that has ended; None if it has to be run again: then `ended` is called once more."""
+        """Return the outcome of a task that has ended; None if it runs again: then `ended` is called once more."""
 
     def check(self) -> None:
-        """Makes sure that tasks can still come to an end; to be called now and then.
+        """Check that tasks can still end; to be called now and then.
 
         Raises:
             RunnerLostError: they cannot.

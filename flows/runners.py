@@ -1,8 +1,8 @@
-"""Where tasks on ranks are run: threads of this process, or the processes of a Dask cluster.
+"""Task runners: threads of this process, or the processes of a Dask cluster.
 
-Runners are entered explicitly, not given to the flow: deployments ignore a flow's own task runner options. What became
-of a task is asked of its future's outcome: Prefect leaves a future whose task was lost as it is, and would call the run
-completed.
+Runners are entered explicitly, not given to the flow, because deployments ignore a flow's own task runner options. The
+end of a task is read from its future's outcome: Prefect leaves the future of a lost task pending, and would call the
+run completed.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,24 +20,24 @@ from reshard.flows.runner import Future, Outcome, Runner
 
 
 class ThreadRunner:
-    """Threads of this process."""
+    """Runs tasks in threads of this process."""
 
     def __init__(self, runner: ThreadPoolTaskRunner[Any], workers: int) -> None:
         self._runner = runner
         self._workers = workers
 
-    def capacity(self, most_in_each: int) -> int:
-        """As many as there are threads."""
-        return min(self._workers, most_in_each)
+    def capacity(self, max_in_each: int) -> int:
+        """Return the number of threads."""
+        return min(self._workers, max_in_each)
 
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
-        """Has a thread run a task."""
+        """Run a task in a thread."""
         future = self._runner.submit(task, parameters)
         future.add_done_callback(ended)
         return future
 
     def outcome(self, future: Any, ended: Callable[[Future], None]) -> Outcome | None:
-        """The state; threads lose tasks only to what is no Exception."""
+        """Return the state; threads lose tasks only to a BaseException that is no Exception."""
         lost: BaseException | None = future.wrapped_future.exception()
         if lost is not None:
             return lost
@@ -46,12 +46,12 @@ class ThreadRunner:
         return state
 
     def check(self) -> None:
-        """Threads end with the process."""
+        """Do nothing: threads end with the process."""
 
 
 @contextmanager
 def threads(workers: int) -> Iterator[Runner]:
-    """So many threads; leaving the block waits for them."""
+    """Provide a number of threads; leaving the block waits for them."""
     runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=workers)
     with runner:
         yield ThreadRunner(runner, workers)
@@ -62,12 +62,12 @@ class PoolRunner(Runner, Protocol):
 
     @property
     def pool(self) -> WorkerPool:
-        """The processes."""
+        """The pool's processes."""
 
 
 @contextmanager
 def worker_pool(request: ConversionRequest) -> Iterator[PoolRunner | None]:
-    """The Dask cluster that a request names, for the time of the block; None if it names none.
+    """Provide the Dask cluster that a request names; None if it names none.
 
     Raises:
         InputError: Dask is not installed.

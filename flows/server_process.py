@@ -1,6 +1,6 @@
-"""The process of the embedded server, started by its path, as it needs nothing of ours.
+"""The process of the embedded server, started by its path because it imports nothing of reshard.
 
-It inherits its socket, and ends when its standard input does: even if whoever started it was killed.
+It inherits its socket, and ends with its standard input, even if its parent process was killed.
 """
 
 import gc
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _serve(listening: socket.socket) -> None:
     import uvicorn
 
-    gc.disable()  # a million objects are made that stay: to look through them again and again is a fifth of the start
+    gc.disable()  # a million objects are made that stay: searching them repeatedly takes a fifth of the start
     config = uvicorn.Config(_application, factory=True, log_level="error", lifespan="on")
     server = uvicorn.Server(config)
 

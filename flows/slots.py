@@ -1,7 +1,7 @@
-"""Slots of a global concurrency limit of Prefect, by which runs share what they would overload together.
+"""Slots of a global concurrency limit of Prefect, which keep concurrent runs from overloading a storage together.
 
-They are taken by the flow, not by its tasks: so a slot is freed however a task ends, no worker waits for one, and a
-task that is tried again has the one that it began with.
+The flow takes the slots, not its tasks: so a slot is freed however a task ends, no worker waits for one, and a retried
+task keeps its slot.
 """
 
 import threading
@@ -18,24 +18,24 @@ from reshard.core.errors import ConversionError, InputError
 from reshard.core.runtime.progress import current_progress
 
 _LEASE_SECONDS = 60.0
-"""The server takes a slot back so long after its run was killed; no shorter time is allowed."""
+"""The server takes back the slot of a killed run after this time; no shorter time is allowed."""
 _ASK_AGAIN_SECONDS = 1.0
-"""The server would have us wait up to half a minute; and a run that is told to stop must not wait."""
+"""The server's own pauses are up to half a minute, and a run that is being stopped must not wait."""
 _PATIENCE = 10
 
 
 class Slot:
-    """A slot that is held until it is given back."""
+    """A slot that is taken until it is given back."""
 
     def __init__(self) -> None:
         self._given_back = threading.Event()
 
     def give_back(self) -> None:
-        """Lets others have it."""
+        """Free the slot."""
         self._given_back.set()
 
     def wait(self) -> None:
-        """Returns when it is given back."""
+        """Return when the slot is given back."""
         self._given_back.wait()
 
 
@@ -43,7 +43,7 @@ Answer = Slot | Exception
 
 
 class Slots:
-    """Takes slots, each in a thread of its own, and gives all back at the end."""
+    """Takes slots, each in its own thread, and gives all back at the end."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -52,7 +52,7 @@ class Slots:
         self._threads: list[threading.Thread] = []
 
     def ask(self, answered: Callable[[Answer], None]) -> None:
-        """Has `answered` called, in another thread, when there is a slot, or it cannot be had."""
+        """Call `answered` in another thread with a slot, or with the error that kept it from being taken."""
         thread = threading.Thread(
             target=partial(copy_context().run, self._hold, answered), daemon=True, name="reshard-slot"
         )
@@ -60,7 +60,7 @@ class Slots:
         thread.start()
 
     def close(self) -> None:
-        """Gives all back."""
+        """Give all slots back."""
         self._closed.set()
         for slot in self._slots:
             slot.give_back()
@@ -89,14 +89,14 @@ class Slots:
                 tries += 1
                 if tries == _PATIENCE:
                     current_progress().note(f"waiting for a slot of the concurrency limit {self._name}")
-            except Exception as error:  # whatever it is, the run has to be told
+            except Exception as error:  # any error must reach the run
                 answered(error)
                 return
 
 
 @contextmanager
 def slots_of(name: str) -> Iterator[Slots | None]:
-    """The slots of a limit; None for no limit. What is still held at the end of the block is given back.
+    """Provide the slots of a limit, None without a name; slots that are left at the end of the block are given back.
 
     Raises:
         InputError: there is no such limit.
@@ -113,7 +113,7 @@ def slots_of(name: str) -> Iterator[Slots | None]:
 
 
 def _check_limit(name: str) -> None:
-    """Makes sure that a concurrency limit exists; one that is inactive holds nobody up."""
+    """Check that a concurrency limit exists; an inactive limit is no hindrance."""
     try:
         with get_client(sync_client=True) as client:
             client.read_global_concurrency_limit_by_name(name)
@@ -125,5 +125,5 @@ def _check_limit(name: str) -> None:
 
 
 def not_had(name: str, error: Exception) -> ConversionError:
-    """What a run is told that cannot have a slot."""
+    """Return the error of a run that cannot take a slot."""
     return ConversionError(f"no slot of the concurrency limit {name} can be had: {error}")

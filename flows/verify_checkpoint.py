@@ -1,4 +1,4 @@
-"""The flow `verify-checkpoint`: a converted checkpoint is compared with the records that were written with it."""
+"""The flow `verify-checkpoint`: compares a converted checkpoint with its records."""
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -14,11 +14,11 @@ from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
 from reshard.tasks.verification import verify_target
 
-_MOST_TOLD = 20
+_MAX_LISTED = 20
 
 
 def title_of(request: VerificationRequest) -> str:
-    """What a run is called."""
+    """Name a run."""
     return f"verify {tail_of(request.target)}"
 
 
@@ -28,12 +28,12 @@ def _run_name() -> str:
 
 @flow(name="verify-checkpoint", flow_run_name=_run_name, persist_result=False)
 def verify_checkpoint(request: VerificationRequest) -> VerificationReport:
-    """Checks a converted checkpoint against its manifest; needs nothing but the checkpoint.
+    """Check a converted checkpoint against its manifest; only the checkpoint is needed.
 
     Raises:
         InputError: there is no finished conversion.
-        VerificationError: something is not as it was written; the message says what.
-        ConversionError: it failed all the same.
+        VerificationError: the checkpoint is not as it was written; the message lists the differences.
+        ConversionError: runtime failure.
     """
     return carried_out(title_of(request), lambda progress: _verify(request, progress))
 
@@ -42,9 +42,9 @@ def _verify(request: VerificationRequest, progress: RunProgress) -> Verification
     with resources_to_verify(request, RESOLVERS):
         report = verify_target(request)
     if report.problems:
-        more = len(report.problems) - _MOST_TOLD
-        told = [*report.problems[:_MOST_TOLD], *([f"and {more} more"] if more > 0 else [])]
-        raise VerificationError(f"{printable(report.target)}: is not as it was written:\n" + "\n".join(told))
+        more = len(report.problems) - _MAX_LISTED
+        lines = [*report.problems[:_MAX_LISTED], *([f"and {more} more"] if more > 0 else [])]
+        raise VerificationError(f"{printable(report.target)}: is not as it was written:\n" + "\n".join(lines))
     for note in report.notes:
         progress.note(note)
     publish_verification(report)

@@ -1,1 +1,1 @@
-"""One Prefect task for each unit of work: thin, over the steps of reshard.core.conversion.convert."""
+"""Prefect tasks, one for each unit of work: thin, over the steps of reshard.core.conversion."""

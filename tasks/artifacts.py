@@ -1,7 +1,7 @@
-"""What a run leaves for its readers in Prefect's UI: the plan, the summary, and a table with a row for each rank.
+"""Artifacts of a run in Prefect's UI: the plan, the summary, and a table with a row for each rank.
 
-Each has a key of its own, so that the UI shows it with its history. An artifact that cannot be stored is a warning in
-the run's log: the conversion is what counts.
+Each artifact has its own key, so that the UI shows its history. An artifact that cannot be stored is a warning in the
+run's log, and does not fail the conversion.
 """
 
 from collections.abc import Callable
@@ -47,46 +47,46 @@ _KEYS_OF_FLOWS = {
     "merge-strategy": MERGE_KEY,
     "compare-checkpoints": COMPARISON_KEY,
 }
-"""Under which key a flow's runs say how they ended, if it is no conversion."""
+"""Keys of the summaries of runs that are no conversions, by flow."""
 
 
 def publish_plan(plan: ConversionPlan, summary: PlanSummary, target: str) -> None:
-    """Leaves the plan for `target`, with a picture if anything is cut, before the work begins."""
+    """Publish the plan for `target` before the work begins, with a picture if parameters are sharded."""
     feeds = feeds_of(plan)
     picture = draw_feeds(feeds) if feeds.counts_bytes.any() else ""
     _keep_page(PLAN_KEY, plan_page(summary, target, picture))
 
 
 def publish_report(report: ConversionReport) -> None:
-    """Leaves the summary of a conversion, and a table of its ranks."""
+    """Publish the summary of a conversion, and a table of its ranks."""
     rows = rank_rows(report.ranks)
     _keep_page(SUMMARY_KEY, report_page(report))
     _keep(lambda: create_table_artifact(key=RANKS_KEY, table=rows, description="What was done for each target rank"))
 
 
 def publish_failure(title: str, error: ReshardError) -> None:
-    """Leaves the page of a run that failed, where its summary would be; `title` says which run."""
+    """Publish the page of a failed run in place of its summary; `title` names the run."""
     key = _KEYS_OF_FLOWS.get(flow_run.flow_name or "", SUMMARY_KEY)
     _keep_page(key, failure_page(title, error))
 
 
 def publish_latest(report: LatestReport) -> None:
-    """Leaves what a scheduled conversion chose; the conversion's own run has its plan and its ranks."""
+    """Publish the choice of a scheduled conversion; the conversion's own run has its plan and its ranks."""
     _keep_page(LATEST_KEY, latest_page(report))
 
 
 def publish_verification(report: VerificationReport) -> None:
-    """Leaves what a check looked at that found nothing wrong."""
+    """Publish the summary of a successful check."""
     _keep_page(VERIFICATION_KEY, verification_page(report))
 
 
 def publish_merge(report: MergeReport) -> None:
-    """Leaves what a merged strategy is for."""
+    """Publish the summary of a merged strategy."""
     _keep_page(MERGE_KEY, merge_page(report))
 
 
 def publish_comparison(report: ComparisonReport) -> None:
-    """Leaves that two checkpoints are the same model, or a table of what differs; that they do fails the run."""
+    """Publish that two checkpoints are the same model, or a table of differences, which fail the run."""
     if report.same:
         _keep_page(COMPARISON_KEY, comparison_page(report))
     else:
@@ -95,7 +95,7 @@ def publish_comparison(report: ComparisonReport) -> None:
 
 
 def _keep_page(key: str, markdown: str) -> None:
-    heading = markdown.partition("\n")[0].removeprefix("# ")  # stands on the card in the list of a run's artifacts
+    heading = markdown.partition("\n")[0].removeprefix("# ")  # shown on the artifact's card
     _keep(lambda: create_markdown_artifact(key=key, markdown=markdown, description=heading))
 
 

@@ -1,8 +1,8 @@
-"""What tasks on ranks are told, and how they take it up in whatever process they are run.
+"""The assignment of tasks on ranks, and the context that it becomes in the process that works on it.
 
-It is small, and means the same everywhere: no plans, no secrets. In the run's own process all else is there. Another
-one, a Dask worker's, opens the storages by their names, loads the plan, looks whether the run is still alive, and tells
-the run at the end what it did.
+An assignment is small, and means the same everywhere: no plans, no secrets. The run's own process has everything else.
+Any other process, a Dask worker's, opens storages and keys by their names, loads the plan, watches the run's lease, and
+returns its counts to the run.
 """
 
 import socket
@@ -39,24 +39,25 @@ from reshard.tasks.storages import RESOLVERS
 
 _ROOM_SECONDS = 1.0
 _once = threading.Lock()
-"""Or all threads that begin together would load the plan, each for itself."""
+"""Without it, threads that begin together would each load the plan."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What all tasks on a run's ranks are told.
+    """The input of all tasks on a run's ranks.
 
     Attributes:
-        plan_url: where the plan is.
-        identity: its identity.
-        lease: by which the run is known to be alive.
+        plan_url: URL of the plan's file.
+        identity: the plan's identity.
+        lease: the lease that shows that the run is alive.
         storages: names of the storage options that open URLs.
         keys: names of the keys of source and target.
-        key_digests: by which each key is known to be the run's; empty where there is none.
-        budget: what a process has.
-        prefetch: how many workers gather for one group.
+        key_digests: digests to compare keys with the run's; empty without a key.
+        budget: memory and workers of each process.
+        prefetch: number of workers that read for one group.
         level: how closely written ranks are checked.
-        version: of reshard.
+        memory_limit_bytes: the request's memory limit.
+        version: version of reshard.
     """
 
     plan_url: str
@@ -73,7 +74,7 @@ class Assignment:
 
     @classmethod
     def of(cls, session: Session) -> "Assignment":
-        """That of a session in this process."""
+        """Return the assignment of a session in this process."""
         return cls(
             plan_url=session.workspace.plan_url,
             identity=session.workspace.identity,
@@ -89,7 +90,7 @@ class Assignment:
 
     @property
     def groups_at_once(self) -> int:
-        """How many groups a process has memory for."""
+        """Number of groups that a process has memory for."""
         return max(1, self.budget.workers // self.prefetch)
 
 
@@ -165,11 +166,11 @@ def _rank_work(assignment: Assignment, workspace: Workspace, plan: ConversionPla
 
 
 def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:
-    """The workspace that a plan's file stands in, and the plan; it is loaded once in a process.
+    """Return the workspace of a plan's file, and the plan, which each process loads once.
 
     Raises:
-        TargetError: the file holds another plan, or none.
-        StorageError: it cannot be read.
+        TargetError: the file contains another plan, or none.
+        StorageError: the file cannot be read.
     """
     with _once:
         plan = load_plan(assignment.plan_url, assignment.identity)
@@ -177,7 +178,7 @@ def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:
 
 
 class _Tally:
-    """Counts what the run is told of at the end; it hears no notes, which go to the task's log."""
+    """Counts the bytes done for the task's result; notes go to the task's log."""
 
     def __init__(self) -> None:
         self.advanced_bytes = 0
@@ -203,13 +204,13 @@ def _resources(assignment: Assignment) -> tuple[Storages, Keys]:
 
 @lru_cache(maxsize=4)
 def _resolved(pairs: Pairs, names: KeyNames, lease: LeaseName) -> tuple[Storages, Keys]:
-    """Once for each run: a block is asked of Prefect's server."""
+    """Resolve storages and keys once for each run: blocks are read from Prefect's server."""
     return resolve_storages(pairs, RESOLVERS), resolve_keys(names, RESOLVERS)
 
 
 @contextmanager
 def _room(assignment: Assignment, stop: threading.Event) -> Iterator[None]:
-    """Waits until the process has memory for another group: it may have more threads than the budget has shares."""
+    """Wait until the process has memory for another group: it may have more threads than the budget has shares."""
     with _once:
         room = _rooms(assignment.lease, assignment.groups_at_once)
     while not room.acquire(timeout=_ROOM_SECONDS):
@@ -227,7 +228,10 @@ def _rooms(lease: LeaseName, size: int) -> threading.Semaphore:
 
 
 def _check_keys(assignment: Assignment, keys: Keys) -> None:
-    """A name may stand for another key on each machine: of AES-GCM only tags, which reading does not check, tell."""
+    """Compare the keys with the run's: a name may resolve to another key on each machine.
+
+    With AES-GCM only the tags, which range reads do not check, would reveal a wrong key.
+    """
     for key, digest in zip((keys.source, keys.target), assignment.key_digests, strict=True):
         if key is not None and _digest_of(key) != digest:
             raise InputError(

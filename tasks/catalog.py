@@ -1,4 +1,4 @@
-"""The source, as a task."""
+"""A task that opens the source."""
 
 from prefect import task
 
@@ -9,10 +9,10 @@ from reshard.tasks.policies import RETRIED
 
 @task(name="catalog", task_run_name="catalog", **RETRIED)
 def open_source(request: SourceRequest, strategy: GivenStrategy, target: TargetOutline) -> Source:
-    """Which file is which source rank's, and what is in it.
+    """Catalog the files of the source's ranks and their parameters.
 
     Raises:
         CatalogError, CheckpointError: the files do not make one checkpoint of the strategy's ranks.
-        StorageError: they cannot be read.
+        StorageError: the files cannot be read.
     """
     return open_by_strategy(request, strategy, target)

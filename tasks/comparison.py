@@ -1,4 +1,4 @@
-"""Comparing two checkpoints, as a task."""
+"""A task that compares two checkpoints."""
 
 from prefect import task
 
@@ -12,10 +12,10 @@ from reshard.tasks.storages import RESOLVERS
 
 @task(name="compare-checkpoints", task_run_name="compare-checkpoints", **RETRIED)
 def compare_checkpoints(request: ComparisonRequest) -> ComparisonReport:
-    """Tells whether two checkpoints are the same model, and where they differ.
+    """Compare two checkpoints and list their differences.
 
     Raises:
-        InputError: one of them cannot be read as it was named.
+        InputError: a checkpoint cannot be read as named.
         StorageError: a storage failed.
     """
     return compare.compare_checkpoints(request, current_progress(), RESOLVERS)

@@ -1,4 +1,4 @@
-"""Reading source ranks' files to compare their values with the target's, as a task."""
+"""A task that reads source ranks' files to compare their values with the target's."""
 
 import time
 
@@ -26,7 +26,7 @@ def fingerprint_source(assignment: Assignment, unit: Unit) -> State[TaskResult]:
     Raises:
         CatalogError, CheckpointError: a source file changed or is damaged.
         TargetError: the run is over, or another one has taken over.
-        StorageError: one cannot be read.
+        StorageError: a source file cannot be read.
     """
     started = time.monotonic()
     with worker_context(assignment) as context:

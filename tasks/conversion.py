@@ -1,8 +1,8 @@
-"""Writing target ranks, and committing the target when all are there, as tasks.
+"""Tasks that write target ranks, and commit the target when all ranks are done.
 
 A task on ranks gets an assignment, not the plan: it is small, and means the same in any process. It returns a few
-numbers: records hold every parameter's digest, and Prefect keeps what tasks return until the run ends. What was done
-stands in the message of its last state, and so in the run's log.
+numbers instead of records, which contain every parameter's digest: Prefect keeps the results of tasks until the run
+ends. The message of its last state, and so the run's log, describes the work.
 """
 
 import time
@@ -70,8 +70,8 @@ def commit_target(
     """Commit the target if all of its ranks are there, and report the run; see `finish`.
 
     Raises:
-        VerificationError: contents are not the source's.
-        StorageError: it could not be; the files are still where they were written.
+        VerificationError: contents differ from the source's.
+        StorageError: committing failed; the files are still where they were written.
     """
     return finish(session, {}, seconds, source_parts)
 

@@ -1,10 +1,10 @@
-"""Events on which automations can act when a conversion ends: the figures that are worth an alert.
+"""Events for automations at the end of a conversion.
 
-    reshard.conversion.completed    seconds, bytes, requests that were made again, how closely all was checked
+    reshard.conversion.completed    seconds, bytes, repeated requests, level of verification
     reshard.conversion.failed       seconds, kind and message of the error
 
 Their resource is the target, `reshard.checkpoint.<URL>`, whichever run makes it; the run is related. Prefect sends them
-in the background, and logs those that it cannot send: a conversion never fails for an event.
+in the background, and logs those that it cannot send: a conversion never fails because of an event.
 """
 
 import time
@@ -24,19 +24,19 @@ from reshard.core.storage.urls import parse_url
 
 COMPLETED = "reshard.conversion.completed"
 FAILED = "reshard.conversion.failed"
-_LARGEST_MESSAGE_CHARACTERS = 4000
-"""Prefect refuses events above 1.5 MB; an alert wants less."""
+_MAX_MESSAGE_CHARACTERS = 4000
+"""Prefect refuses events above 1.5 MB; an alert needs less."""
 
 
-def tell_completed(report: ConversionReport) -> None:
-    """Says what a conversion did; also when other runs are still to do some ranks, see `committed`."""
+def emit_completed(report: ConversionReport) -> None:
+    """Emit the figures of a conversion; `committed` is False if other runs have ranks left to do."""
     payload = report.model_dump(mode="json", include=_FIGURES) | {"ranks": len(report.ranks)}
     _emit(COMPLETED, report.target, payload)
 
 
 @contextmanager
-def telling_failure(request: ConversionRequest) -> Iterator[None]:
-    """Says of what goes wrong inside the block that the conversion failed."""
+def emitting_failure(request: ConversionRequest) -> Iterator[None]:
+    """Emit an error inside the block as the failure of the conversion."""
     started = time.monotonic()
     try:
         yield
@@ -44,7 +44,7 @@ def telling_failure(request: ConversionRequest) -> Iterator[None]:
         payload = {
             "source": request.source,
             "error": type(error).__name__,
-            "message": printable_lines(scrubbed(str(error)))[:_LARGEST_MESSAGE_CHARACTERS],
+            "message": printable_lines(scrubbed(str(error)))[:_MAX_MESSAGE_CHARACTERS],
             "seconds": round(time.monotonic() - started, 3),
             "retried_requests": retries_counted(),
         }
@@ -70,7 +70,7 @@ _FIGURES = {
 
 
 def _url_of(target: str) -> str:
-    """The target as a finished conversion would call it, if it can be."""
+    """Return the target's URL as a finished conversion names it, if it is valid."""
     try:
         return str(parse_url(target))
     except InputError:

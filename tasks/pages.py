@@ -1,9 +1,9 @@
 """The pages of Prefect's UI, as markdown: a manager reads a page's head, an engineer its tables.
 
-The UI opens no links to files or buckets: where things are is shown as code, to be copied.
+The UI opens no links to files or buckets: places are shown as code, to be copied.
 
-Names and messages are not trusted: every text on a page is escaped unless its type, `_Markdown`, says that it is
-markdown. The UI also renders cells of table artifacts, and descriptions, as markdown.
+Names and messages are not trusted: every text on a page is escaped unless its type is `_Markdown`. The UI also renders
+cells of table artifacts, and descriptions, as markdown.
 """
 
 import re
@@ -25,11 +25,11 @@ from reshard.core.source.damage import Substitute
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.report import VerificationReport
 
-LARGEST_TABLE_ROWS = 5000
-"""The UI's tables stay quick up to here."""
-_LARGEST_MARKDOWN_ROWS = 100
-_LARGEST_LIST = 4
-_LARGEST_MESSAGE_CHARACTERS = 100_000
+MAX_TABLE_ROWS = 5000
+"""The UI's tables are quick up to this size."""
+_MAX_MARKDOWN_ROWS = 100
+_MAX_LISTED = 4
+_MAX_MESSAGE_CHARACTERS = 100_000
 # markup in the middle of a line, and the beginnings of text that the UI turns into links
 _MARKUP = re.compile(r"[\\`*\[\]<|~&@]|(?<![^\W_])_|_(?![^\W_])|(?<=[a-zA-Z]):(?=//)|(?<=www)\.", re.IGNORECASE)
 # markup at the beginning of a line: escaped by a backslash in front of it, or after a list item's number
@@ -49,12 +49,12 @@ _HEADLINES = {
     LatestOutcome.WOULD_WAIT: "Dry run: would wait",
 }
 _CORRECT = (
-    "What was asked for, or what it names, is not as it should be: trying again cannot help. Correct what the message "
-    "names, and start a new run. Nothing was published."
+    "The request, or a file or storage that it names, is wrong: a retry cannot help. Correct what the message names, "
+    "and start a new run. Nothing was published."
 )
 _DO_AGAIN = (
-    "A file is not what was to be written. Run the conversion again with the same parameters: it keeps the files that "
-    "are right, and makes the others anew. If that fails again, suspect the storage or the machine."
+    "A written file is wrong. Run the conversion again with the same parameters: it keeps the files that are right, "
+    "and repeats the others. If that fails again, suspect the storage or the machine."
 )
 _DIFFERENT = (
     "Both were read, and are not the same model. Where copies differ between the ranks of one checkpoint, that one is "
@@ -63,25 +63,25 @@ _DIFFERENT = (
 )
 _RETRY = (
     "The input is right, but storage, space or a server failed. Mend what the message names, then retry this run, or "
-    "start one with the same parameters: what is done is kept, and not done again."
+    "start one with the same parameters: finished ranks are kept."
 )
 
 
 class _Markdown(str):
-    """Markdown, not to be escaped."""
+    """Markdown, which is not escaped."""
 
     __slots__ = ()
 
 
 def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
-    """The page of a plan for `target`; `picture` an SVG of which ranks feed which, or nothing."""
+    """Return the page of a plan for `target`; `picture` is an SVG of which ranks feed which, or empty."""
     copies = sum(rank.copy_of is not None for rank in summary.ranks)
     facts = {
         "Source": _code(summary.source),
         "Target": _code(target),
         "Step": summary.step or "-",
         "Ranks": _worlds(summary) + (f", {copies} of them copies of another" if copies else ""),
-        "Parameters": _what_becomes_of_parameters(summary),
+        "Parameters": _parameter_counts(summary),
         "Format": summary.format,
         "Needed of the source": size_text(summary.read_bytes),
         "To write": size_text(summary.written_bytes),
@@ -91,7 +91,7 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
     head = f"# Plan: {_worlds(summary, 'ranks')}\n\n{size_text(summary.written_bytes)} will be written."
     rows = (
         (rank.rank, _code(rank.file), size_text(rank.shard_bytes), _listed(rank.source_ranks), _copy(rank.copy_of))
-        for rank in summary.ranks[:_LARGEST_MARKDOWN_ROWS]
+        for rank in summary.ranks[:_MAX_MARKDOWN_ROWS]
     )
     return _page(
         head,
@@ -107,18 +107,18 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
 
 
 def _effects(summary: PlanSummary) -> str:
-    """What changes do to parameters, and what they leave out; nothing if none are declared."""
+    """Tables of the effects of changes, and of excluded parameters; empty without changes."""
     changed = [
         (
             _code(effect.parameter),
-            _Markdown(", ".join(map(_code, effect.sources[:_LARGEST_LIST]))),
+            _Markdown(", ".join(map(_code, effect.sources[:_MAX_LISTED]))),
             ", ".join(effect.how),
             f"{', '.join(effect.source_dtypes)} → {effect.dtype}",
-            f"{', '.join(str(list(shape)) for shape in effect.source_shapes[:_LARGEST_LIST])} → {list(effect.shape)}",
+            f"{', '.join(str(list(shape)) for shape in effect.source_shapes[:_MAX_LISTED])} → {list(effect.shape)}",
         )
-        for effect in summary.effects[:_LARGEST_MARKDOWN_ROWS]
+        for effect in summary.effects[:_MAX_MARKDOWN_ROWS]
     ]
-    left_out = [(_code(each.parameter), _code(each.by)) for each in summary.excluded[:_LARGEST_MARKDOWN_ROWS]]
+    left_out = [(_code(each.parameter), _code(each.by)) for each in summary.excluded[:_MAX_MARKDOWN_ROWS]]
     tables = [
         _page(_table(("Parameter", "Made from", "How", "Dtype", "Shape"), changed), _rest(len(summary.effects)))
         if changed
@@ -129,7 +129,7 @@ def _effects(summary: PlanSummary) -> str:
 
 
 def report_page(report: ConversionReport) -> str:
-    """The page of a finished conversion."""
+    """Return the page of a finished conversion."""
     missing = (
         f"**Not complete yet: target {report.target_kind}s {ranks_text(report.missing_ranks)} are still to be "
         "converted.**"
@@ -158,8 +158,8 @@ def report_page(report: ConversionReport) -> str:
 
 
 def failure_page(title: str, error: ReshardError) -> str:
-    """The page of a run that failed."""
-    message = str(error)[:_LARGEST_MESSAGE_CHARACTERS]
+    """Return the page of a failed run."""
+    message = str(error)[:_MAX_MESSAGE_CHARACTERS]
     if isinstance(error, InputError):
         advice = _CORRECT
     elif isinstance(error, DifferenceError):
@@ -171,7 +171,7 @@ def failure_page(title: str, error: ReshardError) -> str:
 
 
 def verification_page(report: VerificationReport) -> str:
-    """The page of a check that found everything as it was written."""
+    """Return the page of a successful check."""
     facts = {
         "Checkpoint": _code(report.target),
         "Verification": str(report.level),
@@ -187,7 +187,7 @@ def verification_page(report: VerificationReport) -> str:
 
 
 def comparison_page(report: ComparisonReport) -> str:
-    """The page of two checkpoints that are the same model."""
+    """Return the page of two checkpoints that are the same model."""
     facts = {
         "A": _code(report.a.url),
         "B": _code(report.b.url),
@@ -200,8 +200,8 @@ def comparison_page(report: ComparisonReport) -> str:
 
 
 def difference_rows(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
-    """The table of what differs between two checkpoints."""
-    shown = rows[:LARGEST_TABLE_ROWS]
+    """Return the table of differences between two checkpoints."""
+    shown = rows[:MAX_TABLE_ROWS]
     table = [
         {"parameter": as_paragraph(name), "differs in": kind, "what": as_paragraph(what)} for name, kind, what in shown
     ]
@@ -211,7 +211,7 @@ def difference_rows(rows: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]
 
 
 def merge_page(report: MergeReport) -> str:
-    """The page of a merged strategy."""
+    """Return the page of a merged strategy."""
     facts = {
         "Strategy": _code(report.url),
         "Pipeline stages": str(report.stages),
@@ -223,7 +223,7 @@ def merge_page(report: MergeReport) -> str:
 
 
 def latest_page(report: LatestReport) -> str:
-    """The page of a scheduled conversion."""
+    """Return the page of a scheduled conversion."""
     dry_run = report.outcome in (LatestOutcome.WOULD_CONVERT, LatestOutcome.WOULD_WAIT)
     facts = {
         "Source": _code(report.source),
@@ -237,7 +237,7 @@ def latest_page(report: LatestReport) -> str:
 
 
 def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
-    """The table of the ranks: plain numbers; the UI shows as many columns as fit, and scrolls to the others."""
+    """Return the table of the ranks, with plain numbers; the UI scrolls to columns that do not fit."""
     return [
         {
             "rank": rank.rank,
@@ -251,7 +251,7 @@ def rank_rows(ranks: Sequence[RankReport]) -> list[dict[str, Any]]:
             "file": as_paragraph(rank.file),
             "record_digest": rank.record_digest,
         }
-        for rank in ranks[:LARGEST_TABLE_ROWS]
+        for rank in ranks[:MAX_TABLE_ROWS]
     ]
 
 
@@ -268,7 +268,7 @@ def _headline(report: ConversionReport) -> str:
 
 
 def _what_was_done(report: ConversionReport) -> str:
-    """The sentences that a manager reads."""
+    """Sentences for managers."""
     resumed = [rank for rank in report.ranks if rank.outcome is Outcome.RESUMED]
     there = f"{counted(len(resumed), report.target_kind)} ({size_text(sum(rank.size_bytes for rank in resumed))})"
     if len(resumed) == len(report.ranks):
@@ -283,35 +283,35 @@ def _what_was_done(report: ConversionReport) -> str:
 
 
 def _recovered(stand_ins: Sequence[Substitute]) -> str:
-    """What stood in for what was lost; nothing if nothing was."""
+    """Table of lost ranks and their substitutes; empty if no rank was lost."""
     if not stand_ins:
         return ""
-    rows = [(each.rank, each.why, each.stand_in, each.slices) for each in stand_ins[:_LARGEST_MARKDOWN_ROWS]]
+    rows = [(each.rank, each.why, each.stand_in, each.slices) for each in stand_ins[:_MAX_MARKDOWN_ROWS]]
     table = _table(("Lost rank", "Why", "Stand-in", "Slices"), rows)
     return _page(f"**Recovered: {substitutes_text(stand_ins)}.**", table, _rest(len(stand_ins))).rstrip()
 
 
 def _worlds(report: ConversionReport | PlanSummary, noun: str = "") -> str:
-    """From how many ranks to how many; `noun` is said where nothing else says what they are."""
-    told = worlds_text(report).replace("->", "→")
-    return f"{told} {noun}" if noun and report.source_kind == report.target_kind == RANK else told
+    """Format both world sizes, followed by `noun` if both are ranks."""
+    worlds = worlds_text(report).replace("->", "→")
+    return f"{worlds} {noun}" if noun and report.source_kind == report.target_kind == RANK else worlds
 
 
-def _what_becomes_of_parameters(summary: PlanSummary) -> str:
+def _parameter_counts(summary: PlanSummary) -> str:
     if summary.target_kind != RANK:
         return f"{summary.parameters} made whole"
     carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
-    return f"{summary.parameters} cut anew, in {counted(summary.layout_classes, 'way')}{carried}"
+    return f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}{carried}"
 
 
 def _outcomes(ranks: Sequence[RankReport]) -> str:
-    said = {Outcome.WRITTEN: "written", Outcome.COPIED: "copied from another", Outcome.RESUMED: "from an earlier run"}
+    words = {Outcome.WRITTEN: "written", Outcome.COPIED: "copied from another", Outcome.RESUMED: "from an earlier run"}
     counts = {outcome: sum(rank.outcome is outcome for rank in ranks) for outcome in Outcome}
-    return ", ".join(f"{count} {said[outcome]}" for outcome, count in counts.items() if count)
+    return ", ".join(f"{count} {words[outcome]}" for outcome, count in counts.items() if count)
 
 
 def _traffic(report: ConversionReport) -> dict[str, str]:
-    """What was read and written; what did not happen is not told."""
+    """Figures of reads and writes; zeros are left out."""
     sizes = {
         "Read": report.read_bytes,
         "Read to check CRCs": report.crc_bytes,
@@ -333,7 +333,7 @@ def _mib_per_second(rank: RankReport) -> float | None:
 
 
 def _image(description: str, svg: str) -> str:
-    """An SVG inside the page: as an artifact of its own the UI would write out all of its data below it."""
+    """Embed an SVG in the page: below an image artifact the UI would write out all of its data."""
     return f"![{description}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})" if svg else ""
 
 
@@ -363,7 +363,7 @@ def _cell(content: object) -> str:
 
 
 def _rest(count: int) -> str:
-    hidden = count - _LARGEST_MARKDOWN_ROWS
+    hidden = count - _MAX_MARKDOWN_ROWS
     return f"… and {hidden} more." if hidden > 0 else ""
 
 
@@ -396,5 +396,5 @@ def _copy(rank: int | None) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    told = ranks_text(ranks[:16])
-    return told + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    first = ranks_text(ranks[:16])
+    return first + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

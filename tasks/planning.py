@@ -1,4 +1,4 @@
-"""The plan, as a task."""
+"""A task that makes the plan."""
 
 from prefect import task
 
@@ -11,7 +11,7 @@ from reshard.tasks.policies import UNCACHED
 
 @task(name="plan", task_run_name="plan", **UNCACHED)
 def plan_conversion(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
-    """The plan; nothing is written.
+    """Return the plan; nothing is written.
 
     Raises:
         CatalogError: the source's ranks disagree about a parameter.

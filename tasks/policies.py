@@ -1,8 +1,8 @@
-"""What the tasks have in common: when they are tried again, what Prefect keeps of them, how they get large things.
+"""Policies that all tasks share: retries, results, and large arguments.
 
-Prefect's cache would say "done" after the target was deleted, so nothing is cached; what is done stands in the records
-beside the target. Results stay in the process. What Prefect is handed as an argument it searches for futures, object by
-object: half a second for a strategy of 2000 parameters, in every task. `untouched` spares that.
+Nothing is cached, because Prefect's cache would say "done" after the target was deleted: finished work is recorded
+beside the target. Results stay in the process. Prefect searches arguments for futures, object by object, which takes
+half a second for a strategy of 2000 parameters, in every task; `untouched` avoids that.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def retry_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether a failed task may succeed when repeated."""
+    """True if a failed task may succeed when repeated."""
     return isinstance(state.data, BaseException) and is_transient(state.data)
 
 
@@ -33,7 +33,7 @@ UNCACHED: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 RETRIED: dict[str, Any] = UNCACHED | {
     "retries": WORK.attempts - 1,
     "retry_delay_seconds": [WORK.first_pause_seconds * 2**attempt for attempt in range(WORK.attempts - 1)],
-    # ranks that failed together should not come back together
+    # ranks that failed together should not be retried together
     "retry_jitter_factor": 0.5,
     "retry_condition_fn": retry_transient,
 }
@@ -41,7 +41,7 @@ RETRIED: dict[str, Any] = UNCACHED | {
 
 
 def ending_with_its_run(work: Callable[Arguments, Value]) -> Callable[Arguments, Value | State[Any]]:
-    """Ends a task as Cancelled, not Failed, if it was stopped with its run."""
+    """End a task as Cancelled, not Failed, if it was stopped with its run."""
 
     @wraps(work)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value | State[Any]:
@@ -54,5 +54,5 @@ def ending_with_its_run(work: Callable[Arguments, Value]) -> Callable[Arguments,
 
 
 def untouched(value: Value) -> Value:
-    """Hands a large value to a task of this process as it is; the task gets the value itself."""
+    """Pass a large value to a task of this process without a search; the task gets the value itself."""
     return cast("Value", quote(value))

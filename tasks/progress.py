@@ -1,4 +1,4 @@
-"""What a run tells of itself while it works, and how it is told to stop."""
+"""Progress of a run, and the signal that stops it."""
 
 import threading
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from reshard.core.runtime.wording import printable_lines, size_text
 
 PROGRESS_KEY = "run-progress"
 _SHOWN_EVERY_SECONDS = 2.0
-"""An update takes 11 ms, of a server that has much else to take down."""
+"""An update takes 11 ms of the server's time, which also records task runs."""
 
 
 class RunProgress:
-    """Passes progress on; notes also go to the run's log. Work that advances after `stop` ends with an error.
+    """Forwards progress; notes also go to the run's log. Work that advances after `stop` ends with an error.
 
-    A thread cannot be interrupted from outside: this is how one that writes a rank learns that the run is over.
+    A thread cannot be interrupted from outside: the error ends a thread that writes a rank of a stopped run.
     """
 
     def __init__(self, listener: Progress, stopped: threading.Event) -> None:
@@ -31,35 +31,35 @@ class RunProgress:
         self._stopped = stopped
         self._advance = advancing(listener, stopped)
         self._bar = _Bar()
-        # the run's, also where tasks are at work: theirs says what Prefect has to say of each
+        # the run's logger, also in tasks: a task's own logger is for Prefect's messages
         self._logger = get_run_logger()
 
     def note(self, message: str) -> None:
-        """Something worth a line happened."""
+        """Log a line."""
         self._logger.info("%s", printable_lines(scrubbed(message)))
         self._listener.note(message)
 
     def begin(self, total_bytes: int) -> None:
-        """The long part begins: this much is to be written and read back."""
+        """Begin the long part, with the number of bytes to be written and read back."""
         self._listener.begin(total_bytes)
         self._bar.begin(total_bytes)
 
     def advance(self, count_bytes: int) -> None:
-        """So much more is done.
+        """Count bytes as done.
 
         Raises:
-            StoppedError: the run is to stop.
+            StoppedError: the run is being stopped.
         """
         self._advance(count_bytes)
         self._bar.advance(count_bytes)
 
     def stop(self) -> None:
-        """Ends all work of the run at its next block."""
+        """End all work of the run at its next block."""
         self._stopped.set()
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows in the UI how far the long part is, if one begins inside the block: 100 at an end without error."""
+        """Show the progress of a long part that begins inside the block in the UI: 100 at an end without error."""
         try:
             yield
         except BaseException:
@@ -69,9 +69,9 @@ class RunProgress:
 
 
 class _Bar:
-    """The progress artifact of a run, brought up to date by a thread of its own: no work waits for the server.
+    """The progress artifact of a run, updated by its own thread: no work waits for the server.
 
-    If the server does not take it, that is a warning in the run's log, once.
+    If the server refuses an update, the run's log gets one warning.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _Bar:
         if not total_bytes or self._thread is not None:
             return
         self._total_bytes = total_bytes
-        # the run, its server and its logger are found through the context
+        # the context leads to the run, its server and its logger
         self._thread = threading.Thread(target=copy_context().run, args=(self._keep_up,), daemon=True)
         self._thread.start()
 
@@ -94,14 +94,14 @@ class _Bar:
         with self._lock:
             self._done_bytes += count_bytes
 
-    def end(self, said: str, complete: bool = False) -> None:
+    def end(self, label: str, complete: bool = False) -> None:
         if self._thread is None:
             return
         self._ended.set()
         self._thread.join()
         self._thread = None
-        # what was planned and what was done may differ by headers, and by ranks that were tried twice
-        self._show(said, 100.0 if complete else self._percent())
+        # planned and done bytes may differ by headers, and by ranks that were tried twice
+        self._show(label, 100.0 if complete else self._percent())
 
     def _keep_up(self) -> None:
         shown = -1
@@ -116,9 +116,9 @@ class _Bar:
     def _percent(self) -> float:
         return min(99.0, round(100 * self._done_bytes / self._total_bytes, 1))
 
-    def _show(self, said: str, percent: float) -> bool:
+    def _show(self, label: str, percent: float) -> bool:
         done = min(self._done_bytes, self._total_bytes) if percent < 100 else self._total_bytes
-        described = f"{said} {size_text(done)} of {size_text(self._total_bytes)} written and read back".strip()
+        described = f"{label} {size_text(done)} of {size_text(self._total_bytes)} written and read back".strip()
         try:
             if self._artifact is None:
                 self._artifact = create_progress_artifact(percent, key=PROGRESS_KEY, description=described)  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from reshard.core.runtime.named_values import Resolver
 
 
 def options_of_block(name: str) -> Any:
-    """What a Secret holds, or else the settings of a RemoteFileSystem.
+    """Return the value of a Secret block, or else the settings of a RemoteFileSystem block.
 
     Raises:
         InputError: there is no such block.

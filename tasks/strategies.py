@@ -1,4 +1,4 @@
-"""Strategies, as a task."""
+"""Tasks that read and merge strategies."""
 
 from prefect import task
 
@@ -35,10 +35,10 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
 
 @task(name="merge-files", task_run_name="merge-files", **RETRIED)
 def merge_files(request: MergeRequest) -> MergeReport:
-    """Merges a job's strategy files into one.
+    """Merge a job's strategy files into one.
 
     Raises:
-        InputError: they cannot be merged, or the file that is to be written is there already.
+        InputError: the files cannot be merged, or the target exists already.
         StorageError: the storage failed in a way that may go away.
     """
     return merge(request.source, request.target, request.overwrite)

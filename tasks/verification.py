@@ -32,7 +32,7 @@ def verify_rank(assignment: Assignment, unit: Unit) -> State[TaskResult]:
     Raises:
         VerificationError: the file differs from what should have been written.
         TargetError: the run is over, or another one has taken over.
-        StorageError: it could not be read.
+        StorageError: the file cannot be read.
     """
     started = time.monotonic()
     with worker_context(assignment) as context:

@@ -271,7 +271,7 @@ class _OneByOne:
         self._session = session
         self._left = lost
 
-    def capacity(self, most_in_each: int) -> int:
+    def capacity(self, max_in_each: int) -> int:
         return 1
 
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Any], None]) -> Any:

@@ -29,7 +29,7 @@ from reshard.core.verification.compare import compare_checkpoints
 from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
 from reshard.tasks.pages import (
-    LARGEST_TABLE_ROWS,
+    MAX_TABLE_ROWS,
     as_paragraph,
     comparison_page,
     difference_rows,
@@ -134,7 +134,7 @@ def test_the_table_holds_plain_numbers_and_the_manifests_digests(target: Path, r
 
 def test_thousands_of_ranks_make_no_endless_page(target: Path, report: ConversionReport) -> None:
     many = report.model_copy(update={"ranks": report.ranks * 4000})
-    assert len(rank_rows(many.ranks)) == LARGEST_TABLE_ROWS
+    assert len(rank_rows(many.ranks)) == MAX_TABLE_ROWS
     assert len(report_page(many)) < 20_000
     plan = make_plan(FOUR_TO_THREE.request(target))
     summary = summarize_plan(plan, Budget(2, 2**21, 64), [(0,)], 1)
@@ -156,7 +156,7 @@ def test_a_failure_shows_its_message_as_it_is() -> None:
     [
         (InputError("no"), "start a new run"),
         (TargetError("no"), "start a new run"),
-        (VerificationError("no"), "makes the others anew"),
+        (VerificationError("no"), "repeats the others"),
         (ConversionError("no"), "retry this run"),
     ],
 )
@@ -199,10 +199,10 @@ def test_the_page_of_the_same_model_names_both_sides() -> None:
 
 
 def test_the_table_of_differences_has_an_end() -> None:
-    rows = difference_rows([("w", "content", "1 of 2 elements")] * (LARGEST_TABLE_ROWS + 2))
+    rows = difference_rows([("w", "content", "1 of 2 elements")] * (MAX_TABLE_ROWS + 2))
     assert rows[0] == {"parameter": "w", "differs in": "content", "what": "1 of 2 elements"}
     assert rows[-1]["parameter"] == "and 2 more"
-    assert len(rows) == LARGEST_TABLE_ROWS + 1
+    assert len(rows) == MAX_TABLE_ROWS + 1
 
 
 def test_what_to_do_about_a_difference_is_no_advice_to_convert_again() -> None:

@@ -1,7 +1,7 @@
-"""A picture of one parameter: its source's cells, and over the target's cells where each of their parts comes from.
+"""A picture of one parameter: the source's shards, and for each part of the target's shards its source rank.
 
-A tensor is drawn by the one or two axes that are cut; where more are, it is seen at the beginning of the others. Each
-part has the color of the source rank that it is read from, in the source as in the target.
+A tensor is drawn along the one or two axes that are sharded; further sharded axes are shown at their beginning. Each
+part has the color of the source rank that it is read from, in the source and in the target.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,12 @@ from reshard.core.tensor.slices import Shape, TensorSlice
 
 _LONGEST_PIXELS = 400
 _SHORTEST_PIXELS, _BAR_PIXELS = 160, 64
-"""Of a tensor's shorter axis, and of the height of one that has only one axis."""
+"""Minimum of a tensor's shorter axis, and height of a tensor with one axis."""
 _LEFT, _TOP, _BETWEEN = 24, 64, 72
 _SMALLEST_LABELLED = (26, 14)
-_MOST_RANKS_TOLD = 40
+_MAX_LISTED = 40
 _HUE_STEP = 137.508
-"""Degrees between the colors of ranks side by side: the golden angle, no two of them come near for long."""
+"""Degrees between the colors of neighboring ranks: the golden angle keeps nearby ranks apart."""
 _STYLE = (
     "text{font-family:system-ui,sans-serif;font-size:12px;fill:#374151}"
     ".head{font-size:13px;font-weight:600;fill:#111827}"
@@ -30,13 +30,13 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class _View:
-    """How a tensor is laid out on the page.
+    """Layout of a tensor on the page.
 
     Attributes:
-        axes: the tensor axes that are drawn: downwards and to the right; None: there is no such axis.
-        scales: pixels to an element, likewise.
+        axes: the tensor axes that are drawn downwards and to the right; None without such an axis.
+        scales: pixels to an element along both.
         size: height and width in pixels.
-        hidden: cut axes that are seen at their beginning only.
+        hidden: sharded axes that are shown at their beginning only.
     """
 
     axes: tuple[int | None, int | None]
@@ -45,11 +45,11 @@ class _View:
     hidden: Shape
 
     def shows(self, box: TensorSlice) -> bool:
-        """Whether anything of a box is seen."""
+        """True if any part of a box is visible."""
         return box.size > 0 and all(box.start[axis] == 0 for axis in self.hidden)
 
     def place(self, box: TensorSlice) -> tuple[float, float, float, float]:
-        """Left, top, width and height of a box."""
+        """Return left, top, width and height of a box."""
         (top, height), (left, width) = (
             (0.0, pixels) if axis is None else (box.start[axis] * scale, box.shape[axis] * scale)
             for axis, scale, pixels in zip(self.axes, self.scales, self.size, strict=True)
@@ -58,14 +58,14 @@ class _View:
 
 
 def draw_overlaps(overlaps: ParameterOverlaps) -> str:
-    """The picture: the sources one below the other on the left, the target stage by stage on the right."""
+    """Draw an SVG: the sources one below the other on the left, the target stage by stage on the right."""
     parameter = overlaps.parameter
     left: list[str] = []
     right: list[str] = []
     bottom, widest = float(_TOP), 0.0
     for number, source in enumerate(parameter.sources):
         cells = [cell for cell in overlaps.source_cells if cell.source == number]
-        # several are drawn smaller, to stand beside what they make
+        # several sources are drawn smaller, to fit beside their target
         longest = max(_LONGEST_PIXELS / len(parameter.sources), _SHORTEST_PIXELS)
         view = _view(source.shape, [cell.box for cell in cells], longest)
         left += _titles("Source", f"{source.name}, {source.dtype} {list(source.shape)}", view, _LEFT, bottom)
@@ -74,7 +74,7 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
     x = _LEFT + max(widest, 300) + _BETWEEN
     down, width = float(_TOP), x
     for stage, target_cells in overlaps.target_cells.items():
-        # what a cell is made of may be cut along other axes than the cells are
+        # the parts of a cell may be sharded along other axes than the cells
         view = _view(parameter.shape, [overlap.target_box for cell in target_cells for overlap in cell.overlaps])
         where = f" in {overlaps.place(stage)}" if len(overlaps.target_cells) > 1 or overlaps.files else ""
         what = f"{parameter.name}, {parameter.dtype} {list(parameter.shape)}"
@@ -130,8 +130,8 @@ def _group(shapes: Iterator[str], x: float, y: float) -> list[str]:
 
 def _source_parts(cells: Sequence[SourceCell], view: _View) -> Iterator[str]:
     for cell in filter(lambda cell: view.shows(cell.box), cells):
-        held_by = f"source ranks {_ranks(cell.ranks)}" if cell.ranks else "no usable file"
-        yield _part(view, cell.box, cell.ranks[0] if cell.ranks else None, f"{cell.box} on {held_by}")
+        owners = f"source ranks {_ranks(cell.ranks)}" if cell.ranks else "no usable file"
+        yield _part(view, cell.box, cell.ranks[0] if cell.ranks else None, f"{cell.box} on {owners}")
         yield _label(view, cell.box, _ranks(cell.ranks))
 
 
@@ -169,8 +169,8 @@ def _label(view: _View, box: TensorSlice, said: str) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    told = ranks_text(ranks[:_MOST_RANKS_TOLD])
-    return f"{told} and {len(ranks) - _MOST_RANKS_TOLD} more" if len(ranks) > _MOST_RANKS_TOLD else told
+    first = ranks_text(ranks[:_MAX_LISTED])
+    return f"{first} and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else first
 
 
 def _description(overlaps: ParameterOverlaps) -> str:

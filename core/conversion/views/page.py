@@ -1,4 +1,4 @@
-"""A plan as one web page that needs nothing else: its pictures, its totals, what it decided, and its ranks."""
+"""A plan as one self-contained web page: its pictures, totals, decisions, and ranks."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -20,9 +20,9 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import write_bytes
 
 _GENERATOR = '<meta name="generator" content="reshard plan">'
-"""Stands near the beginning of every page: what has it may be replaced by another."""
+"""Marks a page near its beginning; only marked files are replaced."""
 _HEAD_BYTES = 512
-_MOST_OPEN_ROWS = 64
+_MAX_OPEN_ROWS = 64
 _STYLE = """
 :root{color-scheme:light dark;--ground:#fff;--plate:#f9fafb;--line:#d1d5db;--text:#1f2937;--faint:#4b5563}
 body{margin:0 auto;max-width:72rem;padding:1.5rem;background:var(--ground);color:var(--text);
@@ -48,7 +48,7 @@ svg .level4{fill:#93c5fd}svg .level5{fill:#eff6ff}svg text.small{fill:#f9fafb}sv
 
 
 def plan_page(plan: ConversionPlan, summary: PlanSummary, overlaps: ParameterOverlaps | None = None) -> str:
-    """The page; `overlaps` are of a parameter that is to be shown as well."""
+    """Return the page; `overlaps` are those of a parameter that it also shows."""
     feeds = feeds_of(plan)
     kinds = "" if FILE in (summary.source_kind, summary.target_kind) else " ranks"
     title = worlds_text(summary).replace("->", "→") + kinds
@@ -70,11 +70,11 @@ def plan_page(plan: ConversionPlan, summary: PlanSummary, overlaps: ParameterOve
 
 
 def write_page(url: str, page: str) -> None:
-    """Writes a page, whole or not at all; what is there is replaced if it is such a page, too.
+    """Write a page atomically; an existing file is replaced only if it is such a page.
 
     Raises:
         InputError: the directory does not exist, or something else is there.
-        StorageError: it cannot be written.
+        StorageError: the page cannot be written.
     """
     location = parse_url(url)
     folder = os.path.dirname(location.path)
@@ -89,7 +89,7 @@ def write_page(url: str, page: str) -> None:
             begin = read_bytes(source, 0, min(source.size_bytes, _HEAD_BYTES))
         if begin and _GENERATOR.encode() not in begin:
             raise InputError(f"{location}: is there already, and no page of a plan; delete it, or name another file")
-    # a name may hold what UTF-8 cannot
+    # a name may contain surrogates
     write_bytes(location, page.encode(errors="backslashreplace"))
 
 
@@ -105,7 +105,7 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     copies = sum(rank.copy_of is not None for rank in summary.ranks)
     ranks = worlds_text(summary).replace("->", "→")
     yield "Ranks", ranks + (f", {copies} of them copies of another" if copies else "")
-    cut = f"{summary.parameters} cut anew, in {counted(summary.layout_classes, 'way')}"
+    cut = f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}"
     cut = cut if summary.target_kind == RANK else f"{summary.parameters} made whole"
     carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
     yield "Parameters", cut + carried
@@ -133,7 +133,7 @@ def _picture(svg: str) -> str:
 
 def _parameter(overlaps: ParameterOverlaps) -> str:
     explained = (
-        "<p>Each color is a source rank; heavy lines are the target's cells, numbers the ranks that hold a cell.</p>"
+        "<p>Each color is a source rank; heavy lines are the target's cells, numbers the ranks that own a cell.</p>"
     )
     return _section(f"Parameter {overlaps.parameter.name}", explained + _picture(draw_overlaps(overlaps)))
 
@@ -178,13 +178,13 @@ def _ranks(summary: PlanSummary) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, *, numbers: Sequence[int] = ()) -> str:
-    """A table that can be folded, and is at first if it is long; the columns `numbers` are aligned to the right."""
+    """A foldable table, folded at first if it is long; the columns `numbers` are aligned to the right."""
     kinds = [' class="number"' if place in numbers else "" for place in range(len(columns))]
     heads = "".join(f'<th scope="col"{kind}>{name}</th>' for kind, name in zip(kinds, columns, strict=True))
     body = "".join(
         f"<tr>{''.join(f'<td{kind}>{html_text(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
         for row in rows
     )
-    opened = " open" if len(rows) <= _MOST_OPEN_ROWS else ""
+    opened = " open" if len(rows) <= _MAX_OPEN_ROWS else ""
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     return f"<details{opened}><summary>{title}</summary>{table}</details>"

@@ -1,7 +1,7 @@
-"""A picture of a plan: how many bytes each target rank gets from each source rank, as numbers and as an SVG.
+"""A picture of a plan: the bytes that each target rank gets from each source rank, as numbers and as an SVG.
 
-Ranks are binned where there are more than can be told apart. The plan's layout classes are gone through, not its reads:
-4096 to 3072 ranks take a second. Parameters that no strategy knows are on every rank, and not in the picture.
+Ranks are binned if there are more than a reader can distinguish. Bytes are counted by layout class, not by read: 4096
+to 3072 ranks take a second. Parameters that are in no strategy are on every rank, and not in the picture.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import ranks_text, size_text
 
-MOST_BINS = 64
+MAX_BINS = 64
 _LARGEST_GRID_PIXELS = 448
 _LARGEST_CELL_PIXELS = 56
 _LABELLED_CELLS = 8
-"""Up to so many ranks on both sides, each cell is large enough for a number."""
-_MOST_TICKS, _TICK_PIXELS = 8, 14
+"""Up to this number of ranks on both sides, each cell is large enough for a number."""
+_MAX_TICKS, _TICK_PIXELS = 8, 14
 
 _LEFT, _TOP, _LEGEND = 64, 64, 132
 _LEVEL_FACTOR = 4
 SHADES = ("#f3f4f6", "#dbeafe", "#93c5fd", "#3b82f6", "#1d4ed8", "#172554")
-"""By level: nothing, then few bytes to many. Neighbors differ in lightness, so that it can be read without colors."""
+"""By level: nothing, then few bytes to many. Neighbors differ in lightness, so that the picture needs no colors."""
 DARKEST = len(SHADES) - 1
 """The highest level."""
 FIRST_DARK = 3
@@ -38,14 +38,14 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Feeds:
-    """What target ranks get from source ranks.
+    """Bytes that target ranks get from source ranks.
 
     Attributes:
         counts_bytes: int64 array of shape (target bins, source bins).
         target_ranks: all ranks of the target.
         source_ranks: all ranks of the source.
-        ranks_per_bin: how many ranks each row and each column stands for; the last may have fewer.
-        kinds: what the target's and the source's ranks are: `rank`, or `file` of a unified checkpoint.
+        ranks_per_bin: number of ranks in each row and in each column; the last may have fewer.
+        kinds: `rank`, or `file` for a unified checkpoint, of target and source.
     """
 
     counts_bytes: np.ndarray
@@ -55,24 +55,24 @@ class Feeds:
     kinds: tuple[str, str] = (RANK, RANK)
 
     def ranks_of_row(self, row: int) -> range:
-        """The target ranks that a row stands for."""
+        """Return the target ranks of a row."""
         return self.target_ranks[row * self.ranks_per_bin[0] : (row + 1) * self.ranks_per_bin[0]]
 
     def ranks_of_column(self, column: int) -> range:
-        """The source ranks that a column stands for."""
+        """Return the source ranks of a column."""
         return self.source_ranks[column * self.ranks_per_bin[1] : (column + 1) * self.ranks_per_bin[1]]
 
 
 def ranks_of(plan: ConversionPlan) -> tuple[range, range]:
-    """All ranks of the target, and of the source."""
-    held, lost = plan.inputs.catalog.records, plan.inputs.catalog.lost
-    return plan.target_ranks, range(min([*held, *lost]), max([*held, *lost]) + 1)
+    """Return all ranks of the target, and of the source."""
+    sources = [*plan.inputs.catalog.records, *plan.inputs.catalog.lost]
+    return plan.target_ranks, range(min(sources), max(sources) + 1)
 
 
-def feeds_of(plan: ConversionPlan, most_rows: int = MOST_BINS, most_columns: int = MOST_BINS) -> Feeds:
-    """How many bytes the shards that each target rank keeps have from each source rank; copies as if they were read."""
+def feeds_of(plan: ConversionPlan, max_rows: int = MAX_BINS, max_columns: int = MAX_BINS) -> Feeds:
+    """Count the bytes of each target rank's shards by source rank; copies count as if they were read."""
     targets, sources = ranks_of(plan)
-    per_row, per_column = _ranks_per_bin(len(targets), most_rows), _ranks_per_bin(len(sources), most_columns)
+    per_row, per_column = _ranks_per_bin(len(targets), max_rows), _ranks_per_bin(len(sources), max_columns)
     counts = np.zeros((-(-len(targets) // per_row), -(-len(sources) // per_column)), dtype=np.int64)
     for stage in plan.stages:
         first_row = stage.ranks.start - targets.start
@@ -86,16 +86,16 @@ def feeds_of(plan: ConversionPlan, most_rows: int = MOST_BINS, most_columns: int
     return Feeds(counts, targets, sources, (per_row, per_column), (target_kind(plan), source_kind(plan)))
 
 
-def _ranks_per_bin(count: int, most_bins: int) -> int:
-    """Ranks to a bin: so many that all bins are equal, unless that would make them much fewer than there may be."""
-    least = max(1, -(-count // most_bins))
+def _ranks_per_bin(count: int, max_bins: int) -> int:
+    """Return the ranks per bin: all bins are equal unless that would make them much fewer than allowed."""
+    least = max(1, -(-count // max_bins))
     return next((size for size in range(least, least * 3 // 2 + 1) if count % size == 0), least)
 
 
 def levels_of(counts: np.ndarray) -> np.ndarray:
-    """The level of each count: the highest within a factor of 4 of the largest, each lower one a factor below.
+    """Return the level of each count: the highest within a factor of 4 of the largest, each lower one a factor below.
 
-    0 is for nothing.
+    0 means nothing.
     """
     largest = counts.max(initial=1)
     steps = np.floor(np.log(largest / np.maximum(counts, 1)) / np.log(_LEVEL_FACTOR) + 1e-9).astype(int)
@@ -103,7 +103,7 @@ def levels_of(counts: np.ndarray) -> np.ndarray:
 
 
 def legend_of(feeds: Feeds) -> Iterator[tuple[int, str]]:
-    """Each level and what it stands for, from many bytes to none."""
+    """Return each level and its label, from many bytes to none."""
     largest = int(feeds.counts_bytes.max(initial=0))
     for level in range(DARKEST, 0, -1):
         yield level, f"up to {size_text(largest / _LEVEL_FACTOR ** (DARKEST - level))}"
@@ -111,21 +111,21 @@ def legend_of(feeds: Feeds) -> Iterator[tuple[int, str]]:
 
 
 def axis_title(title: str, ranks_per_bin: int) -> str:
-    """`Source rank, 16 to a cell`."""
+    """Format an axis title: `Source rank, 16 to a cell`."""
     return title if ranks_per_bin == 1 else f"{title}, {ranks_per_bin} to a cell"
 
 
 def feeds_title(feeds: Feeds) -> str:
-    """What the picture shows."""
+    """Return the picture's title."""
     target, source = feeds.kinds
     return f"Which source {source}s feed which target {target}s"
 
 
 def draw_feeds(feeds: Feeds, *, tooltips: bool = False) -> str:
-    """The picture: a row for each target rank, a column for each source rank, the darker the more bytes.
+    """Draw an SVG: a row for each target rank, a column for each source rank, the darker the more bytes.
 
-    `tooltips`: each cell tells its ranks and bytes where the mouse is; the picture is several times as large then.
-    Shapes have classes, by which a page can give them other colors.
+    With `tooltips` the cell under the mouse shows its ranks and bytes; the picture is several times as large then.
+    Shapes have classes, so a page can change their colors.
     """
     rows, columns = feeds.counts_bytes.shape
     side = min(_LARGEST_CELL_PIXELS, _LARGEST_GRID_PIXELS // max(rows, columns))
@@ -136,7 +136,7 @@ def draw_feeds(feeds: Feeds, *, tooltips: bool = False) -> str:
         f'<title id="feeds-title">{feeds_title(feeds)}</title>',
         f'<desc id="feeds-text">{_description(feeds)}</desc>',
         f"<style>{_STYLE}</style>",
-        # a ground of its own: it is shown on light and on dark pages
+        # its own ground, because it is shown on light and on dark pages
         f'<rect class="ground" width="{width}" height="{height}" rx="8" fill="#fff"/>',
         *_cells(feeds, side),
         *(_tooltips(feeds, side) if tooltips else ()),
@@ -157,7 +157,7 @@ def _description(feeds: Feeds) -> str:
 
 
 def _cells(feeds: Feeds, side: int) -> list[str]:
-    """One path for each shade; cells of a row that are alike and side by side are one piece of it."""
+    """One path for each shade; equal neighbors in a row are one piece of it."""
     levels = levels_of(feeds.counts_bytes)
     gap = 2 if side > 20 else 1 if side > 8 else 0
     paths: dict[int, list[str]] = {}
@@ -186,7 +186,7 @@ def _numbers(feeds: Feeds, levels: np.ndarray, side: int) -> list[str]:
 
 
 def _tooltips(feeds: Feeds, side: int) -> list[str]:
-    """Transparent cells that say what is below them; the cells themselves are joined to a few paths."""
+    """Transparent cells with titles; the visible cells are joined to a few paths."""
     parts = ['<g fill="transparent">']
     for row, column in np.argwhere(feeds.counts_bytes > 0).tolist():
         x, y, size = _LEFT + column * side, _TOP + row * side, size_text(int(feeds.counts_bytes[row, column]))
@@ -223,8 +223,8 @@ def _axes(feeds: Feeds, side: int) -> list[str]:
 
 
 def _ticks(count: int, side: int) -> range:
-    """Which cells along an edge are labelled; labels of neighbors must not touch."""
-    step = 1 if count <= 2 * _MOST_TICKS else -(-count // _MOST_TICKS)
+    """The labelled cells along an edge; neighboring labels must not touch."""
+    step = 1 if count <= 2 * _MAX_TICKS else -(-count // _MAX_TICKS)
     return range(0, count, max(step, -(-_TICK_PIXELS // side)))
 
 

@@ -37,7 +37,7 @@ def test_every_read_is_in_the_picture(conversion: Case) -> None:
 
 def test_many_ranks_are_binned_and_nothing_is_lost() -> None:
     plan = plan_of(PIPELINES)
-    single, binned = feeds_of(plan), feeds_of(plan, most_rows=5, most_columns=5)
+    single, binned = feeds_of(plan), feeds_of(plan, max_rows=5, max_columns=5)
     assert single.counts_bytes.shape == (12, 8)
     assert (binned.counts_bytes.shape, binned.ranks_per_bin) == ((4, 4), (3, 2))
     assert np.array_equal(binned.counts_bytes, single.counts_bytes.reshape(4, 3, 4, 2).sum(axis=(1, 3)))
