@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shutil
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,18 +26,24 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
-from tests.support.checkpoints import Contents, read_ckpt, read_tree
+from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
-from tests.support.damaged import DATA_PARALLEL, NAMES, file_of, whole_shards
+from tests.support.damaged import (
+    DATA_PARALLEL,
+    NAMES,
+    entries_of,
+    file_of,
+    request_of,
+    whole_model,
+    whole_shards,
+    with_crc,
+)
 from tests.support.places import FIXTURES
 from tests.support.plans import Side, catalog_of, entry, inputs_of, make_catalog, make_strategy, plan_of, sides
 from tests.support.reference import AXIS_LENGTH, shard_of, wholes
 
 REMOVED = FIXTURES / "formats/redundancy_removed"
 Shards = dict[int, dict[int, np.ndarray]]
-
-
-# ---- what has a holder ----
 
 
 def held(shards: Mapping[int, Mapping[int, np.ndarray]], tensor: np.ndarray, number: int) -> np.ndarray:
@@ -102,9 +107,6 @@ def check_lost(catalog: Any, source: Side, there: Mapping[int, np.ndarray]) -> N
             assert lost.ranks
         if elements.any():
             np.testing.assert_array_equal(listed, ~elements)
-
-
-# ---- through the real conversion ----
 
 
 def write_source(directory: Path, shards: Mapping[int, Mapping[int, np.ndarray]]) -> None:
@@ -176,9 +178,6 @@ def test_recovered_is_byte_equal(tmp_path_factory: pytest.TempPathFactory, data:
     assert sum(note.startswith("RECOVERED: ") for note in report.notes) == len(lost)
 
 
-# ---- redundancy removed ----
-
-
 def removed(target: Path, source_format: str, **options: object) -> ConversionRequest:
     return build_request(
         **{
@@ -230,72 +229,6 @@ def test_one_file_of_a_redundancy_removed_checkpoint_is_none(tmp_path: Path) -> 
         convert(build_request(source=str(file), target=str(tmp_path / "out")))
 
 
-def entries_of(path: Path) -> list[tuple[str, str, tuple[int, ...], bytes]]:
-    return [(name, *value) for name, value in read_ckpt(path).items()]
-
-
-def request_of(directory: Path, **options: object) -> ConversionRequest:
-    defaults = {
-        "source": str(directory / "src"),
-        "source_strategy": str(directory / "strategy.ckpt"),
-        "target": str(directory / "out"),
-    }
-    return build_request(**(defaults | options))
-
-
-def whole_model() -> Contents:
-    return {
-        name: ("Int32", (4,), np.array([10 * n, 10 * n + 5, 10 * n + 1, 10 * n + 5], np.int32).tobytes())
-        for n, name in enumerate(NAMES)
-    }
-
-
-@pytest.mark.parametrize(
-    "drop",
-    [
-        pytest.param({0: {"b"}, 1: {"b"}, 2: {"c"}, 3: {"a"}, 4: {"a"}, 5: {"c"}}, id="two copies"),
-        pytest.param(
-            {0: {"b", "c"}, 1: {"b", "c"}, 2: {"a", "c"}, 3: {"a", "c"}, 4: {"a", "b"}, 5: {"a", "b"}}, id="one"
-        ),
-        pytest.param({2: {"a"}, 5: {"b"}}, id="by no rule, but no file begins as another does"),
-    ],
-)
-def test_entries_on_some_ranks_only(tmp_path: Path, drop: dict[int, set[str]]) -> None:
-    report = convert(request_of(whole_shards(tmp_path, drop)))
-    assert read_tree(tmp_path / "out")[0] == whole_model()
-    assert any("redundancy was removed from the source, what its files hold shows" in note for note in report.notes)
-
-
-def test_a_file_cut_off_between_two_entries_is_damaged(tmp_path: Path) -> None:
-    """It can be read to its end, and would pass for one of a redundancy-removed checkpoint."""
-    directory = whole_shards(tmp_path, {3: {"c"}})
-    with pytest.raises(CheckpointError) as told:
-        convert(request_of(directory))
-    assert "rank_3/net-1_1.ckpt: seems to have been cut off after 2 parameters, with which rank_0's file" in str(
-        told.value
-    )
-    assert "--recover would do: what rank_3 should hold is on other ranks as well" in str(told.value)
-    report = convert(request_of(directory, recover=True))
-    assert read_tree(tmp_path / "out")[0] == whole_model()
-    assert [(each.rank, each.stand_in, each.slices) for each in report.stand_ins] == [(3, 1, 3)]
-
-
-def test_a_file_cut_off_between_two_entries_lacks_the_crc(tmp_path: Path) -> None:
-    """Only its CRC is missed: that each slice has a copy would not show it."""
-    directory = whole_shards(tmp_path)
-    for rank in range(6):
-        path = directory / "src" / f"rank_{rank}" / "net-1_1.ckpt"
-        extra = ("global_step", "Int32", (), b"\1\0\0\0")
-        whole, cut = (checkpoint_bytes(*entries_of(path), *extras) for extras in ((extra,), ()))
-        path.write_bytes(cut if rank == 4 else with_crc(whole))
-    with pytest.raises(CheckpointError, match=r"rank_4/net-1_1\.ckpt: seems to have been cut off after 3 parameters"):
-        convert(request_of(directory))
-
-
-def with_crc(data: bytes) -> bytes:
-    return data + b"crc_num" + zlib.crc32(data).to_bytes(10, "big")
-
-
 def test_redundancy_removed_from_remote_files_of_one_size() -> None:
     """The first and the last entry of each file are those of the others, and so are the samples."""
     memory = fsspec.filesystem("memory")
@@ -318,9 +251,6 @@ def read_plan(request: ConversionRequest) -> dict[str, int]:
     plan = make_plan(request)
     assert not any(record.assumed and len(record.index.entries) < 60 for record in plan.inputs.catalog.records.values())
     return {parameter.name: parameter.reads[0].source_rank for parameter in plan.rank_plan(0).parameters}
-
-
-# ---- damaged files ----
 
 
 @pytest.fixture
@@ -357,17 +287,6 @@ def test_what_was_recovered_is_said_loudly_and_kept(directory: Path) -> None:
     assert {rank.outcome.value for rank in again.ranks} == {"resumed"}
     with pytest.raises(InputError, match="another plan|other"):
         convert(request_of(directory, recover=True, fault_ranks="2"))
-
-
-def test_without_recover_it_is_told_that_it_would_not_do(directory: Path) -> None:
-    for rank in (1, 3, 5):
-        shutil.rmtree(file_of(directory, rank).parent)
-    with pytest.raises(CatalogError) as told:
-        convert(request_of(directory))
-    first, second = str(told.value).splitlines()
-    assert "missing: rank_1, rank_3, rank_5" in first
-    assert second.startswith("--recover would not do: not all of what rank_1, rank_3, rank_5 should hold is on other")
-    assert "'a': [2:4] of the whole tensor has no holder; it should be on rank_1, rank_3, rank_5" in second
 
 
 @pytest.mark.parametrize("recover", [True, False])
@@ -416,27 +335,6 @@ def test_ranks_that_there_are_not_cannot_be_faulty(directory: Path) -> None:
         request_of(directory, fault_ranks="3")
 
 
-def test_another_stages_copy_stands_in_box_by_box(tmp_path: Path) -> None:
-    """Of a tied parameter the first stage cuts rows and the second columns: both have lost a rank."""
-    rows, columns = ParameterLayout((2,), ((0,), ())), ParameterLayout((2,), ((), (0,)))
-    strategy = make_strategy({"tied": rows}, {"tied": columns})
-    tensor = np.arange(16, dtype=np.int32).reshape(4, 4)
-    for rank, part in enumerate([tensor[:2], tensor[2:], tensor[:, :2], tensor[:, 2:]]):
-        path = tmp_path / f"src/rank_{rank}/net-1_1.ckpt"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(checkpoint_bytes(("tied", "Int32", part.shape, part.tobytes())))
-    write_strategy(strategy, str(tmp_path / "strategy.ckpt"))
-    report = convert(request_of(tmp_path, recover=True, fault_ranks="0"))
-    assert read_tree(tmp_path / "out")[0]["tied"][2] == tensor.tobytes()
-    assert [(each.rank, each.stand_in) for each in report.stand_ins] == [(0, 2), (0, 3)]
-    with pytest.raises(CatalogError) as told:
-        convert(request_of(tmp_path, recover=True, fault_ranks="0,3", overwrite=True))
-    assert "'tied': [0:2, 2:4] of the whole tensor has no holder; it should be on rank_0, rank_3" in str(told.value)
-    gone = convert(request_of(tmp_path, recover=True, fault_ranks="0,1", overwrite=True))
-    assert read_tree(tmp_path / "out")[0]["tied"][2] == tensor.tobytes()
-    assert {(each.rank, each.stand_in) for each in gone.stand_ins} == {(0, 2), (0, 3), (1, 2), (1, 3)}
-
-
 def test_what_no_strategy_knows_comes_from_another_rank(tmp_path: Path) -> None:
     directory = whole_shards(tmp_path)
     for rank in range(6):
@@ -474,9 +372,6 @@ def test_a_lost_rank_does_not_hide_that_ranks_were_saved_whole(tmp_path: Path) -
     assert read_tree(tmp_path / "out")[0]["w"][2] == tensor.tobytes()
 
 
-# ---- steps ----
-
-
 def add_step(directory: Path, step: str, ranks: range | tuple[int, ...]) -> None:
     for rank in ranks:
         shutil.copyfile(file_of(directory, rank), file_of(directory, rank, step))
@@ -499,9 +394,6 @@ def test_the_newest_step_of_those_that_are_not_faulty(directory: Path) -> None:
     add_step(directory, "2_1", (0, 1, 2, 4, 5))
     report = convert(request_of(directory, recover=True, fault_ranks="3"))
     assert report.step == "2_1"
-
-
-# ---- reshard recover ----
 
 
 def test_a_whole_checkpoint(directory: Path) -> None:
@@ -567,9 +459,6 @@ def test_groups_that_contradict_the_strategy(directory: Path) -> None:
         assess_recovery(SourceRequest.of(request_of(directory, source_strategy="")))
 
 
-# ---- copies that differ ----
-
-
 def test_copies_that_are_the_same(directory: Path) -> None:
     report = convert(request_of(directory, check_replicas=True))
     assert "all replicas of 6 slices that several ranks hold were read, and are equal" in report.notes
@@ -587,9 +476,6 @@ def test_copies_that_differ_are_named(directory: Path) -> None:
     ]
     assert not (directory / "out").exists()
     convert(request_of(directory))  # reads one of them only
-
-
-# ---- one stage's own strategy ----
 
 
 def own_stage(directory: Path, drop: Mapping[int, set[str]] | None = None) -> str:
@@ -614,64 +500,3 @@ def test_removed_redundancy_does_not_hide_a_strategy_of_another_world_size(tmp_p
     strategy = own_stage(tmp_path, {r: {*NAMES} - {NAMES[r % 3]} for r in range(6)})
     with pytest.raises(CatalogError, match="has 6 ranks, but the source strategy .* has 3: it is another checkpoint's"):
         convert(request_of(tmp_path, source_strategy=strategy))
-
-
-# ---- what is left out is said ----
-
-
-def test_parameters_that_no_file_holds_are_named(tmp_path: Path) -> None:
-    """All files were cut off before 'c', or it was never saved: the whole model lacks it, which has to be said."""
-    directory = whole_shards(tmp_path, {rank: {"c"} for rank in range(6)})
-    told = "in the source's strategy, but in NO file, and so not in the result: c"
-    assert told in convert(request_of(directory)).notes
-    assert told in assess_recovery(SourceRequest.of(request_of(directory))).notes
-    assert read_tree(tmp_path / "out")[0].keys() == {"a", "b"}
-
-
-def test_a_file_cut_off_behind_all_that_its_strategy_gives_it(tmp_path: Path) -> None:
-    """Each slice has all of its copies, but what no strategy knows comes from other ranks, and may be wrong there."""
-    directory = whole_shards(tmp_path)
-    for rank in range(6):
-        extras = [("rng", "Int32", (), bytes([rank, 0, 0, 0])), ("note", "str", (0,), f"of {rank}".encode("utf-32-le"))]
-        entries = [*entries_of(file_of(directory, rank)), *(() if rank == 4 else extras)]
-        file_of(directory, rank).write_bytes(checkpoint_bytes(*entries))
-    notes = convert(request_of(directory)).notes
-    assert (
-        "in no strategy, and NOT on rank_4, whose files may have been cut off: rng, note; what these would have given "
-        "is taken from other ranks"
-    ) in notes
-    assert any("different on different source ranks: rng, note; " in note for note in notes)
-
-
-def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
-    """One of them may even stand in for a lost rank."""
-    directory = whole_shards(tmp_path)
-    for rank in range(6):
-        step = ("step_num", "Int32", (), bytes([80 if rank in (2, 5) else 120, 0, 0, 0]))
-        file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), step))
-    request = request_of(directory, recover=True, fault_ranks="0")
-    told = (
-        "the source's files are of DIFFERENT STEPS, says their 'step_num': one on rank_1, rank_3, rank_4, another on "
-        "rank_2, rank_5"
-    )
-    with pytest.raises(
-        CatalogError, match=f"{told}. Name another step with --step, or the ranks whose files are stale"
-    ):
-        convert(request)
-    assert assess_recovery(SourceRequest.of(request)).notes[0] == told
-    assert convert(request.model_copy(update={"append_info": ["step_num=120"]})).committed
-
-
-def test_that_ranks_were_saved_whole_is_part_of_the_advice(tmp_path: Path) -> None:
-    """No shape shows it: by the strategy alone a slice would be lost."""
-    for rank in (0, 2):
-        path = tmp_path / f"src/rank_{rank}/net-1_1.ckpt"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(checkpoint_bytes(("w", "Int32", (9,), np.arange(9, dtype=np.int32).tobytes())))
-    write_strategy(make_strategy({"w": ParameterLayout((3,), ((0,),))}), str(tmp_path / "strategy.ckpt"))
-    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would not do"):
-        convert(request_of(tmp_path))
-    with pytest.raises(CatalogError, match=r"missing: rank_1\n--recover would do"):
-        convert(request_of(tmp_path, integrated_save="yes"))
-    convert(request_of(tmp_path, recover=True, integrated_save="yes"))
-    assert read_tree(tmp_path / "out")[0]["w"][1] == (9,)
