@@ -1,9 +1,9 @@
 """A scheduled conversion: the newest step that training has saved completely becomes `TARGET/{step}`.
 
-    find the newest complete step -> convert it, unless it is converted -> remove what is not to be kept
+    find the newest complete step -> convert it, unless it is converted -> remove old conversions
 
-Whatever is done again, by a later run or by two at once, is done once: a conversion stands for itself by its manifest,
-and a run that finds another at the same step leaves it to that.
+Repeated and concurrent runs convert a step once: a conversion's manifest marks it as finished, and a run that finds
+another at the same step leaves the step to it.
 """
 
 import random
@@ -50,12 +50,12 @@ class LatestReport(Summary):
     Attributes:
         outcome: how it ended.
         source: URL of the source.
-        step: the newest complete step; None if there is none yet, which only a dry run takes for an answer.
+        step: the newest complete step; None if there is none yet, which only a dry run reports.
         target: URL of its conversion.
-        conversion: what was converted in this run.
+        conversion: the report of this run's conversion.
         removed: steps whose conversions were removed, or would be, ascending.
-        kept: steps of the source whose conversions are in the target, as far as it was looked; none if all are to stay.
-        notes: which steps were passed over, and what was not removed, and why, in sentences.
+        kept: steps of the source whose conversions stay in the target; empty if all stay.
+        notes: steps passed over and conversions not removed, with reasons, in sentences.
     """
 
     outcome: LatestOutcome
@@ -81,23 +81,20 @@ class LatestReport(Summary):
 
 
 def convert_latest(request: LatestConversionRequest, progress: Progress | None = None) -> LatestReport:
-    """Converts the newest complete step in this process.
-
-    Raises: see `run_latest`.
-    """
+    """Convert the newest complete step in this process; raises what `run_latest` raises."""
     with reporting_to(progress or SilentProgress()), resources_of(request), stoppable():
         return run_latest(request, lambda conversion: convert.convert(conversion, progress))
 
 
 def run_latest(request: LatestConversionRequest, convert_step: Convert) -> LatestReport:
-    """Finds, converts by `convert_step`, and removes what is not to be kept.
+    """Find the newest complete step, convert it by `convert_step`, and remove old conversions.
 
     Raises:
-        InputError: the request or what it names is wrong; or no step is complete, and none is being written.
-        VerificationError: a written file is not what it was to be.
-        ConversionError: it failed all the same, or was stopped.
+        InputError: the request or what it names is wrong; or no step is complete and none is being written.
+        VerificationError: a written file is wrong.
+        ConversionError: runtime failure, or the run was stopped.
     """
-    # waiting for a job may take long
+    # fails early: waiting for a job may take long
     with_retries(lambda: check_place(parse_url(request.target)), current_progress().note)
     found = _find(request)
     if found.newest is None and not (request.dry_run and found.awaited):
@@ -137,7 +134,7 @@ def _step(found: FoundSteps) -> Step | None:
 
 def _dry_report(request: LatestConversionRequest, found: FoundSteps) -> LatestReport:
     if found.awaited:
-        waits = tuple(f"step {each.step} would be waited for: {each.lacking}" for each in found.awaited)
+        waits = tuple(f"step {each.step} would be waited for: {each.incomplete}" for each in found.awaited)
         report = _report(request, found, LatestOutcome.WOULD_WAIT)
         return report.model_copy(update={"notes": waits + report.notes})
     converted = found.newest is not None and found.newest.converted
@@ -156,10 +153,10 @@ def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step
         try:
             done = convert_step(conversion)
         except TargetBusyError as error:
-            # it came first; or, on an object store, it came at the same moment, and gave way as well
+            # the other run came first; or both came at once on an object store, and both gave way
             current_progress().note(f"{error}; looking again")
             if not sleep_unless_stopped(random.uniform(0.1, 1) * RENEWAL_SECONDS):
-                raise ConversionError("stopped, because all is to stop") from error
+                raise ConversionError("stopped before the step was converted") from error
             continue
         if not done.committed:
             raise ConversionError(f"{final}: is not complete: {rank_names(done.missing_ranks, 10)} are not verified")

@@ -1,13 +1,12 @@
-"""Target ranks' parameters straight from the source: what `convert` would write, as arrays, and nothing is written.
+"""Loads target ranks' parameters straight from the source: the arrays that `convert` would write, without files.
 
-For programs that load a model and have no use for files of it, such as servers: each of their processes has the
-parameters of its own rank, cut, selected, renamed and cast as it needs them.
+For programs that load a model, such as servers: each process gets the parameters of its own rank, resharded, selected,
+renamed and cast as it needs them.
 
     load_rank(source, source_strategy, target_strategy, rank)     one rank
     plan_load(source, source_strategy, target_strategy)           any number of ranks, with one look at the source
 
-Options are those of a conversion, by the names that they have there, but for those about what is written. What is wrong
-with them is told in the same words.
+Options have a conversion's names and error messages; those about writing a target are refused.
 """
 
 import math
@@ -63,15 +62,15 @@ _ABOUT_WRITING = (
     "ranks",
     "overwrite",
 )
-_MOST_TOGETHER_BYTES = 16 * 2**20
-"""Parameters are read together up to here: small ones lie side by side in files."""
-_MOST_SCRATCH_BYTES = 4 * 2**20
-_MOST_ASKED_BYTES = 128 * 2**20
+_MAX_BATCH_BYTES = 16 * 2**20
+"""Parameters are read together up to this size: small ones lie side by side in files."""
+_MAX_SCRATCH_BYTES = 4 * 2**20
+_MAX_REQUESTED_BYTES = 128 * 2**20
 _REQUESTS_AT_ONCE = 8
 _PART_BYTES = 256 * 2**20
-"""What is worked out of larger parameters at a time; of turned ones all, or else each part would mean reading all."""
-_MOST_OPEN_FILES = 32
-_MOST_NAMES_TOLD = 8
+"""Larger parameters are read in parts of this size; transposed ones at once: each part needs all of the source."""
+_MAX_OPEN_FILES = 32
+_MAX_LISTED = 8
 
 
 def load_rank(
@@ -84,26 +83,25 @@ def load_rank(
     resolvers: Mapping[str, Resolver] | None = None,
     **options: object,
 ) -> Iterator[tuple[str, Value]]:
-    """The parameters of one target rank, one after another, in the order that they have in the rank's file.
+    """Load the parameters of one target rank, in the order of the rank's file.
 
     Args:
         source: the checkpoint, as for a conversion.
         source_strategy: how it is cut; None or empty: not at all.
-        target_strategy: how the rank is to have it; None or empty: whole.
-        rank: which of the target's ranks.
-        names: which of its parameters, by their names in the target; None: all.
-        resolvers: what looks up names of storages and keys by their kind, the part before the colon, beside `env` and
-            `file`.
+        target_strategy: how the target is cut; None or empty: whole.
+        rank: the target rank.
+        names: the parameters to load, by their names in the target; None: all.
+        resolvers: look up names of storages and keys, by kind (the part before the colon), beyond `env` and `file`.
         options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
     `reshard.core.checkpoint.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
-    a `str`. Arrays belong to the caller; beyond the last one, no more memory than `memory_limit` is used. The source is
+    a `str`. Arrays belong to the caller; reading takes at most `memory_limit` besides the last one. The source is
     planned by this call and read as arrays are requested; after the last one, its files are checked for changes.
 
     Raises:
-        InputError: options are wrong, the source is no checkpoint that fits them, or there is no such rank or name.
-        CatalogError: a source file changed; what was handed out may be of either.
-        CastError: values became infinite where they were cast, and that was not allowed.
+        InputError: options are wrong, the source does not fit them, or there is no such rank or name.
+        CatalogError: a source file changed; arrays may be from before or after.
+        CastError: values became infinite when cast, and that was not allowed.
         StorageError: the source cannot be read.
     """
     return plan_load(source, source_strategy, target_strategy, resolvers=resolvers, **options).load(rank, names)
@@ -117,10 +115,10 @@ def plan_load(
     resolvers: Mapping[str, Resolver] | None = None,
     **options: object,
 ) -> "LoadPlan":
-    """What every target rank would hold; the arguments are `load_rank`'s.
+    """Plan the loading of any number of target ranks; the arguments are `load_rank`'s.
 
     Raises:
-        InputError: options are wrong, or the source is no checkpoint that fits them.
+        InputError: options are wrong, or the source does not fit them.
         StorageError: the source cannot be read.
     """
     wrong = [option_of(name) for name in options if name in _ABOUT_WRITING]
@@ -135,10 +133,10 @@ def plan_load(
 
 
 class LoadPlan:
-    """A planned source, whose target ranks can be loaded, in any number of threads."""
+    """A planned source whose target ranks can be loaded; thread-safe."""
 
     def __init__(self, request: ConversionRequest, plan: ConversionPlan, context: Context) -> None:
-        """`context` knows the storages and keys that the request names."""
+        """`context` holds the storages and keys that the request names."""
         self._request = request
         self._plan = plan
         self._context = context
@@ -150,11 +148,11 @@ class LoadPlan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was chosen, in sentences, as the report of a conversion has them."""
+        """What was chosen, in sentences, as in a conversion's report."""
         return plan_notes(self._plan)
 
     def names(self, rank: int) -> tuple[str, ...]:
-        """The parameters of a target rank, in the order that they have in its file.
+        """The parameters of a target rank, in the order of its file.
 
         Raises:
             PlanError: the target has no such rank.
@@ -162,7 +160,7 @@ class LoadPlan:
         return tuple(parameter.name for parameter in self._plan.rank_plan(rank).parameters)
 
     def load(self, rank: int, names: Collection[str] | None = None) -> Iterator[tuple[str, Value]]:
-        """The parameters of a target rank, or those of these `names`; see `load_rank`.
+        """Load a target rank's parameters, or those of these `names`; see `load_rank`.
 
         Raises:
             PlanError: the target has no such rank.
@@ -171,22 +169,23 @@ class LoadPlan:
         parameters = self._plan.rank_plan(rank).parameters
         unknown = sorted(set(names or ()) - {parameter.name for parameter in parameters})
         if unknown:
-            told = listed([repr(name) for name in unknown], _MOST_NAMES_TOLD)
-            raise InputError(f"{printable(self._request.source)}: rank_{rank} of the target has no parameter {told}")
+            names_text = listed([repr(name) for name in unknown], _MAX_LISTED)
+            source = printable(self._request.source)
+            raise InputError(f"{source}: rank_{rank} of the target has no parameter {names_text}")
         return self._in_context(_RankLoad(self._plan, rank, names, self._request.memory_limit_bytes).values())
 
     def _in_context(self, values: Generator[_NamedValue, None, None]) -> Iterator[_NamedValue]:
-        # a generator runs in its caller's context, which need not know these storages and keys
+        # a generator runs in its caller's context, which may lack these storages and keys
         context = self._context.copy()
         try:
             while item := context.run(lambda: list(islice(values, 1))):
-                yield item.pop()  # which then nobody here holds any more
+                yield item.pop()  # keeps no reference to the array
         finally:
             context.run(values.close)
 
 
 class _Loaded(NamedTuple):
-    """A parameter that is being loaded, and the bytes of its contents; none of a text."""
+    """A parameter being loaded, and the bytes of its contents; empty for a text."""
 
     entry: OutputEntry
     buffer: np.ndarray
@@ -215,13 +214,13 @@ class _RankLoad:
         chosen = [parameter for parameter in rank_plan.parameters if names is None or parameter.name in names]
         self._plan = plan
         self._parameters = {parameter.name: parameter for parameter in chosen}
-        self._turned = transposed_parameters(chosen)
+        self._transposed = transposed_parameters(chosen)
         self._entries = [entry for entry in expected_entries(plan, rank_plan) if entry.name in self._parameters]
         self._tally = OverflowTally(plan, self._parameters)
         self._limit_bytes = limit_bytes
 
     def values(self) -> Generator[_NamedValue, None, None]:
-        """The values in order; the source is closed at the end, or when nobody asks for more."""
+        """The values in order; the source is closed at the end, or when the generator is closed."""
         with closing(self._open_sources()) as sources:
             reader = self._block_reader(sources)
             for entries in self._batches():
@@ -235,22 +234,22 @@ class _RankLoad:
 
     def _open_sources(self) -> LocalFiles | RemoteFiles:
         if not are_remote(self._plan):
-            return LocalFiles(self._plan, _MOST_OPEN_FILES)
+            return LocalFiles(self._plan, _MAX_OPEN_FILES)
         ranks = (read.source_rank for parameter in self._parameters.values() for read in parameter.reads)
         return RemoteFiles(self._plan, ranks)
 
     def _block_reader(self, sources: LocalFiles | RemoteFiles) -> BlockReader:
         parameters = [self._parameters]
         if isinstance(sources, LocalFiles):
-            scratch_bytes = min(_MOST_SCRATCH_BYTES, self._limit_bytes // 4)
+            scratch_bytes = min(_MAX_SCRATCH_BYTES, self._limit_bytes // 4)
             return LocalBlockReader(self._plan, parameters, sources, scratch_bytes)
-        # what is asked for takes twice as much memory while answers are put together
-        in_flight_bytes = min(_MOST_ASKED_BYTES, self._limit_bytes * 3 // 8)
+        # requested bytes take twice as much memory while responses are assembled
+        in_flight_bytes = min(_MAX_REQUESTED_BYTES, self._limit_bytes * 3 // 8)
         return RemoteBlockReader(self._plan, parameters, sources, in_flight_bytes, _REQUESTS_AT_ONCE)
 
     def _batches(self) -> Iterator[list[OutputEntry]]:
         """The parameters in order, small ones together."""
-        most_bytes = min(_MOST_TOGETHER_BYTES, self._limit_bytes // 4)
+        most_bytes = min(_MAX_BATCH_BYTES, self._limit_bytes // 4)
         batch: list[OutputEntry] = []
         batch_bytes = 0
         for entry in self._entries:
@@ -263,17 +262,17 @@ class _RankLoad:
             yield batch
 
     def _fill(self, reader: BlockReader, loaded: Iterable[_Loaded]) -> None:
-        """Reads the contents of parameters to where they stay."""
-        together: list[RankBlock] = []
+        """Read the contents of parameters into their buffers."""
+        batch: list[RankBlock] = []
         for each in loaded:
             entry, size_bytes = each.entry, len(each.buffer)
             if entry.literal:
                 each.buffer[:] = np.frombuffer(entry.literal, np.uint8)
-            elif size_bytes <= _PART_BYTES or entry.name in self._turned:
-                together.append(self._block(entry.name, TensorSlice.whole(entry.shape), each.buffer))
+            elif size_bytes <= _PART_BYTES or entry.name in self._transposed:
+                batch.append(self._block(entry.name, TensorSlice.whole(entry.shape), each.buffer))
             else:
                 self._fill_in_parts(reader, each)
-        self._fill_blocks(reader, [block for block in together if block.buffer.size])
+        self._fill_blocks(reader, [block for block in batch if block.buffer.size])
         for each in loaded:
             self._tally.check(each.entry.name)
 
@@ -291,7 +290,7 @@ class _RankLoad:
     def _fill_blocks(self, reader: BlockReader, blocks: Sequence[RankBlock]) -> None:
         def fill() -> None:
             for block in blocks:
-                block.overflows.clear()  # of an attempt that failed
+                block.overflows.clear()  # of a failed attempt
             reader.fill(blocks)
 
         with_retries(fill, current_progress().note)

@@ -1,4 +1,4 @@
-"""Making a strategy file for other numbers of devices, from one that the network was compiled to."""
+"""Makes a strategy file for other numbers of devices, from one that the network was compiled to."""
 
 from collections import Counter
 
@@ -38,11 +38,11 @@ class MadeStage(Summary):
 
 
 class MadeCut(Summary):
-    """How many parameters are cut alike: along which tensor axes into how many pieces, the optimizer shard aside.
+    """Parameters cut alike: along which tensor axes into how many pieces, optimizer shards aside.
 
     Attributes:
-        axes: (tensor axis, pieces); none if they are whole.
-        parameters: how many of them there are, each stage's copy counted.
+        axes: (tensor axis, pieces); empty if they are whole.
+        parameters: how many, each stage's copy counted.
         optimizer_shards: on how many of these optimizer parallel cuts them further.
     """
 
@@ -60,9 +60,9 @@ class MakeReport(Summary):
         model_parallel: devices that share each copy.
         pipeline: stages.
         ranks: all devices.
-        source_data_parallel: what the source's layouts say of the source.
-        source_model_parallel: likewise.
-        source_pipeline: likewise.
+        source_data_parallel: the source's, by its layouts.
+        source_model_parallel: the source's, by its layouts.
+        source_pipeline: the source's, by its layouts.
         parameters: how many.
         stages: who holds what.
         cuts: how parameters are cut.
@@ -117,7 +117,7 @@ def make_strategy_file(
         _check_all_stages(source, like)
     facts = tensors or facts_from_strategy(source)
     if checkpoint:
-        facts |= _told_by_checkpoint(checkpoint, source, integrated_save, workers)
+        facts |= _checkpoint_facts(checkpoint, source, integrated_save, workers)
     derived = derive_strategy(source, wish, facts)
     write_strategy(derived.strategy, target)
     return _report(str(location), source, wish, derived)
@@ -154,7 +154,7 @@ def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
     }
 
 
-def _told_by_checkpoint(
+def _checkpoint_facts(
     url: str, source: Strategy, integrated_save: IntegratedSave, workers: int
 ) -> dict[str, TensorFacts]:
     found = survey(url)

@@ -1,4 +1,4 @@
-"""Merging the strategy files of a job's ranks into one file."""
+"""Merges the strategy files of a job's ranks into one file."""
 
 from typing import Annotated
 
@@ -38,7 +38,7 @@ class MergeRequest(BaseModel):
 
 
 class MergeReport(Summary):
-    """The strategy that was written: where, and what it is for."""
+    """The strategy that was written, and its sizes."""
 
     url: str
     stages: int
@@ -47,12 +47,12 @@ class MergeReport(Summary):
 
 
 def merge_files(source: str, target: str, overwrite: bool = False) -> MergeReport:
-    """Merges a directory's strategy files into one file; see `read_strategy` and `write_strategy`.
+    """Merge a directory's strategy files into one file; see `read_strategy` and `write_strategy`.
 
     Raises:
-        InputError: the target is there already, or is a directory.
+        InputError: the target exists, or is a directory.
         StrategyError: the files do not make one strategy, or the target's format cannot hold it.
-        StorageError: it cannot be read or written.
+        StorageError: a file cannot be read or written.
     """
     location = parse_url(target)
     check_new_file(location, parse_url(source), overwrite)

@@ -35,7 +35,7 @@ from reshard.core.verification.tied_parameters import with_shared_compared
 
 
 def check_target(request: ConversionRequest) -> None:
-    """Refuses an unusable target before any byte of the source is read.
+    """Refuse an unusable target before any byte of the source is read.
 
     Raises:
         TargetError: the target is occupied, its place or storage cannot be used, or it and the source overlap.
@@ -47,11 +47,11 @@ def check_target(request: ConversionRequest) -> None:
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:
-    """The plan of a request; nothing is written.
+    """Plan a request; nothing is written.
 
     Raises:
-        InputError: the request or what it names is wrong.
-        StorageError: what it names cannot be read.
+        InputError: the request or a file that it names is wrong.
+        StorageError: a file that it names cannot be read.
     """
     with resources_of(request):
         target = outline_target(request)
@@ -71,10 +71,10 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
 
 
 def plan_conversion(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
-    """The plan; nothing is written. Samples are read, and what several source stages hold.
+    """Plan a conversion of an opened source; reads only samples, and parameters that several source stages hold.
 
     Raises:
-        CatalogError: the source's ranks disagree about a parameter, or nothing is left of it.
+        CatalogError: the source's ranks disagree about a parameter, or none of its files can be used.
         StrategyError: the source's contents contradict its strategy.
         PlanError: source, target and options do not fit together.
     """
@@ -122,11 +122,11 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
 
 
 def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
-    """The plan of a request and its summary; nothing is written.
+    """Plan a request and summarize the plan; nothing is written.
 
     Raises:
-        InputError: the request or what it names is wrong, or the target is occupied.
-        StorageError: what it names cannot be read.
+        InputError: the request or a file that it names is wrong, or the target is occupied.
+        StorageError: a file that it names cannot be read.
     """
     if request.target:
         with resources_of(request):
@@ -152,7 +152,7 @@ def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
 
 
 def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -> str:
-    """How the target's files are encrypted; empty if they are not."""
+    """The encryption mode of the target's files; empty if they are plain."""
     if not request.encrypt_key:
         return ""
     if _target_format(request, catalog) is CheckpointFormat.SAFETENSORS:
@@ -164,21 +164,21 @@ def _target_encryption(request: ConversionRequest, catalog: CheckpointCatalog) -
 
 
 def _check_format_holds_all(plan: ConversionPlan) -> None:
-    """Finds out before anything is written that the target's format cannot hold a parameter.
+    """Refuse, before anything is written, parameters that the target's format cannot hold.
 
-    The ranks of a stage hold the same names and dtypes, or parts of them: one of them tells for all.
+    Checking one rank of a stage is enough: all hold the same names and dtypes, or some of them.
     """
     for rank in plan.first_ranks:
         planned_file(plan, expected_entries(plan, plan.rank_plan(rank, with_redundancy=True)))
 
 
 def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) -> None:
-    """Finds out before anything is written that the target's storage does not take files with a CRC."""
+    """Refuse, before anything is written, a storage that cannot take files with a CRC."""
     at_beginning = request.write_crc and is_crc_in_header(plan.inputs.format)
     if request.target and at_beginning and not takes_rewriting(parse_url(request.target)):
         raise TargetError(
             f"{printable(request.target)}: the CRC of a .safetensors file is at its beginning and is known only at its "
-            "end, but this storage only takes files front to back. Leave out --write-crc, write --format ckpt, or name "
+            "end, but this storage takes files only front to back. Leave out --write-crc, write --format ckpt, or name "
             "a local directory or an object store of the S3 kind"
         )
 
@@ -186,15 +186,15 @@ def _check_crc_can_be_written(request: ConversionRequest, plan: ConversionPlan) 
 def _check_any_left(catalog: CheckpointCatalog) -> None:
     if not catalog.records:
         reasons = [f"rank_{rank}: {why}" for rank, why in catalog.lost.items()]
-        raise CatalogError(f"{catalog.url}: there is no rank whose file could be used:\n  {listed(reasons)}")
+        raise CatalogError(f"{catalog.url}: no rank has a usable file:\n  {listed(reasons)}")
 
 
 def _check_one_step(plan: ConversionPlan) -> None:
-    """Ranks of different steps make no model, whatever their files are called."""
+    """Refuse ranks of different steps, whatever their files are called."""
     mixed = next(mixed_steps(plan.inputs.catalog, plan.match), None)
     if mixed is not None:
         raise CatalogError(
             f"{plan.inputs.catalog.url}: {mixed}. Name another step with --step, or the ranks whose files are stale "
-            "with --recover --fault-ranks. If the files belong together all the same, say which step it is with "
+            "with --recover --fault-ranks. If the files do belong together, say which step they are of with "
             "--append-info"
         )

@@ -1,8 +1,8 @@
-"""Which steps a training job has saved completely: looking, again and again, at a checkpoint that grows.
+"""The steps that a training job has saved completely, found by looking repeatedly at a growing checkpoint.
 
-A step is complete when every rank has its file, none of them has changed for the settling time, and each can be read to
-its end. A file has not changed for as long as its storage says, or for as long as this process has seen it unchanged,
-whichever is longer: clocks may disagree, and one that runs ahead makes files look as if they were written just now.
+A step is complete when every rank has its file, no file has changed for the settling time, and each can be read to its
+end. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
+a clock that runs ahead, files look as if they were just written.
 """
 
 import math
@@ -35,7 +35,7 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 
 LOOK_AGAIN_SECONDS = 5.0
-_MOST_TOLD = 10
+_MAX_LISTED = 10
 
 Files = Mapping[int, Location]
 """Rank -> its file of a step."""
@@ -43,37 +43,37 @@ Files = Mapping[int, Location]
 
 @dataclass(frozen=True)
 class SeenStep:
-    """A step as it was when it was looked at.
+    """A step's state at one look.
 
     Attributes:
-        step: which.
-        files: of the ranks that it has to have, those that are there.
-        lacking: what it lacks to be complete, in words; empty if it is complete.
-        quiet_seconds: how long nothing of it has changed, at least.
-        converted: it has been converted already.
+        step: the step.
+        files: the needed ranks' files that exist.
+        incomplete: why it is incomplete, in words; empty if it is complete.
+        quiet_seconds: for how long, at least, none of its files has changed.
+        converted: True if a finished conversion of it exists.
     """
 
     step: Step
     files: Files
-    lacking: str = ""
+    incomplete: str = ""
     quiet_seconds: float = math.inf
     converted: bool = False
 
     @property
     def is_complete(self) -> bool:
-        """Whether it can be converted, or was."""
-        return not self.lacking
+        """True if it can be converted, or was."""
+        return not self.incomplete
 
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """What looking has come to.
+    """The steps found in a source.
 
     Attributes:
-        source: URL of the source, as conversions of it call it.
-        newest: the newest complete step, if there is one.
-        awaited: newer ones that are being written, and are worth waiting for.
-        notes: which newer ones are passed over and why, in sentences.
+        source: URL of the source, as manifests of its conversions record it.
+        newest: the newest complete step, if any.
+        awaited: newer steps that are being written and worth waiting for.
+        notes: newer steps that are passed over, with reasons, in sentences.
     """
 
     source: str
@@ -83,9 +83,9 @@ class FoundSteps:
 
 
 class StepWatch:
-    """Looks at a source, and remembers for how long each of its files has been the same.
+    """Looks at a source repeatedly, and remembers since when each file is unchanged.
 
-    `ranks` are those that a step has to have; None if no strategy says it: all up to the highest folder's.
+    A complete step has files of all `ranks`; None: of all ranks up to the highest folder's.
     """
 
     def __init__(self, request: LatestConversionRequest, ranks: range | None) -> None:
@@ -96,39 +96,30 @@ class StepWatch:
         self._indexed: dict[Step, tuple[Sequence[Stamp | None], Mapping[int, InputError]]] = {}
 
     def find(self, *, waits: bool) -> FoundSteps:
-        """The newest complete step. `waits`: until none that was there from the beginning is being written any more.
+        """Find the newest complete step; with `waits`, wait for steps that are being written at the first look.
 
-        What begins to be written meanwhile is the next run's: else a job that saves often would be waited for for ever.
-
-        Raises:
-            CatalogError: the source is none, or its files leave a choice.
-            TargetError: the place of a step's conversion holds another source's.
-            StorageError: source or target cannot be read.
-            ConversionError: all was to stop.
+        Steps that appear later are left to the next run: a job that saves often would never be done.
         """
         source, seen = self.look()
-        there = {each.step for each in seen}
-        told: set[Step] = set()
+        at_first = {each.step for each in seen}
+        announced: set[Step] = set()
         while True:
             writing = [each for each in seen if not each.is_complete and self._is_written(each)]
-            awaited = [each for each in writing if each.step in there]
+            awaited = [each for each in writing if each.step in at_first]
             if not awaited or not waits:
                 newest = next((each for each in seen if each.is_complete), None)
                 notes = tuple(_left_note(each) for each in seen if not each.is_complete and each not in awaited)
                 return FoundSteps(source, newest, tuple(awaited), notes)
             for each in awaited:
-                if each.step not in told:
-                    current_progress().note(f"waiting for step {each.step}, which is being written: {each.lacking}")
-            told |= {each.step for each in awaited}
+                if each.step not in announced:
+                    current_progress().note(f"waiting for step {each.step}, which is being written: {each.incomplete}")
+            announced |= {each.step for each in awaited}
             if not sleep_unless_stopped(LOOK_AGAIN_SECONDS):
                 raise ConversionError("stopped while waiting for a checkpoint that is being written")
             source, seen = self.look()
 
     def look(self) -> tuple[str, list[SeenStep]]:
-        """The URL of the source, and its steps down to the newest complete one; the newest is first.
-
-        Raises: see `find`.
-        """
+        """The source's URL and its steps, newest first, down to the newest complete one."""
         found = survey(self._request.source)
         if found.shape is CheckpointShape.FILE:
             raise CatalogError(f"{found.url}: is one file. Name the directory that training saves into")
@@ -151,37 +142,37 @@ class StepWatch:
         if is_converted(self._target.child(str(step)), source, files):
             return SeenStep(step, files, converted=True)
         settle_seconds = self._request.settle_seconds
-        mistaken = False
-        # of those that were listed, some may be gone already
+        key_is_wrong = False
+        # files may vanish after listing
         stamps = dict(zip(files, read_stamps(files.values()), strict=True))
         quiet = {rank: self._quiet_seconds(files[rank], stamp) for rank, stamp in stamps.items() if stamp}
         missing = [rank for rank in needed if rank not in quiet]
         unsettled = [rank for rank, seconds in quiet.items() if seconds < settle_seconds]
         if missing:
-            lacking = f"no file of {rank_names(missing, _MOST_TOLD)}"
+            incomplete = f"no file of {rank_names(missing, _MAX_LISTED)}"
         elif unsettled:
-            lacking = f"{rank_names(unsettled, _MOST_TOLD)} changed less than {settle_seconds} s ago"
+            incomplete = f"{rank_names(unsettled, _MAX_LISTED)} changed less than {settle_seconds} s ago"
         else:
             damaged = self._damaged(step, files, tuple(stamps.values()))
             reasons = [f"rank_{rank}: {error}" for rank, error in damaged.items()]
-            lacking = f"cannot be read to the end: {listed(reasons)}" if damaged else ""
-            mistaken = any(isinstance(error, KeyMistakeError) for error in damaged.values())
-        # waiting does not help where a key is missing
-        return SeenStep(step, files, lacking, math.inf if mistaken else min(quiet.values(), default=math.inf))
+            incomplete = f"cannot be read to the end: {listed(reasons)}" if damaged else ""
+            key_is_wrong = any(isinstance(error, KeyMistakeError) for error in damaged.values())
+        # waiting does not supply a missing key
+        return SeenStep(step, files, incomplete, math.inf if key_is_wrong else min(quiet.values(), default=math.inf))
 
     def _quiet_seconds(self, location: Location, stamp: Stamp) -> float:
-        """How long a file has been the same at least: by the storage's clock, or as this process has seen it."""
+        """For how long, at least, a file is unchanged: by the storage's clock, or as observed by this process."""
         now = time.monotonic()
         known, since = self._seen.get(location.path, (None, now))
         if known != stamp:
             since = now
             self._seen[location.path] = (stamp, since)
-        # a time in the future, by which it has been quiet for less than nothing, is none to go by
-        told = -1.0 if stamp.changed is None else time.time() - stamp.changed
-        return max(now - since, told)
+        # negative, and so ignored, if the storage's clock runs ahead
+        by_storage = -1.0 if stamp.changed is None else time.time() - stamp.changed
+        return max(now - since, by_storage)
 
     def _damaged(self, step: Step, files: Files, stamps: Sequence[Stamp | None]) -> Mapping[int, InputError]:
-        """The ranks whose files are not whole; what was found out is kept for as long as they do not change."""
+        """The ranks with damaged files; remembered while no file changes."""
         known = self._indexed.get(step)
         if known is None or known[0] != stamps:
             known = self._indexed[step] = (stamps, _unreadable(files, self._request.worker_count))
@@ -189,14 +180,9 @@ class StepWatch:
 
 
 def is_converted(target: Location, source: str, files: Files) -> bool:
-    """Whether a finished conversion of a source is there; it has to be of these files as they are now.
+    """True if a finished conversion exists of a source's files as they are now.
 
-    A job that was set back saves a step once more, and one that is begun anew, under another prefix say, saves steps
-    of the same numbers.
-
-    Raises:
-        TargetError: it is of another source, of other files, or its manifest or plan is damaged.
-        StorageError: it cannot be told.
+    A job that was reset saves a step again, and a restarted one may save the same step numbers under another prefix.
     """
     manifest = read_manifest(target)
     if manifest is None:
@@ -217,7 +203,7 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
 
 
 def _other_files(files: Files, converted: Mapping[int, CatalogRecord]) -> list[str]:
-    """Files that differ from the converted ones, with the reason; files removed since then do not count."""
+    """Files that differ from the converted ones, with reasons; files removed since then do not count."""
     known = {rank: location for rank, location in files.items() if rank in converted}
     versions = at_once(_version, known.values())
     return [
@@ -240,8 +226,8 @@ def _version(location: Location) -> str | None:
 
 def _left_note(seen: SeenStep) -> str:
     if seen.quiet_seconds == math.inf:
-        return f"step {seen.step} is passed over: {seen.lacking}"
-    return f"step {seen.step} is passed over: {seen.lacking}; its last change was {_ago(seen)}"
+        return f"step {seen.step} is passed over: {seen.incomplete}"
+    return f"step {seen.step} is passed over: {seen.incomplete}; its last change was {_ago(seen)}"
 
 
 def _ago(seen: SeenStep) -> str:
@@ -249,11 +235,7 @@ def _ago(seen: SeenStep) -> str:
 
 
 def _files_by_step(found: CheckpointSurvey, source_prefix: str | None) -> dict[Step, dict[int, Location]]:
-    """Each step's files, of one prefix; what was saved on an exception is no step that anybody asked for.
-
-    Raises:
-        CatalogError: several prefixes, or none, could be meant.
-    """
+    """Each step's files, of one prefix; breakpoints saved on an exception are not steps."""
     usable = {rank: [file for file in found.files[rank] if _has_step(file.name.step)] for rank in found.ranks}
     usable = {rank: files for rank, files in usable.items() if files}
     if not usable:
@@ -272,7 +254,7 @@ def _has_step(step: Step | None) -> bool:
 
 
 def _spelling(found: CheckpointSurvey, ranks: Sequence[int], asked: str | None) -> str:
-    """The prefix that is meant, with `{rank}` in the place of the rank, if it contains that."""
+    """The chosen prefix, with `{rank}` in place of a rank."""
     groups = {
         spelling: {rank for step, holders in steps.items() if _has_step(step) for rank in holders}
         for spelling, steps in found.steps.items()
@@ -282,7 +264,7 @@ def _spelling(found: CheckpointSurvey, ranks: Sequence[int], asked: str | None) 
     else:
         meant = [each for each in groups if asked in (each, *(spelled_for(each, rank) for rank in groups[each]))]
     if len(meant) != 1:
-        # says what there is to choose from, and by which option
+        # raises with the choices and the option
         names = {rank: [file.name for file in found.files[rank]] for rank in ranks}
         select_files(found.url, names, source_prefix=asked)
         raise CatalogError(f"{found.url}: prefixes {listed(meant)}: --source-prefix chooses one")
@@ -290,11 +272,7 @@ def _spelling(found: CheckpointSurvey, ranks: Sequence[int], asked: str | None) 
 
 
 def _unreadable(files: Files, workers: int) -> dict[int, InputError]:
-    """The ranks whose files cannot be read to their end, and why.
-
-    Raises:
-        StorageError: a transient failure of the storage.
-    """
+    """The ranks whose files cannot be read to the end, and why."""
     with workers_on(files.values(), workers) as threads:
         if any(location.is_local for location in files.values()):
             outcomes = threads.outcomes(_check_local, files.values())

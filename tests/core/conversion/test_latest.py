@@ -315,7 +315,7 @@ def test_settled_because_it_was_seen_unchanged(age_seconds: float, source: Path,
     watch = reshard.core.conversion.training_steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
     _, [first] = watch.look()
     assert not first.is_complete
-    assert "changed less than 1 s ago" in first.lacking
+    assert "changed less than 1 s ago" in first.incomplete
     began = time.monotonic()
     found = watch.find(waits=True)
     assert found.newest
@@ -330,7 +330,7 @@ def test_a_change_begins_the_settling_anew(source: Path, target: Path) -> None:
     time.sleep(1.1)
     set_age(file_of(source, "2_1", 1), -LONG_AGO_SECONDS - 5)
     _, [seen] = watch.look()
-    assert seen.lacking == "rank_1 changed less than 1 s ago"
+    assert seen.incomplete == "rank_1 changed less than 1 s ago"
 
 
 def test_a_job_that_saves_all_the_time_is_not_waited_for_for_ever(

@@ -77,8 +77,8 @@ def test_changed_values_are_those_of_numpy(
     rank = data.draw(st.integers(0, TARGET_DEVICES - 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load_module, "_PART_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
-        patch.setattr(load_module, "_MOST_TOGETHER_BYTES", data.draw(st.sampled_from([0, 5000, 2**20])))
-        patch.setattr(load_module, "_MOST_SCRATCH_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
+        patch.setattr(load_module, "_MAX_BATCH_BYTES", data.draw(st.sampled_from([0, 5000, 2**20])))
+        patch.setattr(load_module, "_MAX_SCRATCH_BYTES", data.draw(st.sampled_from([64, 5000, 2**20])))
         found = contents(dict(loaded.load(rank)))
     assert found == job.wanted(rank)
 

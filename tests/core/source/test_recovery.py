@@ -304,7 +304,7 @@ def test_what_cannot_be_read_is_not_damaged(directory: Path, monkeypatch: pytest
 def test_nothing_is_left(directory: Path) -> None:
     for rank in range(6):
         file_of(directory, rank).write_bytes(b"")
-    with pytest.raises(CatalogError, match=r"there is no rank whose file could be used:\n  rank_0: "):
+    with pytest.raises(CatalogError, match=r"no rank has a usable file:\n  rank_0: "):
         convert(request_of(directory, recover=True))
     with pytest.raises(CatalogError, match="no rank is left to recover anything from"):
         convert(request_of(directory, recover=True, fault_ranks="0-5"))
