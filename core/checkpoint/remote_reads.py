@@ -1,4 +1,4 @@
-"""Reading of remote files with few requests, many of them under way at a time. Ranges are (offset, length)."""
+"""Reads remote files with few requests, many of them in flight. Ranges are (offset, length)."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,12 +11,12 @@ from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES, submitted
 
 REQUEST_BYTES = 4 << 20
-"""Most that one request asks for: enough for a connection's full speed, few enough for several to be under way."""
+"""Limit of one request: enough for a connection's full speed, few enough for several in flight."""
 START_BYTES = 64 << 10
 
 _END_BYTES = 64
-_MOST_BYTES_UNDER_WAY = 16 << 20
-"""For one who reads front to back; a connection gives some 100 MiB/s."""
+_MAX_BYTES_IN_FLIGHT = 16 << 20
+"""For a sequential reader; a connection delivers some 100 MiB/s."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _ReadRange:
 
 
 def read_coalesced(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of each range, those that lie close together by one request; all requests are made at once."""
+    """Read ranges, close ones with one request; all requests run at once."""
     items = [_ReadRange(offset, length, number) for number, (offset, length) in enumerate(ranges)]
     groups = list(coalesced(items, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=REQUEST_BYTES))
     covering = [covering_range(group) for group in groups]
@@ -39,39 +39,39 @@ def read_coalesced(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[
 
 
 def read_split(file: SourceFile, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """The bytes of each range, of long ones by several requests; all requests are made at once."""
+    """Read ranges, long ones with several requests; all requests run at once."""
     pieces = [list(_pieces(range_)) for range_ in ranges]
     answers = iter(file.read_many(list(chain.from_iterable(pieces))))
     return [b"".join(islice(answers, len(requests))) for requests in pieces]
 
 
 def read_ahead(file: SourceFile, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-    """The bytes of ranges, in order, in pieces of at most 4 MiB, each with its range's number.
+    """Yield the bytes of ranges, in order, in pieces of at most 4 MiB, each with its range's number.
 
-    While one piece is worked on the next ones are under way; short ones that lie close together in this order share a
-    request. It waits for requests, so no function that is one of several requests at once may use it.
+    The next pieces are in flight while one is being processed; short ones that are close together in this order share a
+    request. It waits for requests, so concurrent requests must not use it.
     """
-    under_way: deque[tuple[list[_ReadRange], Future[list[bytes]]]] = deque()
-    bytes_under_way = 0
+    in_flight: deque[tuple[list[_ReadRange], Future[list[bytes]]]] = deque()
+    bytes_in_flight = 0
     try:
-        for group in _in_turn(ranges):
+        for group in _requests(ranges):
             start, length = covering_range(group)
-            while under_way and bytes_under_way + length > _MOST_BYTES_UNDER_WAY:
-                bytes_under_way -= covering_range(under_way[0][0])[1]
-                yield from _answered(*under_way.popleft())
-            bytes_under_way += length
-            under_way.append((group, submitted(file.read_many, [(start, length)])))
-        while under_way:
-            yield from _answered(*under_way.popleft())
+            while in_flight and bytes_in_flight + length > _MAX_BYTES_IN_FLIGHT:
+                bytes_in_flight -= covering_range(in_flight[0][0])[1]
+                yield from _split_answer(*in_flight.popleft())
+            bytes_in_flight += length
+            in_flight.append((group, submitted(file.read_many, [(start, length)])))
+        while in_flight:
+            yield from _split_answer(*in_flight.popleft())
     finally:
-        for _, future in under_way:
+        for _, future in in_flight:
             future.cancel()
 
 
 def read_in_blocks(
     file: SourceFile, ranges: Iterable[tuple[int, int]], block_bytes: int = REQUEST_BYTES
 ) -> Iterator[tuple[int, memoryview]]:
-    """The bytes of ranges, in order, in blocks, each with its range's number; of a remote file they are read ahead.
+    """Yield the bytes of ranges, in order, in blocks, each with its range's number; reads ahead in a remote file.
 
     A block is valid until the next one is requested.
     """
@@ -86,8 +86,8 @@ def read_in_blocks(
             yield number, block
 
 
-def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_ReadRange]]:
-    """The pieces of ranges, in order, those together that one request gets."""
+def _requests(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_ReadRange]]:
+    """Group the pieces of ranges, in order, by request."""
     group: list[_ReadRange] = []
     for number, range_ in enumerate(ranges):
         for offset, length in _pieces(range_):
@@ -101,7 +101,7 @@ def _in_turn(ranges: Iterable[tuple[int, int]]) -> Iterator[list[_ReadRange]]:
         yield group
 
 
-def _answered(group: Sequence[_ReadRange], future: "Future[list[bytes]]") -> Iterator[tuple[int, bytes]]:
+def _split_answer(group: Sequence[_ReadRange], future: "Future[list[bytes]]") -> Iterator[tuple[int, bytes]]:
     [data] = future.result()
     for item in group:
         start = item.offset - group[0].offset
@@ -115,7 +115,7 @@ def _pieces(range_: tuple[int, int]) -> Iterator[tuple[int, int]]:
 
 
 class PrefetchedEnds:
-    """A remote file whose first and last bytes, which say what it is, have been read by two requests at once."""
+    """A remote file whose first and last bytes, which identify it, were read by two concurrent requests."""
 
     def __init__(self, file: SourceFile) -> None:
         self.location = file.location
@@ -126,26 +126,26 @@ class PrefetchedEnds:
         ranges = [(0, min(START_BYTES, self.size_bytes)), (end, self.size_bytes - end)]
         if ranges[0][1] == self.size_bytes:
             del ranges[1]
-        self._held = [(start, data) for (start, _), data in zip(ranges, file.read_many(ranges), strict=True)]
+        self._ends = [(start, data) for (start, _), data in zip(ranges, file.read_many(ranges), strict=True)]
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """As the file itself does."""
+        """Fill `buffer` from `offset` on."""
         [data] = self.read_many([(offset, len(buffer))])
         buffer[:] = data
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As the file itself does, which is asked for what is not known yet."""
+        """Read ranges; the file is asked only for those outside its ends."""
         known = [self._known(offset, length) for offset, length in ranges]
         unknown = [range_ for range_, data in zip(ranges, known, strict=True) if data is None]
         asked = iter(self._file.read_many(unknown) if unknown else ())
         return [next(asked) if data is None else data for data in known]
 
     def close(self) -> None:
-        """As the file itself does."""
+        """Close the file."""
         self._file.close()
 
     def _known(self, offset: int, length: int) -> bytes | None:
-        for start, data in self._held:
+        for start, data in self._ends:
             if start <= offset and offset + length <= start + len(data):
                 return data[offset - start : offset - start + length]
         return None

@@ -1,1 +1,1 @@
-"""Encrypted checkpoint files, read and written as the plain files inside."""
+"""Encrypted checkpoint files, read and written like the plain files inside."""

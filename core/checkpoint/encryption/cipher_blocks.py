@@ -1,11 +1,11 @@
-"""Encrypted checkpoint files: the plain file in blocks, each encrypted by itself; integers are little-endian.
+"""The format of encrypted checkpoint files: the plain file in blocks, each encrypted on its own; little-endian integers.
 
     AES-GCM           u32 0x7F3A5ED8 | tag, 16 bytes | u32 n | u32 16 | iv, 16 bytes | u32 cipher bytes | cipher
     AES-CBC, SM4-CBC  u32 0x7F3A5ED9, 0x7F3A5EDA     | u32 n | u32 16 | iv, 16 bytes | u32 cipher bytes | cipher
     early releases    u32 0x7F3A5ED8, whatever mode  | u32 n | u32 16 | iv, 16 bytes | u32 cipher bytes | cipher
 
-n counts what follows it up to the cipher's end. AES-GCM takes the first 12 bytes of the iv for its nonce; the early one
-has no tag, so that what was changed in it cannot be told. CBC pads each block as PKCS#7 does.
+n counts the bytes from there to the cipher's end. AES-GCM uses the first 12 bytes of the iv as its nonce; its early
+variant has no tag, so changes cannot be detected. CBC pads each block as PKCS#7 does.
 """
 
 import struct
@@ -27,33 +27,30 @@ MAGICS = {
     EncryptionMode.AES_CBC: b"\xd9\x5e\x3a\x7f",
     EncryptionMode.SM4_CBC: b"\xda\x5e\x3a\x7f",
 }
-"""What every block begins with."""
+"""First bytes of every block."""
 
 MAGIC_BYTES = 4
 TAG_BYTES = 16
 IV_BYTES = 16
 NONCE_BYTES = 12
 CELL_BYTES = 16
-"""What AES and SM4 encrypt at a time."""
+"""Cipher block of AES and SM4."""
 _SIZES_BYTES = 8 + IV_BYTES + 4
 """n, the iv's length, the iv, the cipher's length."""
 FIRST_COUNTER = 2
-"""Of a block's contents in AES-GCM, whose tag takes the first one."""
+"""Counter of a block's contents in AES-GCM, whose tag uses the first one."""
 _BORDERS_AT_ONCE = 256
-_MOST_KNOWN_BLOCKS = 1 << 18
+_MAX_KNOWN_BLOCKS = 1 << 18
 """Each takes 32 bytes."""
 
 
 class KeyMistakeError(CheckpointError):
-    """A key is named for a file that is not encrypted, none for one that is, or one of another mode.
-
-    Nothing is wrong with the file.
-    """
+    """A key for a file that is not encrypted, none for one that is, or one of another mode; the file itself is fine."""
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How the blocks of a file are built."""
+    """The layout of a file's blocks."""
 
     mode: EncryptionMode
     magic: bytes
@@ -61,21 +58,21 @@ class BlockLayout:
 
     @property
     def head_bytes(self) -> int:
-        """What stands before a block's cipher."""
+        """Length of a block's head, which precedes the cipher."""
         return self.sizes_at + _SIZES_BYTES
 
     @property
     def sizes_at(self) -> int:
-        """Where the sizes and the iv begin."""
+        """Offset of the sizes and the iv in the head."""
         return MAGIC_BYTES + (TAG_BYTES if self.tagged else 0)
 
     @property
     def padded(self) -> bool:
-        """Whether blocks are filled up to whole cells, and chained."""
+        """True if blocks are chained and padded to whole cells."""
         return self.mode is not EncryptionMode.AES_GCM
 
     def cipher_bytes(self, head: bytes) -> int | None:
-        """The length of the cipher that a block's head announces; None if it is none."""
+        """Return the cipher's length from a block's head; None if it is no such head."""
         if len(head) < self.head_bytes or not head.startswith(self.magic):
             return None
         rest_bytes, iv_bytes = struct.unpack_from("<II", head, self.sizes_at)
@@ -87,23 +84,23 @@ class BlockLayout:
         return int(cipher_bytes)
 
     def iv(self, head: bytes) -> bytes:
-        """The iv in a block's head."""
+        """Return the iv in a block's head."""
         start = self.sizes_at + 8
         return head[start : start + IV_BYTES]
 
     def head(self, tag: bytes, iv: bytes, cipher_bytes: int) -> bytes:
-        """What stands before a block's cipher."""
+        """Build a block's head."""
         sizes = struct.pack("<II", 8 + IV_BYTES + cipher_bytes, IV_BYTES)
         return self.magic + tag + sizes + iv + struct.pack("<I", cipher_bytes)
 
 
 def layout_of(mode: EncryptionMode) -> BlockLayout:
-    """How blocks are built now."""
+    """Return the layout of blocks that current releases write."""
     return BlockLayout(mode, MAGICS[mode], tagged=mode is EncryptionMode.AES_GCM)
 
 
 class CipherBlocks:
-    """Where the blocks of a file are: in the plain file, and in the encrypted one."""
+    """Positions of a file's blocks, in the plain and in the encrypted file."""
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
@@ -113,47 +110,47 @@ class CipherBlocks:
         self._ivs = bytearray()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
         return len(self._starts)
 
     def add(self, plain_bytes: int, cipher_offset: int, iv: bytes) -> None:
-        """Takes note of the next block."""
+        """Append the next block."""
         self._starts.append(self.plain_bytes)
         self._ciphers.append(cipher_offset)
         self._ivs += iv
         self.plain_bytes += plain_bytes
 
     def at(self, offset: int) -> int:
-        """The number of the block that a byte of the plain file is in."""
+        """Return the number of the block with a byte of the plain file."""
         return bisect_right(self._starts, offset) - 1
 
     def start(self, number: int) -> int:
-        """Where a block begins in the plain file."""
+        """Return where a block begins in the plain file."""
         return self._starts[number]
 
     def stop(self, number: int) -> int:
-        """Where it ends in the plain file."""
+        """Return where a block ends in the plain file."""
         return self._starts[number + 1] if number + 1 < len(self) else self.plain_bytes
 
     def cipher_offset(self, number: int) -> int:
-        """Where its cipher begins in the encrypted file."""
+        """Return where a block's cipher begins in the encrypted file."""
         return self._ciphers[number]
 
     def cipher_bytes(self, number: int) -> int:
-        """The length of its cipher."""
+        """Return the length of a block's cipher."""
         plain_bytes = self.stop(number) - self.start(number)
         return (plain_bytes // CELL_BYTES + 1) * CELL_BYTES if self.layout.padded else plain_bytes
 
     def iv(self, number: int) -> bytes:
-        """Its iv."""
+        """Return a block's iv."""
         return bytes(self._ivs[number * IV_BYTES : (number + 1) * IV_BYTES])
 
     def stored_range(self, offset: int, length: int) -> tuple[int, int]:
-        """The bytes of the encrypted file that it takes to decrypt some of the plain one: offset and length."""
+        """Return the range of the encrypted file, offset and length, that is needed to decrypt a range of the plain one."""
         first, last = self.at(offset), self.at(offset + length - 1)
         start, stop = offset - self.start(first), offset + length - self.start(last)
         if self.layout.padded:
-            # the cell before is needed as well; before the first one stands the iv, which is known
+            # the cell before is needed as well; before the first one it is the iv, which is known
             start = max(0, start // CELL_BYTES - 1) * CELL_BYTES
             stop = -(-stop // CELL_BYTES) * CELL_BYTES
         first_byte = self.cipher_offset(first) + start
@@ -161,7 +158,7 @@ class CipherBlocks:
 
 
 def block_cipher(key: Key, iv: bytes, tag: bytes | None = None) -> Cipher[Any]:
-    """The cipher of a block from its beginning on."""
+    """Return the cipher of a block, from its beginning on."""
     if key.mode is EncryptionMode.AES_GCM:
         return Cipher(algorithms.AES(key.secret), modes.GCM(iv[:NONCE_BYTES], tag))
     algorithm = algorithms.AES if key.mode is EncryptionMode.AES_CBC else algorithms.SM4
@@ -169,7 +166,7 @@ def block_cipher(key: Key, iv: bytes, tag: bytes | None = None) -> Cipher[Any]:
 
 
 class _KnownBlocks:
-    """Where the blocks of files are, kept for those that are opened again and again."""
+    """Caches the block positions of files that are opened repeatedly."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str, Key], CipherBlocks] = OrderedDict()
@@ -187,10 +184,10 @@ class _KnownBlocks:
         found = _find_blocks(file, key)
         with self._lock:
             self._count -= len(self._known.pop(place, ()))
-            if len(found) <= _MOST_KNOWN_BLOCKS:
+            if len(found) <= _MAX_KNOWN_BLOCKS:
                 self._known[place] = found
                 self._count += len(found)
-            while self._count > _MOST_KNOWN_BLOCKS:
+            while self._count > _MAX_KNOWN_BLOCKS:
                 self._count -= len(self._known.popitem(last=False)[1])
         return found
 
@@ -199,9 +196,10 @@ cipher_blocks_of = _KnownBlocks().of
 
 
 def _is_still(known: CipherBlocks, file: SourceFile) -> bool:
-    """Whether a file begins with the iv that is known: another of this size may have come in the same tick.
+    """True if a file begins with the cached iv: it may have been replaced by one of the same size within a clock tick.
 
-    What only the size tells of may have been replaced at any time; etags need no request to be believed.
+    Where the version is only the size, the file may have been replaced at any time; an etag is trusted without a
+    request.
     """
     if not file.location.is_local and file.version != str(file.size_bytes):
         return True
@@ -233,33 +231,33 @@ def _find_blocks(file: SourceFile, key: Key) -> CipherBlocks:
 
 
 class _Borders:
-    """Reads what is around the ends of blocks; of a remote file that of many at once, for blocks are equally long."""
+    """Reads the bytes around block borders; of a remote file many borders at once, since blocks have equal lengths."""
 
     _BEFORE_BYTES = 2 * CELL_BYTES
     _AFTER_BYTES = MAGIC_BYTES + TAG_BYTES + _SIZES_BYTES
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
-        self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._fetched: dict[int, tuple[bytes, bytes]] = {}
         self._ahead = 1
 
     def around(self, offset: int, block_bytes: int) -> tuple[bytes, bytes]:
-        """What stands before and after a border; the next ones are looked for at distances of `block_bytes`."""
-        found = self._held.pop(offset, None)
+        """Return the bytes before and after a border; the next borders are expected at distances of `block_bytes`."""
+        found = self._fetched.pop(offset, None)
         if found is not None:
             return found
-        # the longer guesses hold, the more are made
-        self._ahead = min(2 * self._ahead, _BORDERS_AT_ONCE) if not self._held else 1
+        # the more guesses were right, the more are made
+        self._ahead = min(2 * self._ahead, _BORDERS_AT_ONCE) if not self._fetched else 1
         count = 1 if self._file.location.is_local or not block_bytes else self._ahead
         borders = [offset + number * block_bytes for number in range(count)]
         borders = [border for border in borders if border <= self._file.size_bytes]
         ranges = [self._range(border) for border in borders]
         answers = self._file.read_many(ranges)
-        self._held = {
+        self._fetched = {
             border: (answer[: border - start], answer[border - start :])
             for border, (start, _), answer in zip(borders, ranges, answers, strict=True)
         }
-        return self._held.pop(offset)
+        return self._fetched.pop(offset)
 
     def _range(self, border: int) -> tuple[int, int]:
         start = max(0, border - self._BEFORE_BYTES)
@@ -267,17 +265,17 @@ class _Borders:
 
 
 def _is_plain(head: bytes) -> bool:
-    """Whether a file begins as a `.ckpt` or `.safetensors` file does that is not encrypted."""
+    """True if a file begins like an unencrypted `.ckpt` or `.safetensors` file."""
     return head.startswith(b"\n") or head[8:9] == b"{"
 
 
 def _layout_in(file: SourceFile, key: Key, head: bytes) -> BlockLayout:
-    """How a file's blocks are built, told from the first one."""
+    """Return the layout of a file's blocks, from its first head."""
     written = next((mode for mode, magic in MAGICS.items() if head.startswith(magic)), None)
     if written is None:
         if _is_plain(head):
             raise KeyMistakeError(f"{file.location}: is not encrypted, but {key.name} is named as its key: name none")
-        raise _damaged(file, 0)  # empty, or zeros: another rank may make it good, or training be about to write it
+        raise _damaged(file, 0)  # empty, or zeros: other ranks may replace it, or training may be about to write it
     layout = layout_of(written)
     early = BlockLayout(key.mode, layout.magic, tagged=False)
     if written is EncryptionMode.AES_GCM and layout.cipher_bytes(head) is None and early.cipher_bytes(head) is not None:
@@ -288,7 +286,7 @@ def _layout_in(file: SourceFile, key: Key, head: bytes) -> BlockLayout:
 
 
 def _padding(file: SourceFile, key: Key, offset: int, iv: bytes, cipher_bytes: int, before: bytes) -> int:
-    """How many bytes of padding a block ends in; `before` are the last two cells of its cipher, if it has two."""
+    """Return the length of a block's padding; `before` are the last two cells of its cipher, if it has two."""
     last = before[-CELL_BYTES:]
     chained = iv if cipher_bytes == CELL_BYTES else before[-2 * CELL_BYTES : -CELL_BYTES]
     plain = block_cipher(key, chained).decryptor().update(last)
@@ -303,7 +301,7 @@ def _damaged(file: SourceFile, offset: int) -> CheckpointError:
 
 
 def undecryptable(file: SourceFile, key: Key, detail: str) -> CheckpointError:
-    """The error that a file does not decrypt as it should."""
+    """Return the error for a file that does not decrypt."""
     return CheckpointError(
         f"{file.location}: cannot be decrypted ({detail}): {key.name} is not the key that it was encrypted with, or "
         "it was changed since"
@@ -311,5 +309,6 @@ def undecryptable(file: SourceFile, key: Key, detail: str) -> CheckpointError:
 
 
 PIECE_BYTES = 128 << 10
-"""Decrypted at a time: little enough for the processor's caches, and for others not to wait long: no thread of this
-process runs while a cipher does, and SM4 takes about a second for 88 MB."""
+"""Bytes decrypted at a time: few enough for the processor's caches, and for other threads not to wait long. No thread of
+this process runs while a cipher does, and SM4 takes about a second for 88 MB.
+"""

@@ -1,7 +1,7 @@
-"""Encrypted checkpoint files, read as the plain ones that they are made of, and written, block by block.
+"""Reads encrypted checkpoint files as the plain files inside.
 
-Any part of a block can be decrypted without the rest of it: AES-GCM is AES in counter mode, and CBC needs the 16 bytes
-of cipher before. So reading takes no memory for blocks, which MindSpore makes 64 MiB long.
+Any part of a block can be decrypted without the rest: AES-GCM is AES in counter mode, and CBC needs only the 16 bytes
+of cipher before. So reading needs no memory for whole blocks, which MindSpore makes 64 MiB long.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,10 +32,15 @@ from reshard.core.storage.uploads import Buffer
 
 
 class DecryptedSource:
-    """An encrypted file as the plain one that it is made of: a SourceFile, whose version is the encrypted file's."""
+    """An encrypted file as the plain one inside: a SourceFile with the encrypted file's version."""
 
     def __init__(self, file: SourceFile, key: Key) -> None:
-        """Finds the blocks of `file`, with many requests at once if it is remote."""
+        """Find the blocks of `file`, with many requests at once if it is remote.
+
+        Raises:
+            CheckpointError: the file is not encrypted, or in another mode; it is damaged, or the key is wrong.
+            StorageError: the file cannot be read.
+        """
         self._file = file
         self._key = key
         self._blocks = cipher_blocks_of(file, key)
@@ -45,12 +50,12 @@ class DecryptedSource:
 
     @property
     def mode(self) -> EncryptionMode:
-        """How it is encrypted."""
+        """Encryption mode."""
         return self._key.mode
 
     @property
     def key_name(self) -> str:
-        """What messages call its key."""
+        """Name of the key in messages."""
         return self._key.name
 
     @property
@@ -60,11 +65,11 @@ class DecryptedSource:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether every block has a tag, which tells if it was changed."""
+        """True if every block has a tag, which reveals changes."""
         return self._blocks.layout.tagged
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """As any file; of a local one piece after piece is decrypted."""
+        """Fill `buffer` from `offset` on; a local file is decrypted in pieces."""
         self._check_inside(offset, len(buffer))
         if not self.location.is_local:
             [data] = self.read_many([(offset, len(buffer))])
@@ -96,36 +101,36 @@ class DecryptedSource:
         start, length = self._blocks.stored_range(offset, len(buffer))
         cipher = scratch[:length]
         self._file.read_into(start, cipher)
-        buffer[:] = self._decrypted(number, offset, len(buffer), cipher)
+        buffer[:] = self._decrypt_in_block(number, offset, len(buffer), cipher)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As any file: a range is a range of the encrypted file, with the few bytes between blocks in it."""
+        """Read ranges; each is one range of the encrypted file, including the few bytes between blocks."""
         for offset, length in ranges:
             self._check_inside(offset, length)
         stored = [self._blocks.stored_range(offset, length) for offset, length in ranges if length]
         answers = iter(zip(stored, self._file.read_many(stored), strict=True) if stored else ())
-        return [self._joined(offset, length, *next(answers)) if length else b"" for offset, length in ranges]
+        return [self._decrypt(offset, length, *next(answers)) if length else b"" for offset, length in ranges]
 
-    def _joined(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> bytes:
-        """What some of the encrypted file decrypts to; the parts never stand in memory beside the whole of them."""
+    def _decrypt(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> bytes:
+        """Decrypt a range of the encrypted file, without holding both its pieces and their concatenation in memory."""
         plain = BytesIO()
-        for part in self._parts(offset, length, stored, cipher):
+        for part in self._decrypt_pieces(offset, length, stored, cipher):
             plain.write(part)
         return plain.getvalue()
 
-    def _parts(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
-        """What some of the encrypted file decrypts to, piece after piece."""
+    def _decrypt_pieces(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
+        """Decrypt a range of the encrypted file, in pieces."""
         stop = offset + length
         while offset < stop:
             number = self._blocks.at(offset)
             part_stop = min(stop, self._blocks.stop(number), offset + PIECE_BYTES)
             start, count = self._blocks.stored_range(offset, part_stop - offset)
             part = memoryview(cipher)[start - stored[0] :][:count]
-            yield self._decrypted(number, offset, part_stop - offset, part)
+            yield self._decrypt_in_block(number, offset, part_stop - offset, part)
             offset = part_stop
 
-    def _decrypted(self, number: int, offset: int, length: int, cipher: memoryview) -> bytes:
-        """Bytes of one block; `cipher` is what `stored` says that it takes."""
+    def _decrypt_in_block(self, number: int, offset: int, length: int, cipher: memoryview) -> bytes:
+        """Decrypt bytes of one block from `cipher`, its `stored_range`."""
         if not self._blocks.layout.padded:
             return self._decryptor(number, offset).update(cipher)
         inside = offset - self._blocks.start(number)
@@ -137,7 +142,7 @@ class DecryptedSource:
         return plain[inside % CELL_BYTES :][:length]
 
     def _decryptor(self, number: int, offset: int) -> CipherContext:
-        """Decrypts a block of AES-GCM from a byte of the plain file on, in counter mode."""
+        """Return the decryptor of an AES-GCM block from a byte of the plain file on, in counter mode."""
         cells, skipped = divmod(offset - self._blocks.start(number), CELL_BYTES)
         counter = self._blocks.iv(number)[:NONCE_BYTES] + (FIRST_COUNTER + cells).to_bytes(4, "big")
         decryptor = Cipher(algorithms.AES(self._key.secret), modes.CTR(counter)).decryptor()
@@ -145,14 +150,14 @@ class DecryptedSource:
         return decryptor
 
     def stream(self) -> Iterator[memoryview]:
-        """All of the plain file, piece by piece; each is to be used before the next one is asked for.
+        """Yield the plain file in pieces; each is valid until the next one is requested.
 
-        Where a block has a tag, it is checked when the block has been read: until the stream ends well nothing of it
-        can be trusted. It waits for requests, so no function that is one of several requests at once may use it.
+        A block's tag is checked once the block has been read: trust nothing before the stream has ended without an
+        error. It waits for requests, so concurrent requests must not use it.
 
         Raises:
-            CheckpointError: a block was changed, or the key is not right.
-            StorageError: it cannot be read.
+            CheckpointError: a block was changed, or the key is wrong.
+            StorageError: the file cannot be read.
         """
         plain = memoryview(bytearray(PIECE_BYTES + CELL_BYTES))
         block, left = -1, 0
@@ -172,22 +177,17 @@ class DecryptedSource:
         self._finish(decryptor, block)
 
     def check_tags(self) -> None:
-        """Reads all of the file and compares the tags of its blocks, if they have any.
-
-        Raises:
-            CheckpointError: a block was changed, or the key is not right.
-            StorageError: it cannot be read.
-        """
+        """Read the whole file and check the tags of its blocks, if they have any."""
         if self.is_authenticated:
             for _ in self.stream():
                 pass
 
     def close(self) -> None:
-        """Gives the file back."""
+        """Close the encrypted file."""
         self._file.close()
 
     def _stored_pieces(self) -> Iterator[tuple[int, Buffer]]:
-        """The blocks as they are stored, in pieces, each with its block's number; the head is in the first piece."""
+        """Yield the blocks as stored, in pieces, each with its block's number; the first piece includes the head."""
         head_bytes = self._blocks.layout.head_bytes
         ranges = (
             (self._blocks.cipher_offset(number) - head_bytes, head_bytes + self._blocks.cipher_bytes(number))
@@ -221,11 +221,11 @@ class DecryptedSource:
 
 
 def decrypted(file: SourceFile, key: Key | None) -> SourceFile:
-    """A file as it is to be read: decrypted, if a key is named for it. It is closed if it cannot be.
+    """Return a file to read in the plain: decrypted if there is a key. Closes it on failure.
 
     Raises:
-        CheckpointError: see `DecryptedSource`.
-        StorageError: it cannot be read.
+        CheckpointError: the file cannot be decrypted with the key; see `DecryptedSource`.
+        StorageError: the file cannot be read.
     """
     if key is None:
         return file

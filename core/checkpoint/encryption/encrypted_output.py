@@ -1,4 +1,4 @@
-"""Checkpoint files encrypted while they are written, block by block."""
+"""Encrypts checkpoint files block by block while they are written."""
 
 import os
 from typing import Any
@@ -18,7 +18,7 @@ from reshard.core.storage.writing import OutputFile
 
 
 class EncryptedOutput:
-    """Encrypts what is written, and writes it to another file, block by block; each has an iv of its own, by chance."""
+    """Encrypts into another file, block by block; each block has a random iv of its own."""
 
     def __init__(self, file: OutputFile, key: Key, block_bytes: int = CIPHER_BLOCK_BYTES) -> None:
         self._file = file
@@ -32,7 +32,7 @@ class EncryptedOutput:
         self._stop = 0
 
     def write(self, buffer: Buffer) -> None:
-        """Appends all of `buffer`; it may be used for something else afterwards.
+        """Append all of `buffer`, which the caller may then reuse.
 
         Raises:
             StorageError: it cannot be written.
@@ -49,15 +49,11 @@ class EncryptedOutput:
             view = view[len(piece) :]
 
     def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Nothing can be changed: it is encrypted with what stands around it, and has no CRC that comes late."""
+        """Refuse: a byte is encrypted with its neighbours, and no encrypted file has a CRC that is known late."""
         raise StorageError(f"cannot write {len(buffer)} bytes at {offset}: an encrypted file can only be appended to")
 
     def finish(self) -> None:
-        """Writes the last block.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write the last block."""
         if self._encryptor is not None:
             self._end()
 
@@ -80,7 +76,7 @@ class EncryptedOutput:
 
 
 def encrypted_bytes(plain_bytes: int, mode: str, block_bytes: int = CIPHER_BLOCK_BYTES) -> int:
-    """The size of the encrypted file that `EncryptedOutput` makes of so many bytes; an empty mode: not encrypted."""
+    """Return the size of the file that `EncryptedOutput` makes of `plain_bytes`; an empty mode: not encrypted."""
     if not mode:
         return plain_bytes
     layout = layout_of(EncryptionMode(mode))

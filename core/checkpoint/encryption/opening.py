@@ -1,4 +1,4 @@
-"""Checkpoint files as who reads and writes them sees them: plain, whether they are encrypted or not."""
+"""Opens checkpoint files in the plain, whether or not they are encrypted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,21 +13,21 @@ from reshard.core.storage.writing import OutputFile, write_file
 
 
 def open_checkpoint(location: Location, key: Key | None) -> SourceFile:
-    """Opens a checkpoint file for reading at offsets; with a key, what it decrypts to.
+    """Open a checkpoint file for reading at offsets; with a key, decrypted.
 
     Raises:
-        CheckpointError: it cannot be decrypted with that key.
-        StorageError: it does not exist, or cannot be read.
+        CheckpointError: the key does not decrypt the file.
+        StorageError: the file does not exist, or cannot be read.
     """
     return decrypted(open_source(location), key)
 
 
 @contextmanager
 def write_checkpoint(location: Location, key: Key | None, upload: UploadBuffers | None = None) -> Iterator[OutputFile]:
-    """Writes a checkpoint file, encrypted if there is a key; see `write_file`.
+    """Write a checkpoint file, encrypted if there is a key; see `write_file`.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     with write_file(location, upload) as file:
         if key is None:

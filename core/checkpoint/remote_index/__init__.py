@@ -1,1 +1,1 @@
-"""Indexes of many remote files with few requests."""
+"""Indexes many remote files with few requests."""

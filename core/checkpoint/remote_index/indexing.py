@@ -1,8 +1,8 @@
-"""The indexes of many remote files, with few requests: the headers of some are read, the others are compared with them.
+"""Indexes many remote files with few requests: reads the headers of some, and compares the others with them.
 
 Ranks of a pipeline stage have files of one size with the same headers; other stages' files may have the same size. So
-those of one size are judged in waves: the headers of one are read, the others are compared with it, of those that
-differ the headers of some are read, and so on. What a wave does with files it does with all at once.
+files of one size are examined in waves: read the headers of one, compare the others with it, read the headers of some
+of those that differ, and so on. Each wave handles its files concurrently.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 
 _REMOTE_FILES_AT_ONCE = 16
-"""Each waits for its requests most of the time."""
+"""Each mostly waits for its requests."""
 _START_BYTES = 256
-"""Tell the first parameter's name, as a rule."""
+"""Usually include the first parameter's name."""
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -33,23 +33,23 @@ Answer = TypeVar("Answer")
 
 @contextmanager
 def workers_on(locations: Iterable[Location], workers: int) -> Iterator["Workers"]:
-    """As many workers as files at these places can use."""
+    """Provide as many workers as files at these locations can use."""
     remote = not any(location.is_local for location in locations)
     with ThreadPoolExecutor(max(workers, _REMOTE_FILES_AT_ONCE) if remote else workers) as pool:
         yield Workers(pool)
 
 
 class Workers:
-    """Threads that do the same with each of many files."""
+    """Threads that apply a function to many files."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
 
     def outcomes(self, work: Callable[[Item], Answer], items: Iterable[Item]) -> list[Answer | InputError]:
-        """What `work` gives for each item, in order, or why it cannot be used.
+        """Return per item, in order, the result of `work` or the error that makes the item unusable.
 
         Raises:
-            StorageError: a transient failure: the others need not be tried.
+            StorageError: a transient failure of the storage; cancels the remaining work.
         """
 
         def outcome(item: Item) -> Answer | InputError:
@@ -69,7 +69,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Indexed:
-    """What a file holds; `assumed` if not all of its headers were read."""
+    """The index of a file; `assumed` if not all of its headers were read."""
 
     index: FileIndex
     assumed: bool = False
@@ -80,9 +80,9 @@ class _Group:
     """Files of one size that may have the same headers.
 
     Attributes:
-        ranks: whose.
-        name: what their first parameters are called; None while that is not known.
-        walks: of how many, the first, the headers are read in the next wave.
+        ranks: ranks of the files.
+        name: name of their first parameter; None while unknown.
+        walks: number of files, the first ones, whose headers the next wave reads.
     """
 
     ranks: Sequence[int]
@@ -93,9 +93,9 @@ class _Group:
 def read_indexes(
     files: Mapping[int, SourceFile], threads: Workers, *, assume_alike: bool
 ) -> dict[int, Indexed | InputError]:
-    """What each rank's remote file holds, or why it cannot be used.
+    """Index the remote file of each rank, or return the error that makes it unusable.
 
-    `assume_alike`: a file need not be read more of than samples, if in these it is like another.
+    `assume_alike`: only sample files that agree with another one in the samples.
 
     Raises:
         StorageError: a transient failure of the storage.
@@ -132,7 +132,7 @@ class _Waves:
                 self._templates[rank] = template
 
     def _left(self, groups: Sequence[_Group]) -> list[_Group]:
-        """Compares the rest of each group with those of it whose headers were just read; what is unlike them."""
+        """Compare the rest of each group with its files whose headers were just read; return groups of those that differ."""
         left: list[_Group] = []
         compared: list[tuple[int, int]] = []
         for number, group in enumerate(groups):
@@ -140,7 +140,7 @@ class _Waves:
             if any(rank in self._templates for rank in walked):
                 compared += [(number, rank) for rank in others]
             elif others:
-                # files that are no templates come together, damaged ones need not
+                # files unsuitable as templates come in groups; damaged ones may be single
                 all_damaged = all(isinstance(self._found[rank], InputError) for rank in walked)
                 left.append(replace(group, ranks=others, walks=2 * group.walks if all_damaged else len(others)))
         outcomes = self._threads.outcomes(lambda pair: self._compare(groups[pair[0]], pair[1]), compared)
@@ -156,7 +156,7 @@ class _Waves:
         return left
 
     def _compare(self, group: _Group, rank: int) -> Indexed | bytes:
-        """What a file holds if it is like one of its group whose headers were read, else its first parameter's name."""
+        """Return the index of a file that matches one of its group's templates, else its first parameter's name."""
         file = self._files[rank]
         templates = [self._templates[other] for other in group.ranks[: group.walks] if other in self._templates]
         start = (0, min(_START_BYTES, file.size_bytes))

@@ -1,8 +1,8 @@
-"""A walk over a remote `.ckpt` file in few rounds of requests: what comes next is asked for before it is known.
+"""Walks a remote `.ckpt` file in few rounds of requests: fetches the next headers before their positions are known.
 
-Where an entry begins is known once the one before it was read, so a plain walk waits for as many answers as there are
-entries. Here *windows* around all places where the next heads are guessed to be are asked for at once, the more the
-longer guesses hold. The walk parses what stands in the file, where it stands: a wrong guess costs requests, no more.
+An entry's position is known only once the one before it was read, so a plain walk waits for as many answers as there
+are entries. Here one round fetches *windows* around all predicted positions of the next heads, more of them as long as
+predictions hold. The walk parses the bytes that it finds, where it finds them: a wrong prediction only costs requests.
 """
 
 from bisect import bisect_right
@@ -16,19 +16,19 @@ from reshard.core.storage.transfers import GAP_WORTH_READING_BYTES
 from reshard.core.tensor.slices import Extent
 
 _HEAD_BYTES = 512
-"""From a head's beginning on: more than what stands before contents takes, as a rule."""
+"""From a head's beginning on: usually more than precedes the contents."""
 _MISSED_BYTES = 4 << 10
-"""The same, of a head that nobody foresaw."""
+"""The same, for a head that was not predicted."""
 _FIRST_SLACK_BYTES, _SLACK_BYTES = 128, 4
-"""Before and after a head that is foreseen, and more for each entry on the way there: names grow by a digit."""
+"""Before and after a predicted head, and more for each entry in between: names grow by a digit."""
 
-_FEWEST_AHEAD, _MOST_AHEAD = 8, 2048
-"""Heads that are asked for in one round. A request takes about 1 ms of a core, so wrong ones are not free."""
-_MOST_BYTES = 16 << 20
+_MIN_AHEAD, _MAX_AHEAD = 8, 2048
+"""Heads fetched in one round. A request takes about 1 ms of a core, so wrong ones are not free."""
+_MAX_BYTES = 16 << 20
 """In one round."""
 
 _SMALL_ENTRIES, _SMALL_ENTRY_BYTES = 8, 128 << 10
-"""Where so many entries are so small on average, all is read, in chunks that double."""
+"""If so many entries are so small on average, everything is read, in chunks of doubling size."""
 _CHUNK_BYTES = 128 << 10
 
 
@@ -41,48 +41,38 @@ class Lookahead:
         self._entries = Repetition()
         self._next = 0  # where the last entry that was passed ends
         self._windows: list[tuple[int, bytes]] = []
-        self._ahead = _FEWEST_AHEAD
+        self._ahead = _MIN_AHEAD
         self._asked_at = 0  # entries that had been passed when heads were last asked for
         self._chunk_bytes = _CHUNK_BYTES
 
     def passed(self, content_bytes: int, stop: int) -> None:
-        """Takes note of an entry that ends at `stop`, where the next one begins."""
+        """Record an entry that ends at `stop`, where the next one begins."""
         self._entries.add(content_bytes, stop - self._next)
         self._next = stop
 
     def window(self, offset: int, length: int) -> tuple[int, bytes]:
-        """A window that holds the `length` bytes at `offset`, as far as there are so many: where it begins, its bytes.
-
-        Raises:
-            CheckpointError: the file ends before its size.
-            StorageError: it cannot be read.
-        """
+        """Return a window with the `length` bytes at `offset`, or those up to the end: its offset and its bytes."""
         length = min(length, self._stop - offset)
         if length <= 0:
             return offset, b""
-        return self._held(offset, length) or self._fetched(offset, length)
+        return self._window_with(offset, length) or self._fetch(offset, length)
 
     def contents(self, offset: int, length: int) -> bytes:
-        """Bytes of an entry that was passed; the last one's are often held.
-
-        Raises:
-            CheckpointError: the file ends before its size.
-            StorageError: it cannot be read.
-        """
-        held = self._held(offset, length)
-        if held is None:
+        """Return bytes of an entry that was passed; the last one's are often at hand."""
+        known = self._window_with(offset, length)
+        if known is None:
             return read_bytes(self._file, offset, length)
-        start, window = held
+        start, window = known
         return window[offset - start :][:length]
 
-    def _held(self, offset: int, length: int) -> tuple[int, bytes] | None:
+    def _window_with(self, offset: int, length: int) -> tuple[int, bytes] | None:
         before = bisect_right(self._windows, offset, key=lambda window: window[0])
         for start, window in reversed(self._windows[:before]):
             if offset + length <= start + len(window):
                 return start, window
         return None
 
-    def _fetched(self, offset: int, length: int) -> tuple[int, bytes]:
+    def _fetch(self, offset: int, length: int) -> tuple[int, bytes]:
         ranges = self._ranges(self._wanted(offset, length))
         fetched = [(start, window) for (start, _), window in zip(ranges, read_split(self._file, ranges), strict=True)]
         kept = [(start, window) for start, window in self._windows if start + len(window) >= self._next]
@@ -90,10 +80,10 @@ class Lookahead:
         return fetched[0]  # which nothing that is wanted comes before
 
     def _ranges(self, wanted: list[Extent]) -> list[tuple[int, int]]:
-        """What is wanted, by few requests, from the first on, as far as there is room."""
+        """Coalesce the wanted extents into few requests, from the first on, within the limit of a round."""
         ranges: list[tuple[int, int]] = []
-        room = _MOST_BYTES
-        for group in coalesced(wanted, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=_MOST_BYTES):
+        room = _MAX_BYTES
+        for group in coalesced(wanted, gap_bytes=GAP_WORTH_READING_BYTES, max_bytes=_MAX_BYTES):
             start, length = covering_range(group)
             room -= length
             if ranges and room < 0:
@@ -102,21 +92,21 @@ class Lookahead:
         return ranges
 
     def _wanted(self, offset: int, length: int) -> list[Extent]:
-        """What to ask for: first the `length` bytes at `offset` and some more, then what may be needed after them."""
+        """List the extents to fetch: first the `length` bytes at `offset` and some more, then those predicted."""
         if not self._entries:
             return [self._extent(offset, offset + max(length, START_BYTES))]
         if self._entries.mean_bytes(_SMALL_ENTRIES) <= _SMALL_ENTRY_BYTES:
-            self._chunk_bytes = min(2 * self._chunk_bytes, _MOST_BYTES)
+            self._chunk_bytes = min(2 * self._chunk_bytes, _MAX_BYTES)
             return [self._extent(offset, offset + max(length, self._chunk_bytes))]
         self._chunk_bytes = _CHUNK_BYTES
-        return [self._extent(offset, offset + max(length, _MISSED_BYTES)), *self._foreseen(offset)]
+        return [self._extent(offset, offset + max(length, _MISSED_BYTES)), *self._predicted(offset)]
 
-    def _foreseen(self, offset: int) -> Iterator[Extent]:
-        """Windows around the next heads, where guesses put them after `offset`."""
+    def _predicted(self, offset: int) -> Iterator[Extent]:
+        """Yield windows around the next heads after `offset`, as predicted."""
         passed = len(self._entries) - self._asked_at
         self._asked_at = len(self._entries)
         right = 2 * passed >= self._ahead
-        self._ahead = min(2 * self._ahead, _MOST_AHEAD) if right else _FEWEST_AHEAD
+        self._ahead = min(2 * self._ahead, _MAX_AHEAD) if right else _MIN_AHEAD
         for guess in self._entries.guesses(self._ahead, alternatives=not right):
             head, slack = self._next, _FIRST_SLACK_BYTES
             for length in guess:

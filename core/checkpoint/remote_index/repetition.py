@@ -1,20 +1,20 @@
-"""Guesses at how long a file's next entries are, from those before them. Pure.
+"""Predicts the lengths of a file's next entries from those before. Pure.
 
-Layers have the same parameters, and an optimizer's moments the shapes of all weights: what followed the last time that
-contents of these lengths came one after another is likely to follow again.
+Layers have the same parameters, and an optimizer's moments the shapes of all weights: whatever followed the last
+sequence of contents of these lengths is likely to follow again.
 """
 
 from collections.abc import Iterator
 from itertools import cycle, islice
 
 _CONTEXTS = (32, 16, 8, 4, 2, 1)
-"""Of how many contents in a row the lengths are compared, most first."""
+"""Lengths of the sequences that are compared, longest first."""
 _ALIKE = 2
 """Entries of a new length may come in threes: query, key and value."""
 
 
 class Repetition:
-    """The entries of a file so far: how long their contents are, and how long they are with their heads."""
+    """The entries of a file so far: lengths of their contents, and of contents with heads."""
 
     def __init__(self) -> None:
         self._contents: list[int] = []
@@ -27,16 +27,16 @@ class Repetition:
         return len(self._contents)
 
     def add(self, content_bytes: int, entry_bytes: int) -> None:
-        """Takes note of the next entry."""
+        """Append the next entry."""
         self._contents.append(content_bytes)
         self._entries.append(entry_bytes)
 
     def mean_bytes(self, count: int) -> float:
-        """The mean length of the last `count` entries; infinite while there are fewer."""
+        """Mean length of the last `count` entries; infinite while there are fewer."""
         return sum(self._entries[-count:]) / count if len(self) >= count else float("inf")
 
     def guesses(self, count: int, *, alternatives: bool) -> Iterator[list[int]]:
-        """The lengths of up to `count` entries to come; with `alternatives` several guesses at them, the best first."""
+        """Yield predicted lengths of up to `count` entries; with `alternatives` several predictions, best first."""
         if not self._contents:
             return
         self._learn_all_but_newest()
@@ -59,7 +59,7 @@ class Repetition:
         self._learned = len(self) - 1
 
     def _last_like_newest(self) -> int:
-        """The last place before which, itself included, the most lengths are those before the newest entry."""
+        """Return the last place, before the newest entry, that ends the longest sequence of the newest lengths."""
         return next(self._last[context] for context in self._contexts(len(self) - 1) if context in self._last)
 
     def _contexts(self, place: int) -> Iterator[tuple[int, ...]]:

@@ -1,9 +1,9 @@
-"""What stands before a parameter's contents in a `.ckpt` file that is written as MindSpore writes it.
+"""Recognizes `.ckpt` files with the same headers as another one, and predicts the bytes before a parameter's contents.
 
-The files of many ranks are laid out alike, and reading all headers of each is what a catalog of files on an object
-store would spend its time on. So one file's headers are read. Others of the same size that agree with it in samples are
-*assumed* to have the same headers, and the rest of the proof is made when contents are read: what stands right before
-them has to be what this module says.
+The files of many ranks have the same layout, and reading all headers of each would take most of the time of cataloging
+an object store. So the headers of one file are read. Others of the same size that agree with it in samples are
+*assumed* to have the same headers; the proof is completed when contents are read: the bytes right before them must be
+those that this module predicts.
 """
 
 import re
@@ -20,15 +20,15 @@ from reshard.core.tensor.dtypes import MAP_TENSOR
 
 Item = TypeVar("Item")
 Head = tuple[int, bytes]
-"""Where it begins, and its bytes; contents follow right after."""
+"""Its offset and its bytes; contents follow directly."""
 
 _SAMPLES = 3
-"""From all over a file, and as many of names with most numbers."""
+"""Samples from all over a file, and as many of names with the most numbers."""
 _NUMBER = re.compile(r"\d+")
 
 
 def expected_heads(entry: TensorEntry) -> tuple[Head, ...]:
-    """For each extent of a parameter what stands before it: name, dtype, shape and the piece's length."""
+    """Return the bytes before each extent of a parameter: name, dtype, shape and the piece's length."""
     if not entry.extents:
         return ()
     heads = [head for head, _ in plan_pieces(output_entry(entry))]
@@ -36,7 +36,7 @@ def expected_heads(entry: TensorEntry) -> tuple[Head, ...]:
 
 
 def header_mismatch(rank: int, location: str, name: str, offset: int) -> CatalogError:
-    """The error that a parameter's head is not where it has to be in a file whose headers were assumed."""
+    """Return the error for a parameter that is elsewhere than assumed."""
     return CatalogError(
         f"rank_{rank}: {location}: parameter {name!r} does not begin at byte {offset}, as it does in a file of the "
         "same size that was like this one in samples. It is damaged, or in another order: copy the checkpoint to a "
@@ -46,11 +46,11 @@ def header_mismatch(rank: int, location: str, name: str, offset: int) -> Catalog
 
 @dataclass(frozen=True)
 class Template:
-    """A file whose headers are known, all of them those of `expected_heads`.
+    """A file whose headers were read and are those of `expected_heads`.
 
     Attributes:
-        index: what it holds.
-        samples: the heads of some pieces, the first and the last among them.
+        index: its index.
+        samples: heads of some pieces, including the first and the last.
     """
 
     index: FileIndex
@@ -58,11 +58,11 @@ class Template:
 
     @property
     def sampled(self) -> list[tuple[int, int]]:
-        """What has to be read of another file of this size to tell whether it may have the same headers."""
+        """Ranges to read of another file of this size to compare it with this one."""
         return [(offset, len(head)) for offset, head in self.samples] + [self._trailer]
 
     def fits(self, found: Sequence[bytes]) -> bool:
-        """Whether another file may have the same headers, judged by what is at `sampled` there."""
+        """True if another file may have the same headers, given its bytes at `sampled`."""
         *heads, trailer = found
         same_heads = all(head == sample for head, (_, sample) in zip(heads, self.samples, strict=True))
         return same_heads and (trailer == CRC_MARK) == self.index.has_crc
@@ -73,19 +73,19 @@ class Template:
 
 
 def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:
-    """The template for files like one whose headers were read; None if these are not exactly its `expected_heads`.
+    """Return a file with known headers as a template; None unless they equal `expected_heads` in every byte.
 
-    Files with texts are none, for what a text says stands among the headers, and may differ.
+    A file with texts is none: the values of texts are among the headers, and may differ.
     """
     entries = list(index.entries.values())
     last = entries[-1].extents[-1] if entries[-1].extents else None
     stop = index.size_bytes - (CRC_TRAILER_BYTES if index.has_crc else 0)
-    # a text in between shows, for its head is among those that were read
+    # a text in between is noticed: its head is among those that were read
     if last is None or last.offset + last.length != stop or index.size_bytes < CRC_TRAILER_BYTES:
         return None
     try:
         expected = [expected_heads(entry) for entry in entries]
-    except ValueError:  # not cut into pieces as MindSpore does
+    except ValueError:  # not split into pieces as MindSpore does
         return None
     if list(chain.from_iterable(expected)) != list(heads):
         return None
@@ -93,9 +93,9 @@ def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:
 
 
 def _samples(names: Sequence[str], heads: Sequence[Sequence[Head]]) -> tuple[Head, ...]:
-    """The heads that tell files apart best: the first, the last, some in between, and some of names with most numbers.
+    """Select the heads that distinguish files best: first, last, some in between, and some of names with the most numbers.
 
-    For the experts of a layer may be a few parameters among many, and others on each rank.
+    The experts of a layer may be a few parameters among many, and differ on each rank.
     """
     alike: dict[str, list[int]] = {}
     for place, name in enumerate(names):
@@ -109,11 +109,11 @@ def _samples(names: Sequence[str], heads: Sequence[Sequence[Head]]) -> tuple[Hea
 
 
 def _spread(items: Sequence[Item]) -> list[Item]:
-    """Some of many, from all parts."""
+    """Select some items evenly."""
     return [items[(2 * part + 1) * len(items) // (2 * _SAMPLES)] for part in range(_SAMPLES)]
 
 
 def output_entry(entry: TensorEntry) -> OutputEntry:
-    """An entry of a file, to be written to another one."""
+    """Return a file's entry as one to be written to another file."""
     messages = tuple(extent.length for extent in entry.extents) if entry.dtype is MAP_TENSOR else ()
     return OutputEntry(entry.name, entry.dtype, entry.shape, entry.text, messages)
