@@ -1,4 +1,4 @@
-"""Contents of a checkpoint file's entries, block by block, each block a box of its shard."""
+"""Reads the contents of a checkpoint file's entries block by block, each block a box of its shard."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,12 @@ from reshard.core.storage.reading import SourceFile
 from reshard.core.tensor.slices import Extent, TensorSlice, bounding_extent, contiguous_boxes
 
 Block = tuple[TensorEntry, TensorSlice, np.ndarray]
-"""An entry, a box of its shard, and the box's elements as unsigned integers; an array of the box's shape."""
+"""An entry, a box of its shard, and the box's elements as unsigned integers in an array of the box's shape."""
 
 
 @dataclass(frozen=True)
 class ElementRange:
-    """Elements `start` to `stop` of an entry's contents, in their order."""
+    """Elements `start` to `stop` of an entry's contents."""
 
     entry: TensorEntry
     start: int
@@ -28,7 +28,7 @@ class ElementRange:
 
     @classmethod
     def whole(cls, entry: TensorEntry) -> "ElementRange":
-        """All of an entry."""
+        """Return all elements of an entry."""
         return cls(entry, 0, math.prod(entry.shape))
 
     @property
@@ -38,7 +38,7 @@ class ElementRange:
 
 
 def worker_ranges(entries: Sequence[TensorEntry], number: int, count: int) -> list[ElementRange]:
-    """What one of `count` workers reads of entries, for all to have about as many bytes; texts stay whole."""
+    """Return the ranges that one of `count` workers reads, about as many bytes for each; texts stay whole."""
     total_bytes = sum(entry.size_bytes for entry in entries)
     low, high = (total_bytes * edge // count for edge in (number, number + 1))
     ranges = []
@@ -58,15 +58,15 @@ def worker_ranges(entries: Sequence[TensorEntry], number: int, count: int) -> li
 def read_blocks(
     file: SourceFile, record: CatalogRecord, ranges: Sequence[ElementRange], buffer: np.ndarray
 ) -> Iterator[Block]:
-    """The contents of ranges, in boxes of at most as many bytes as `buffer` has.
+    """Yield the contents of ranges, in boxes of at most as many bytes as `buffer` has.
 
-    They are read into it, or of a remote file ahead; a block's array is good until the next one is asked for. A text is
-    the bytes of its UTF-32 code units.
+    Reads into the buffer, or ahead in a remote file; a block's array is valid until the next one is requested. A text
+    is the bytes of its UTF-32 code units.
 
     Raises:
-        CatalogError: the headers of the record were assumed, and before contents stand others.
-        CheckpointError: the file ends before the contents do.
-        StorageError: it cannot be read.
+        CatalogError: the headers of the record were assumed, and the bytes before contents differ from them.
+        CheckpointError: the file is truncated.
+        StorageError: the file cannot be read.
     """
     blocks = ((range_.entry, box) for range_ in ranges for box in _boxes(range_, len(buffer)))
     if file.location.is_local:
@@ -76,7 +76,7 @@ def read_blocks(
 
 
 def text_bytes(text: str) -> np.ndarray:
-    """What stands for a text: its UTF-32 code units, an empty text's being one NUL; as many bytes as its entry says."""
+    """Return a text's UTF-32 code units, a NUL for an empty one; as many bytes as its entry says."""
     return np.frombuffer((text or "\0").encode("utf-32-le", "surrogatepass"), np.uint8)
 
 
@@ -101,7 +101,7 @@ def _local(file: SourceFile, blocks: Iterator[tuple[TensorEntry, TensorSlice]], 
 def _remote(
     file: SourceFile, record: CatalogRecord, blocks: Iterator[tuple[TensorEntry, TensorSlice]]
 ) -> Iterator[Block]:
-    """The blocks of a remote file, several of them under way: asking is ahead of what is given, on the same walk."""
+    """Yield the blocks of a remote file, several requests in flight: one walk for requests, another for blocks."""
     ahead, here = tee(blocks)
     heads = _Heads(record)
     ranges = (
@@ -120,22 +120,18 @@ def _remote(
 
 
 class _Heads:
-    """What has to stand before contents in a file whose headers were assumed to be as another's."""
+    """The heads expected in a file whose headers were assumed to equal another's."""
 
     def __init__(self, record: CatalogRecord) -> None:
         self._record = record
 
     def before(self, entry: TensorEntry, extent: Extent) -> list[tuple[int, int]]:
-        """The range of what stands before an extent, if that is where one of the entry begins and is to be checked."""
+        """Return the range of the head to check before an extent; empty if there is none."""
         head = self._head(entry, extent)
         return [] if head is None else [(head[0], len(head[1]))]
 
     def check(self, entry: TensorEntry, extent: Extent, answers: Iterator[bytes]) -> None:
-        """Compares the answer to that range.
-
-        Raises:
-            CatalogError: something else stands there.
-        """
+        """Compare the answer to that range with the head."""
         head = self._head(entry, extent)
         if head is not None and next(answers) != head[1]:
             raise header_mismatch(self._record.rank, self._record.location, entry.name, head[0])
@@ -147,7 +143,7 @@ class _Heads:
 
 
 def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:
-    """Where a box of an entry's shard, which is contiguous, is in its file; nowhere if it is a text's, or empty."""
+    """Extents of a box, which is contiguous, in its file; none for a text or an empty box."""
     if not entry.extents or not box.size:
         return ()
     run = bounding_extent(box, entry.shape, entry.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Samples a parameter on several ranks: the first bytes of its contents, to compare before converting."""
+"""Samples a parameter on several ranks, the first bytes of its contents, for comparisons before a conversion."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -13,20 +13,20 @@ from reshard.core.storage.urls import parse_url
 
 
 def read_samples(catalog: CheckpointCatalog, ranks: Sequence[int], name: str, length: int) -> Iterator[bytes]:
-    """The first `length` bytes of a parameter on each rank; remote files are read concurrently.
+    """Yield the first `length` bytes of a parameter on each rank; remote files are read concurrently.
 
     Raises:
-        CatalogError: a file is not laid out as it was assumed to be.
-        StorageError: one cannot be read.
+        CatalogError: a file's headers differ from those assumed.
+        StorageError: a file cannot be read.
     """
     records = [catalog.records[rank] for rank in ranks]
-    read = partial(_beginning, name=name, length=length)
+    read = partial(_read_sample, name=name, length=length)
     # threads pay off if each waits for a server; opening encrypted files may make them wait for one another
     one_by_one = parse_url(records[0].location).is_local or source_key() is not None
     return map(read, records) if one_by_one else at_once(read, records)
 
 
-def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
+def _read_sample(record: CatalogRecord, name: str, length: int) -> bytes:
     entry = record.index.entries.get(name)
     if entry is None or not entry.extents:
         return b""
@@ -43,5 +43,5 @@ def _beginning(record: CatalogRecord, name: str, length: int) -> bytes:
 
 
 def is_constant(content: bytes, itemsize: int) -> bool:
-    """Whether all elements are the same, so that contents tell nothing."""
+    """True if all elements are equal, so that a sample proves nothing."""
     return content == content[:itemsize] * (len(content) // itemsize)

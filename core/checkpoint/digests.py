@@ -11,45 +11,45 @@ from reshard.core.checkpoint.formats.ckpt import CRC_TRAILER_BYTES
 from reshard.core.checkpoint.formats.running_crc import ContentRange, crc_of_index
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.checkpoint.remote_index.templates import Head, expected_heads
-from reshard.core.checkpoint.remote_reads import read_ahead
+from reshard.core.checkpoint.remote_reads import read_in_blocks
 from reshard.core.storage.reading import SourceFile
 
 
 class HeaderMismatchError(Exception):
-    """A file that was assumed to have the headers of another has others."""
+    """A file has other headers than were assumed."""
 
 
 def content_digests(
     file: SourceFile,
     entries: Sequence[TensorEntry],
-    buffer: memoryview,
+    block_bytes: int,
     advance: Callable[[int], None] = lambda _: None,
     *,
     assumed: bool = False,
 ) -> Iterator[str]:
-    """The digests of parameters' contents in hex, read block by block: into `buffer`, or of a remote file ahead.
+    """Yield the digests of entries' contents in hex, read in blocks.
 
     Raises:
-        HeaderMismatchError: the file's headers are `assumed`, and before contents stand others.
-        CheckpointError: the file ends before the contents do.
-        StorageError: it cannot be read.
+        HeaderMismatchError: headers were `assumed`, and the bytes before contents differ from them.
+        CheckpointError: the file is truncated.
+        StorageError: the file cannot be read.
     """
-    parts = _local_parts(file, entries, buffer) if file.location.is_local else _remote_parts(file, entries, assumed)
-    yield from _digests_of(parts, entries, advance)
+    checks_heads = assumed and not file.location.is_local  # only indexes of remote files are assumed
+    yield from _digests_of(_contents(file, entries, block_bytes, checks_heads), entries, advance)
 
 
 def _digests_of(
-    parts: Iterator[tuple[int, memoryview | bytes]], entries: Sequence[TensorEntry], advance: Callable[[int], None]
+    blocks: Iterator[tuple[int, memoryview]], entries: Sequence[TensorEntry], advance: Callable[[int], None]
 ) -> Iterator[str]:
-    part = next(parts, None)
+    block = next(blocks, None)
     for number, entry in enumerate(entries):
         digest = xxhash.xxh3_128()
         if entry.text is not None:
             digest.update(entry.text.encode("utf-8", "surrogatepass"))
-        while part is not None and part[0] == number:
-            digest.update(part[1])
-            advance(len(part[1]))
-            part = next(parts, None)
+        while block is not None and block[0] == number:
+            digest.update(block[1])
+            advance(len(block[1]))
+            block = next(blocks, None)
         yield digest.hexdigest()
 
 
@@ -59,8 +59,8 @@ class FileDigests:
 
     Attributes:
         parameters: of each parameter's contents, by name.
-        heads: of what stands around the contents.
-        crc: the CRC-32 that the file should carry; None if it carries none.
+        heads: of the bytes around the contents.
+        crc: CRC-32 that the file should carry; None if it carries none.
     """
 
     parameters: dict[str, str]
@@ -71,26 +71,26 @@ class FileDigests:
 def file_digests(
     file: SourceFile,
     index: FileIndex,
-    buffer: memoryview,
+    block_bytes: int,
     advance: Callable[[int], None] = lambda _: None,
     take: Callable[[str, memoryview], None] = lambda *_: None,
 ) -> FileDigests:
-    """Reads a file once, front to back, all of it; of an encrypted one the tags are checked on the way.
+    """Read a whole file once, front to back; an encrypted one's tags are checked on the way.
 
-    `take` gets the bytes of each parameter's contents, in their order, with its name.
+    `take` receives the bytes of each parameter's contents, in order, with its name.
 
     Raises:
-        CheckpointError: the file ends before its contents do, or a tag is wrong.
-        StorageError: it cannot be read.
+        CheckpointError: the file is truncated, or a tag is wrong.
+        StorageError: the file cannot be read.
     """
     reading = _Reading(index, advance, take)
-    for block in _blocks(file, buffer):
+    for block in _blocks(file, block_bytes):
         reading.add(block)
     return reading.digests()
 
 
 class _Reading:
-    """A file whose blocks come in their order; a parameter's extents follow one another, so one digest is under way."""
+    """A file whose blocks arrive in order; a parameter's extents are consecutive, so one digest at a time suffices."""
 
     def __init__(
         self, index: FileIndex, advance: Callable[[int], None], take: Callable[[str, memoryview], None]
@@ -115,7 +115,7 @@ class _Reading:
         )
 
     def add(self, block: memoryview) -> None:
-        """Takes in the next bytes."""
+        """Add the next bytes."""
         ranges: list[ContentRange] = []
         position, end = 0, self._offset + len(block)
         while self._left and self._left[0][0] < end:
@@ -140,51 +140,37 @@ class _Reading:
         self._offset = end
 
     def digests(self) -> FileDigests:
-        """Those of a file of which all blocks were taken in."""
+        """Return the digests once all blocks were added."""
         return FileDigests(self._parameters, self._heads.hexdigest(), self._crc.value() if self._crc else None)
 
 
-def _blocks(file: SourceFile, buffer: memoryview) -> Iterator[memoryview]:
-    """All bytes of a file: by way of `buffer`, or of a remote file ahead."""
+def _blocks(file: SourceFile, block_bytes: int) -> Iterator[memoryview]:
     if isinstance(file, DecryptedSource):
-        yield from file.stream()
-    elif not file.location.is_local:
-        yield from (memoryview(data) for _, data in read_ahead(file, [(0, file.size_bytes)]))
-    else:
-        for start in range(0, file.size_bytes, len(buffer)):
-            block = buffer[: min(len(buffer), file.size_bytes - start)]
-            file.read_into(start, block)
-            yield block
+        return file.stream()
+    return (block for _, block in read_in_blocks(file, [(0, file.size_bytes)], block_bytes))
 
 
-def _local_parts(
-    file: SourceFile, entries: Sequence[TensorEntry], buffer: memoryview
+def _contents(
+    file: SourceFile, entries: Sequence[TensorEntry], block_bytes: int, checks_heads: bool
 ) -> Iterator[tuple[int, memoryview]]:
-    for number, entry in enumerate(entries):
-        for extent in entry.extents:
-            for start in range(0, extent.length, len(buffer)):
-                part = buffer[: min(len(buffer), extent.length - start)]
-                file.read_into(extent.offset + start, part)
-                yield number, part
-
-
-def _remote_parts(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> Iterator[tuple[int, bytes]]:
-    """The contents, and what stands before them if that is to be checked, in the order of `entries`."""
+    """Yield the contents of entries, each block with its entry's number; optionally check their heads."""
     owners: list[int] = []
     heads: list[Head] = []
     ranges: list[tuple[int, int]] = []
     for number, entry in enumerate(entries):
-        for extent, head in zip(entry.extents, expected_heads(entry) if assumed else _no_heads(entry), strict=True):
+        for extent, head in zip(
+            entry.extents, expected_heads(entry) if checks_heads else _no_heads(entry), strict=True
+        ):
             owners.append(number)
             heads.append(head)
             ranges.append((head[0], extent.offset + extent.length - head[0]))
     last = -1
-    for place, data in read_ahead(file, ranges):
-        expected = heads[place][1] if place != last else b""
+    for place, block in read_in_blocks(file, ranges, block_bytes):
+        head_bytes = heads[place][1] if place != last else b""
         last = place
-        if not data.startswith(expected):
+        if block[: len(head_bytes)] != head_bytes:
             raise HeaderMismatchError
-        yield owners[place], data[len(expected) :]
+        yield owners[place], block[len(head_bytes) :]
 
 
 def _no_heads(entry: TensorEntry) -> Iterator[Head]:

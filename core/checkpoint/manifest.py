@@ -1,13 +1,13 @@
-"""The records that stand beside a converted checkpoint, in `.reshard/`: public, versioned JSON.
+"""The records of a converted checkpoint, in `.reshard/` beside it: public, versioned JSON.
 
 TARGET/.reshard/manifest.json          the commit marker: a target without it is not a checkpoint
-TARGET/.reshard/plan.json.gz           what the conversion was planned from; its identity decides about resuming
+TARGET/.reshard/plan.json.gz           the inputs of the plan; its identity decides about resuming
 TARGET/.reshard/records/rank_{r}.json  one for each target rank's file, written after it
 
-The plan and the records of an encrypted target are sealed with its key (`reshard.core.runtime.sealing`). Its manifest
-names no parameter, its digests mean nothing without the key, and its sealed field shows whether the rest was changed.
+An encrypted target's plan and records are sealed with its key (`reshard.core.runtime.sealing`). Its manifest names no
+parameter, its digests are useless without the key, and its sealed field reveals changes to the rest.
 
-Every byte is covered: the manifest and the records end in digests of themselves, and the manifest holds the plan's.
+Every byte is covered: manifest and records end in digests of themselves, and the manifest holds the plan's digest.
 Earlier versions wrote no digests.
 """
 
@@ -19,10 +19,7 @@ import xxhash
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from reshard.core.checkpoint.self_digest import add_digest, split_digest
-from reshard.core.errors import (
-    InputError,
-    TargetError,
-)
+from reshard.core.errors import InputError, TargetError
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import Key
@@ -42,6 +39,7 @@ from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
 PLAN_NAME = "plan.json.gz"
 RECORDS_DIRECTORY = "records"
+MAX_RECORD_BYTES = 2**28
 _MANIFEST = "manifest"
 _RANK_FILE = re.compile(r"rank_([0-9]+)/(?!\.{1,2}$)[^/\\\0]+", re.DOTALL)
 _NO_DIGEST = "it was changed: the digest that it should end in is missing"
@@ -50,7 +48,7 @@ DIGEST_ALGORITHM: Literal["xxh3_128"] = "xxh3_128"
 Item = TypeVar("Item")
 Model = TypeVar("Model", bound=BaseModel)
 FailFastTuple = Annotated[tuple[Item, ...], FailFast()]
-"""Of a damaged list the first error is told: each takes a thousand bytes, and there may be one for every two read."""
+"""Report only the first error of a damaged list: each takes a thousand bytes, and every two bytes may cause one."""
 
 
 class _Record(BaseModel):
@@ -58,7 +56,7 @@ class _Record(BaseModel):
 
 
 class ParameterRecord(_Record):
-    """One parameter of a written file: its digest is over its bytes in C order, or over a text's UTF-8."""
+    """One parameter of a written file; the digest is over its bytes in C order, or over a text's UTF-8."""
 
     name: str
     dtype: str
@@ -67,7 +65,7 @@ class ParameterRecord(_Record):
 
 
 class OverflowRecord(_Record):
-    """How many finite values of a parameter became infinite when they were cast, and the largest of them."""
+    """Number of a parameter's finite values that became infinite when cast, and the largest of them."""
 
     name: str
     count: int
@@ -82,16 +80,16 @@ class ShardRecord(_Record):
         rank: target rank.
         file: path below the target.
         size_bytes: size of the file.
-        copy_of: the rank whose file this one is a copy of, if it is one.
+        copy_of: the rank whose file this one is a copy of, if any.
         source_ranks: source ranks that were read.
-        read_bytes: bytes that were read from the source, gaps included.
-        seconds: time that it took.
+        read_bytes: bytes read from the source, gaps included.
+        seconds: time taken.
         verified: how closely the written file was checked.
-        heads: digest of what stands around the contents; one for each file, if it is made of several.
-        parameters: what is in it, in the file's order.
-        overflows: of parameters that were cast, what became infinite; as a rule nothing.
+        heads: digest of the bytes around the contents; one for each file if it is made of several.
+        parameters: parameters in the file's order.
+        overflows: parameters that overflowed when cast; usually none.
         parts: what each parameter adds to the fingerprint of its whole tensor, 16 hexadecimal digits, if the target is
-            to be compared with its source; else nothing.
+            to be compared with its source; otherwise empty.
     """
 
     schema_version: Literal[1] = 1
@@ -110,14 +108,14 @@ class ShardRecord(_Record):
     parts: FailFastTuple[Annotated[str, Field(pattern=TEXT_PATTERN)]] = ()
 
     def is_checked(self, level: VerifyLevel) -> bool:
-        """Whether the file was checked as closely as that; for `content`, whether it is ready to be compared."""
+        """True if the file was checked at this level; for `content`, if it is ready to be compared."""
         if level is VerifyLevel.CONTENT:
             return not self.verified.is_below(VerifyLevel.CHECKSUM) and len(self.parts) == len(self.parameters)
         return not self.verified.is_below(level)
 
 
 class RankSummary(_Record):
-    """One target rank in the manifest; `record_digest` is over its record without what it was verified by."""
+    """One target rank in the manifest; `record_digest` is over its record without the verification level."""
 
     rank: int
     file: str
@@ -126,7 +124,7 @@ class RankSummary(_Record):
 
 
 class IndexSummary(_Record):
-    """The index of a unified target in the manifest: its path below the target, and a digest of its bytes."""
+    """The index of a unified target in the manifest: path below the target, and digest of its bytes."""
 
     file: str
     size_bytes: int
@@ -139,26 +137,26 @@ class Manifest(_Record):
     Attributes:
         identity: identity of the plan.
         writer: program and version that wrote it.
-        created: when, ISO 8601, UTC.
+        created: time, ISO 8601, UTC.
         source: URL of the source.
-        step: the source's epoch and step, if its names carry one.
+        step: the source's epoch and step, if its file names have one.
         source_world_size: ranks of the source.
         target_world_size: ranks of the target.
-        format: kind of the target's files.
+        format: format of the target's files.
         verified: how closely all files were checked.
-        dropped: parameters of the source's strategy that the target's lacks.
+        dropped: parameters of the source's strategy that the target's does not have.
         excused: parameters of the target's strategy that were allowed to be missing.
-        carried: parameters that no strategy knows, copied to every rank.
-        notes: what was chosen, in sentences.
+        carried: parameters that no strategy covers, passed through to every rank.
+        notes: choices that were made, in sentences.
         ranks: the target's files.
-        encryption: how the files are encrypted; empty: not at all.
-        sealed: of an encrypted target, what of the above names parameters, which is empty there; base64.
+        encryption: encryption mode; empty: not encrypted.
+        sealed: an encrypted target's fields that name parameters, empty above; base64.
         layout: `ranks`, or `unified`: then the target's ranks are files of whole tensors, counted from 0.
-        index: of a unified target, what tells which tensor is in which file; None if it is one file.
-        changes: which parameters were taken, and how they were changed, as declared.
-        excluded: source parameters that were left out so.
-        plan_digest: digest of the plan's file; empty if there is none, as beside joined parts. None: an earlier version
-            wrote this, which recorded neither it nor a digest of the manifest itself.
+        index: a unified target's index of which tensor is in which file; None if it is one file.
+        changes: selection and changes of parameters, as declared.
+        excluded: source parameters that the selection left out.
+        plan_digest: digest of the plan's file; empty if there is none, as beside joined stages. None: written by an
+            earlier version, which recorded neither it nor a digest of the manifest itself.
     """
 
     schema_version: Literal[1] = 1
@@ -187,12 +185,12 @@ class Manifest(_Record):
 
     @property
     def files(self) -> list[str]:
-        """Paths, below the target, of all that the checkpoint consists of."""
+        """Paths, below the target, of all files of the checkpoint."""
         return [*(rank.file for rank in self.ranks), *([self.index.file] if self.index else [])]
 
 
 class _Details(_Record):
-    """What of a manifest names parameters."""
+    """The fields of a manifest that name parameters."""
 
     dropped: FailFastTuple[str] = ()
     excused: FailFastTuple[str] = ()
@@ -203,7 +201,7 @@ class _Details(_Record):
 
     @property
     def each(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Fields by name."""
         return {name: getattr(self, name) for name in _Details.model_fields}
 
 
@@ -212,7 +210,7 @@ _REPEATED_FIELDS = (*ParameterRecord.model_fields, *RankSummary.model_fields)
 
 
 def seal_manifest(manifest: Manifest, key: Key) -> Manifest:
-    """The manifest of an encrypted target: what names parameters is sealed."""
+    """Seal the fields of an encrypted target's manifest that name parameters."""
     details = _Details(**{name: getattr(manifest, name) for name in _Details.model_fields})
     public = manifest.model_copy(update=_Details().each | {"encryption": str(key.mode)})
     sealed = base64.b64encode(seal(details.model_dump_json().encode(), key, _purpose(public))).decode()
@@ -220,12 +218,12 @@ def seal_manifest(manifest: Manifest, key: Key) -> Manifest:
 
 
 def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifest:
-    """A manifest with all that it says, if `key` is the target's; `origin` is what messages call it.
+    """Return a manifest with all its fields, given the target's `key`; `origin` names it in messages.
 
     Raises:
-        InputError: it is encrypted, and the key is missing or not its own, or it was changed; or it is not encrypted,
-            and there is one.
-        TargetError: it is damaged.
+        InputError: the target is encrypted, and the key is missing or wrong, or the manifest was changed; or there is a
+            key, and the target is not encrypted.
+        TargetError: the manifest is damaged.
     """
     if not manifest.encryption:
         if key is not None:
@@ -244,12 +242,14 @@ def unseal_manifest(manifest: Manifest, key: Key | None, origin: str) -> Manifes
             raise ValueError(sealed)
         details = _validated(_Details, unseal(sealed, key, _purpose(manifest), origin), origin)
     except ValueError as error:
-        raise TargetError(f"{origin}: not a readable manifest: what is sealed in it is damaged") from error
+        raise TargetError(f"{origin}: not a readable manifest: its sealed fields are damaged") from error
     return manifest.model_copy(update=details.each | {"sealed": ""})
 
 
 def with_plan_digest(manifest: Manifest, plan: bytes, key: Key | None, origin: str) -> Manifest:
-    """The manifest with the digest of the plan's file, `plan`; `key` is the target's, if it is encrypted.
+    """Return the manifest with the digest of the plan's file, `plan`; `key` is an encrypted target's.
+
+    Raises: as `unseal_manifest`.
 
     Raises: as `unseal_manifest`.
     """
@@ -258,36 +258,36 @@ def with_plan_digest(manifest: Manifest, plan: bytes, key: Key | None, origin: s
 
 
 def _purpose(manifest: Manifest) -> str:
-    """What is sealed is good with this very manifest only, but for how closely it was verified, which may rise."""
-    # what has its default is left out, or none could be unsealed any more when there are more fields
+    """Bind the sealed fields to this manifest, except for its verification level, which may rise."""
+    # exclude defaults, or no manifest could be unsealed once there are more fields
     return f"{_MANIFEST} {manifest.model_dump_json(exclude={'sealed', 'verified'}, exclude_defaults=True)}"
 
 
 def dump_record(record: ShardRecord | Manifest) -> bytes:
-    """A record as the bytes of its file."""
+    """Return the bytes of a record's file."""
     return add_digest(
         record.model_dump_json(indent=1).encode() if isinstance(record, Manifest) else record_content(record)
     )
 
 
 def record_content(record: ShardRecord) -> bytes:
-    """A rank's record as JSON, without the digest of its file."""
-    # left out where there are none, or records of earlier versions would have other digests
+    """Return a rank's record as JSON, without its own digest."""
+    # omit empty overflows, or records of earlier versions would have other digests
     return record.model_dump_json(exclude=None if record.overflows else {"overflows"}).encode() + b"\n"
 
 
 def is_rank_file(path: str, rank: int) -> bool:
-    """Whether a path below a target can be a rank's file: paths in records are not trusted."""
+    """True if a path below a target can be a rank's file: paths in records are not trusted."""
     match = _RANK_FILE.fullmatch(path)
     return match[1] == str(rank) if match else is_unified_name(path)
 
 
 def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) -> ShardRecord:
-    """A rank's record from its file; `needs_digest`: it must end in a digest, as beside newer manifests.
+    """Parse a rank's record; `needs_digest`: it must end in a digest, as beside newer manifests.
 
     Raises:
         TargetError: the record is damaged, or of another version.
-        LimitError: parsing it would exceed the memory limit.
+        LimitError: parsing would exceed the memory limit.
     """
     try:
         content, has_digest = split_digest(data)
@@ -301,11 +301,11 @@ def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) 
 
 
 def parse_manifest(data: bytes, origin: str) -> Manifest:
-    """A manifest from its file.
+    """Parse a manifest.
 
     Raises:
         TargetError: it is damaged, or of another version.
-        LimitError: it would take too much memory.
+        LimitError: parsing would exceed the memory limit.
     """
     try:
         content, has_digest = split_digest(data)
@@ -318,7 +318,7 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         _check_rank_file(rank, origin)
     if manifest.index and not (is_unified_name(manifest.index.file) and is_index_name(manifest.index.file)):
         raise TargetError(
-            f"{origin}: calls its index {manifest.index.file!r}, as no conversion calls one: it was changed"
+            f"{origin}: names its index {manifest.index.file!r}, which no conversion does: it was changed"
         )
     return manifest
 
@@ -345,7 +345,7 @@ def _first(error: ValueError) -> str:
 
 
 def read_manifest(directory: Location) -> Manifest | None:
-    """The manifest of a converted checkpoint; None if there is none.
+    """Read the manifest of a converted checkpoint; None if there is none.
 
     Raises:
         TargetError: it is damaged.
@@ -354,6 +354,3 @@ def read_manifest(directory: Location) -> Manifest | None:
     location = directory.child(STATE_DIRECTORY, MANIFEST_NAME)
     content = unless_missing(lambda: read_own_file(location, MAX_RECORD_BYTES))
     return None if content is None else parse_manifest(content, str(location))
-
-
-MAX_RECORD_BYTES = 2**28

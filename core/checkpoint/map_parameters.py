@@ -1,9 +1,9 @@
-"""Map parameters: hash tables, which a `.ckpt` holds as MapTensorProto messages and MindSpore loads as three arrays.
+"""Map parameters: hash tables, stored in a `.ckpt` as MapTensorProto messages and loaded by MindSpore as three arrays.
 
     MapTensorProto  1: tensor, repeated TensorProto: keys, values, status
     TensorProto     1: dims, repeated int64; 2: tensor_type, numpy's name; 3: tensor_content
 
-A table may be in several messages; the arrays of the same place follow one another along axis 0.
+A table may be in several messages; arrays at the same position are concatenated along axis 0.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ _DIM, _PACKED_DIMS, _TYPE, _CONTENT = varint_key(1), bytes_key(1), bytes_key(2),
 
 
 def parse_map_parameter(messages: Sequence[bytes], name: str) -> list[np.ndarray]:
-    """The arrays of a map parameter; `name` says in messages which one.
+    """Parse the arrays of a map parameter; `name` identifies it in messages.
 
     Raises:
-        CheckpointError: the messages are none of a map parameter.
+        CheckpointError: the messages are not a map parameter's.
     """
-    parts = [_parse_message(message, name) for message in messages]
-    if len({len(arrays) for arrays in parts}) > 1:
-        raise CheckpointError(f"map parameter {name!r}: its parts have different numbers of arrays: damaged")
+    messages_arrays = [_parse_message(message, name) for message in messages]
+    if len({len(arrays) for arrays in messages_arrays}) > 1:
+        raise CheckpointError(f"map parameter {name!r}: its messages have different numbers of arrays: damaged")
     try:
-        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        return [np.concatenate(arrays) for arrays in zip(*messages_arrays, strict=True)]
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"map parameter {name!r}: its parts do not fit together ({error}): damaged") from None
+        raise CheckpointError(f"map parameter {name!r}: its messages do not fit together ({error}): damaged") from None
 
 
 def build_map_parameter(arrays: Sequence[np.ndarray]) -> bytes:
-    """The message of a map parameter's keys, values and status."""
+    """Build the message of a map parameter's keys, values and status."""
     return b"".join(_field(_TENSOR, _build_tensor(array)) for array in arrays)
 
 
@@ -63,8 +63,8 @@ def _parse_tensor(reader: WireReader, stop: int, name: str) -> np.ndarray:
         elif key == _CONTENT:
             content = reader.contents(reader.offset, value)
     try:
-        if not type_name.isalnum():  # numpy also reads descriptions of records
-            raise TypeError(f"{type_name!r} is no type of elements")
+        if not type_name.isalnum():  # numpy also accepts descriptions of records
+            raise TypeError(f"{type_name!r} is not an element type")
         return np.frombuffer(content, np.dtype(type_name)).reshape(dims)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"map parameter {name!r}: {error}: damaged, or of a kind not known here") from None

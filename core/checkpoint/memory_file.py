@@ -1,4 +1,4 @@
-"""A file that is in memory, read like one on a storage."""
+"""A file in memory, read like one on a storage."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from reshard.core.storage.urls import Location
 
 
 class MemoryFile:
-    """A `SourceFile` of bytes at hand; `name` stands for it in messages."""
+    """A `SourceFile` of bytes in memory; `name` identifies it in messages."""
 
     version = ""
 
@@ -19,23 +19,15 @@ class MemoryFile:
         self._data = memoryview(data)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills `buffer` from the bytes at `offset`.
-
-        Raises:
-            CheckpointError: there are not that many.
-        """
+        """Fill `buffer` from `offset` on; a CheckpointError if the data is too short."""
         buffer[:] = self._slice(offset, len(buffer))
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of each range, given by its offset and its length.
-
-        Raises:
-            CheckpointError: there are not that many.
-        """
+        """Read ranges, each given by offset and length; a CheckpointError if the data is too short."""
         return [bytes(self._slice(offset, length)) for offset, length in ranges]
 
     def close(self) -> None:
-        """Does nothing: the bytes are the caller's."""
+        """Do nothing: the bytes belong to the caller."""
 
     def _slice(self, offset: int, length: int) -> memoryview:
         if offset + length > self.size_bytes:

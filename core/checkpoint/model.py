@@ -1,7 +1,7 @@
-"""What a checkpoint file holds, whatever its format: names, dtypes, shapes and where the bytes are.
+"""The contents of a checkpoint file, independent of its format: names, dtypes, shapes and where the bytes are.
 
-An *index* is read from a file's headers alone. A *file plan* is the reverse: everything of a file to be written except
-the contents, known before the first byte is written because sizes follow from dtypes and shapes.
+An *index* is read from a file's headers alone. A *file plan* is the reverse: all of a file to be written except the
+contents, known before the first byte is written because sizes follow from dtypes and shapes.
 """
 
 import math
@@ -13,15 +13,15 @@ from reshard.core.tensor.dtypes import TEXT, DType
 from reshard.core.tensor.slices import Extent, Shape
 
 MAX_TEXT_BYTES = 1 << 20
-"""Of one text entry, as UTF-32: texts are kept whole in an index, so they have to stay small."""
+"""Limit of one text entry, as UTF-32: an index holds texts whole, so they must be small."""
 
 
 MINDSPORE, PYTORCH = "ms", "pt"
-"""For whom a `.safetensors` file says that it is: Hugging Face's loaders refuse `ms`, MindSpore's take either."""
+"""Framework that a `.safetensors` file is marked for: Hugging Face's loaders refuse `ms`, MindSpore's accept both."""
 
 
 class CheckpointFormat(StrEnum):
-    """The two kinds of checkpoint files; the value is the file name's extension."""
+    """The two formats of checkpoint files; the value is the file name's extension."""
 
     CKPT = "ckpt"
     SAFETENSORS = "safetensors"
@@ -32,12 +32,12 @@ class TensorEntry:
     """One parameter of a checkpoint file.
 
     Attributes:
-        name: the parameter's name.
+        name: parameter's name.
         dtype: element type.
-        shape: number of elements per axis; () is a scalar. Text and map tensors are opaque bytes: (length,).
+        shape: number of elements per axis; () is a scalar. Texts and map tensors are opaque bytes: (length,).
         extents: where its bytes are, in order; several where a `.ckpt` splits a large parameter. For a map tensor one
             serialized MapTensorProto each, which have to stay apart.
-        text: the value of a text entry, which has no extents; None for tensors.
+        text: value of a text entry, which has no extents; None for tensors.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TensorEntry:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def extents_of(self, offset: int, length: int) -> tuple[Extent, ...]:
-        """Where bytes `offset` to `offset + length` of its contents are in its file."""
+        """Return where bytes `offset` to `offset + length` of its contents are in the file."""
         first = self.extents[0]
         if offset + length <= first.length:
             return (Extent(first.offset + offset, length),)
@@ -70,7 +70,7 @@ class TensorEntry:
 
 
 def text_entry(name: str, text: str) -> TensorEntry:
-    """The entry of a text, the same whatever the file's format: its length is that of its UTF-32 code units.
+    """Return a text's entry, the same for every format: its length is that of its UTF-32 code units.
 
     As in numpy an empty text takes one unit, a NUL.
     """
@@ -79,14 +79,14 @@ def text_entry(name: str, text: str) -> TensorEntry:
 
 @dataclass(frozen=True)
 class FileIndex:
-    """What a checkpoint file holds.
+    """Contents of a checkpoint file.
 
     Attributes:
-        format: kind of file.
+        format: format of the file.
         size_bytes: size of the file.
         entries: parameter name -> entry, in the file's order.
-        has_crc: whether the file carries a CRC-32 of its contents.
-        redundancy_removed: the file says that slices shared by several ranks were saved by one of them only.
+        has_crc: the file carries a CRC-32 of its contents.
+        redundancy_removed: the file is marked: only one rank saved each slice that ranks share.
     """
 
     format: CheckpointFormat
@@ -100,8 +100,8 @@ class FileIndex:
 class OutputEntry:
     """One parameter of a file to be written.
 
-    `piece_bytes` are the lengths of a map tensor's messages, else empty; `literal` its contents, where they are known
-    before anything is read.
+    `piece_bytes` are the lengths of a map tensor's messages, otherwise empty; `literal` its contents, if known before
+    anything is read.
     """
 
     name: str
@@ -119,7 +119,7 @@ class OutputEntry:
 
 @dataclass(frozen=True)
 class Content:
-    """A place in a file to be written where bytes `start` to `stop` of a parameter's contents belong."""
+    """A place in a file to be written, for bytes `start` to `stop` of a parameter's contents."""
 
     name: str
     start: int
@@ -128,10 +128,10 @@ class Content:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """A file to be written: literal bytes and contents, one after another, without gaps.
+    """A file to be written: consecutive literal bytes and contents, without gaps.
 
-    Every parameter's contents appear in ascending order and as a whole. `size_bytes` is the file's size. The place of
-    a CRC, which is known when all else is written, is `crc_offset`; None where the file gets none.
+    Every parameter's contents appear whole and in order. `size_bytes` is the file's size. `crc_offset` is the place of
+    a CRC, which is known last; None without CRC.
     """
 
     segments: tuple[bytes | Content, ...]

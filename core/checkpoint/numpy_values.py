@@ -1,9 +1,9 @@
-"""What stands here where MindSpore has a Parameter: a numpy array; and what is saved of what users give.
+"""Parameters as numpy arrays, where MindSpore has Parameters; and how values given by users are saved.
 
 A scalar is a 0-d array, a bfloat16 tensor an array of `ml_dtypes.bfloat16`, a text a `str`. Packed 4-bit integers, two
-a byte, are the array of their bytes, whose dtype is `INT4`: int8 to numpy, which keeps the mark through slices and
-copies, so that what was loaded is saved as what it was. A map parameter (a hash table) is a list of its keys, values
-and status, as MindSpore loads it.
+a byte, are the array of their bytes with dtype `INT4`: int8 to numpy, which keeps the mark through slices and copies,
+so that a loaded array is saved as what it was. A map parameter (a hash table) is a list of its keys, values and status,
+as MindSpore loads it.
 """
 
 from collections.abc import Mapping
@@ -21,28 +21,28 @@ Value = np.ndarray | str | list[np.ndarray]
 
 _MARK = "mindspore"
 INT4 = np.dtype(np.int8, metadata={_MARK: dtypes.INT4.name})
-"""Of an array of packed 4-bit integers, two a byte."""
+"""Dtype of an array of packed 4-bit integers, two a byte."""
 
 _NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {**NUMPY_TYPES, dtypes.INT4.name: INT4}
 _NAMES = {dtype: name for name, dtype in _NUMPY_DTYPES.items() if dtype is not INT4}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """The numpy dtype of an array that holds a tensor's elements.
+    """Return the numpy dtype for a tensor's elements.
 
     Raises:
-        CheckpointError: it is no tensor's.
+        CheckpointError: the dtype is not a tensor's.
     """
     if dtype.name not in _NUMPY_DTYPES:
-        raise CheckpointError(f"a {dtype} is no array")
+        raise CheckpointError(f"a {dtype} is not an array")
     return _NUMPY_DTYPES[dtype.name]
 
 
 def dtype_of(array: np.ndarray) -> DType:
-    """The dtype under which an array's elements are saved.
+    """Return the dtype that an array's elements are saved as.
 
     Raises:
-        TypeError: no checkpoint file knows it.
+        TypeError: no checkpoint file can hold it.
     """
     if _mark_of(array.dtype) == dtypes.INT4.name:
         return dtypes.INT4
@@ -53,17 +53,17 @@ def dtype_of(array: np.ndarray) -> DType:
 
 
 def is_array_like(value: object) -> bool:
-    """Whether `array_of` makes an array of it: numpy's own, or what says how (Tensors of several frameworks)."""
+    """True if `array_of` accepts the value: numpy's own, or one that converts itself (several frameworks' Tensors)."""
     return isinstance(value, np.ndarray | np.generic) or any(
         callable(getattr(value, method, None)) for method in ("asnumpy", "__array__", "numpy")
     )
 
 
 def array_of(value: Any) -> np.ndarray:
-    """The array that stands for a value, little-endian and in C order; numpy's own are not copied if they are so.
+    """Convert a value to an array, little-endian and in C order; numpy's own are copied only if needed.
 
     Raises:
-        TypeError: there is none.
+        TypeError: the value cannot be converted.
     """
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
@@ -82,16 +82,16 @@ def array_of(value: Any) -> np.ndarray:
 
 
 def bytes_of(array: np.ndarray) -> memoryview:
-    """The bytes of an array in C order."""
+    """Return the bytes of an array in C order."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def is_same(one: Value, other: Value) -> bool:
-    """Whether two values are the same in every bit."""
+    """True if two values are equal in every bit."""
     if one is other:
         return True
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        # by bytes: NaNs are the same if they are the same
+        # by bytes, so that equal NaNs are equal
         same_kind = (one.dtype, one.shape) == (other.dtype, other.shape)
         return same_kind and np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
     if isinstance(one, list) and isinstance(other, list):

@@ -16,18 +16,18 @@ _ENDS_IN_DIGEST = re.compile(rb'"digest"\s*:\s*"[^"]*"\s*\}\s*\Z')
 
 
 def add_digest(data: bytes) -> bytes:
-    """A JSON object's bytes with their digest added as the last field."""
+    """Add a JSON object's digest as its last field."""
     body = data.rstrip().removesuffix(b"}").rstrip()
     return body + _HEAD + _digest(body) + _END
 
 
 def split_digest(data: bytes) -> tuple[bytes, bool]:
-    """A JSON object's bytes without their digest, and whether they have one."""
+    """Return a JSON object's bytes without their digest, and whether they had one; a ValueError if it is wrong."""
     body, head, rest = data.rpartition(_HEAD)
     if not head and not _ENDS_IN_DIGEST.search(data):
         return data, False
     if not head or rest != _digest(body) + _END:
-        raise ValueError("it was changed: its bytes do not give the digest that it ends in")
+        raise ValueError("it was changed: its bytes do not match the digest that it ends in")
     return body + b"}", True
 
 

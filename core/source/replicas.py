@@ -10,8 +10,6 @@ from contextlib import closing
 from dataclasses import replace
 from operator import itemgetter
 
-import numpy as np
-
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.digests import content_digests
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
@@ -105,8 +103,7 @@ def _digests(record: CatalogRecord, slices: dict[str, _Slice]) -> Iterator[tuple
     with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
         index = read_index(file) if record.assumed else record.index
         entries = [entry for entry in index.entries.values() if entry.name in slices]
-        buffer = np.empty(_BLOCK_BYTES, np.uint8).data
-        for entry, digest in zip(entries, content_digests(file, entries, buffer), strict=True):
+        for entry, digest in zip(entries, content_digests(file, entries, _BLOCK_BYTES), strict=True):
             yield slices[entry.name], digest
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
@@ -127,14 +125,14 @@ def _check_contents(
     heads: list[str] = []
     parts: dict[str, str] = {}
     written = {parameter.name: parameter.digest for parameter in record.parameters}
-    buffer = np.empty(_READ_BYTES if starts is None else _SUMMED_BYTES, np.uint8).data
+    block_bytes = _READ_BYTES if starts is None else _SUMMED_BYTES
     files = [(each, read_index(each)) for each in file.parts] if isinstance(file, JoinedFile) else [(file, index)]
     for each, its_index in files:
         if starts is None:
-            digests = file_digests(each, its_index, buffer, advance)
+            digests = file_digests(each, its_index, block_bytes, advance)
         else:
             fingerprints = FileFingerprints(its_index, starts)
-            digests = file_digests(each, its_index, buffer, advance, fingerprints.add)
+            digests = file_digests(each, its_index, block_bytes, advance, fingerprints.add)
             parts.update({name: fingerprint_text(fingerprints.fingerprint(name)) for name in its_index.entries})
         if digests.crc is not None and digests.crc != (stored := stored_crc(each, its_index)):
             problems.append(f"wrong CRC-32: the file says {stored}, its contents give {digests.crc}")

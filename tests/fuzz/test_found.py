@@ -147,7 +147,7 @@ def test_a_deeply_nested_weight_map_is_no_recursion_error() -> None:
 @pytest.mark.parametrize("name", [b",", b"f4,f4", b"("])
 def test_a_map_parameter_whose_type_is_no_word_is_no_syntax_error(name: bytes) -> None:
     tensor = b"\x08\x01\x12" + bytes([len(name)]) + name + b"\x1a\x04abcd"
-    with pytest.raises(CheckpointError, match="map parameter 'm': .* is no type of elements: damaged"):
+    with pytest.raises(CheckpointError, match="map parameter 'm': .* is not an element type: damaged"):
         parse_map_parameter([b"\x0a" + bytes([len(tensor)]) + tensor], "m")
 
 

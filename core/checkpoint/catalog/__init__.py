@@ -1,1 +1,1 @@
-"""The catalog of a checkpoint: the file of each rank and, from its headers, what that file holds."""
+"""The catalog of a checkpoint: the file of each rank and, from its headers, the file's contents."""

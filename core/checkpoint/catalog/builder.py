@@ -1,7 +1,7 @@
-"""The catalog of a checkpoint: for each rank the file that is its part, and from the headers what that file holds.
+"""Builds the catalog of a checkpoint: each rank's file and, from its headers, the file's contents.
 
-The survey lists, the selection chooses by name, and only then are files opened, one a rank. Everything that is wrong
-with the ranks or with the files is one error.
+The survey lists, the selection decides by names, and only then are files opened, one per rank. All problems with ranks
+and files are reported as one error.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,28 +43,28 @@ def build_catalog(
     found: CheckpointSurvey | None = None,
     damage: DamagePolicy = _REFUSES_DAMAGE,
 ) -> CheckpointCatalog:
-    """Finds the checkpoint's file of each rank and reads what it holds.
+    """Find the checkpoint's file of each rank and index it.
 
     Args:
-        url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are rank
-            0's; or a pattern with `{rank}` that names each rank's folder or file.
-        ranks: the ranks that the source strategy has; None if there is no strategy: rank 0 holds all.
-        step: the step to take, `10_5` or `10_5_breakpoint`; None for the newest that every rank has.
-        source_prefix: the prefix of the files to take, where there are several.
-        digest: says of which parameters of which rank a digest of the contents is taken.
-        check_crc: whether files that carry a CRC are read whole to check it.
-        assume_alike: whether of remote files with the same size that agree in samples only one's headers are read; the
-            records of the others say so.
+        url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are rank 0's;
+            or a pattern with `{rank}` that matches each rank's folder or file.
+        ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
+        step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
+        source_prefix: the prefix of the files to use, if there are several.
+        digest: selects the parameters of each rank whose contents are digested.
+        check_crc: read files that carry a CRC whole to check it.
+        assume_alike: of remote files of one size that agree in samples, read the headers of one only; the records of the
+            others are marked as assumed.
         workers: files read at a time; more if they are remote.
-        allow_extra_ranks: whether there may be ranks besides `ranks`, which are then ignored.
-        found: the survey of `url`, if it was made already.
-        damage: what is to happen where ranks have no usable file. If it recovers, they are the catalog's lost ones, and
-            without `step` the newest step is taken that all ranks have which have files and are not faulty.
+        allow_extra_ranks: ignore ranks other than `ranks`.
+        found: the survey of `url`, if there is one already.
+        damage: how to treat ranks without a usable file. If it recovers, they become the catalog's lost ranks, and without
+            `step` the newest step is used that is on all ranks with files, leaving aside faulty ones.
 
     Raises:
-        CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory cannot
-            be read or is an unfinished conversion; or several files cannot be used.
-        CheckpointError: one file is damaged or cannot be used.
+        CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory is
+            unreadable or an unfinished conversion; or several files are unusable.
+        CheckpointError: one file is unusable.
         StorageError: a transient failure of the storage.
     """
     found = found or survey(url)
@@ -127,7 +127,7 @@ def build_catalog(
 
 
 def _unified_catalog(found: CheckpointSurvey, digest: WantsDigest, check_crc: bool, workers: int) -> CheckpointCatalog:
-    """The catalog of a unified checkpoint, whose index is compared with its files."""
+    """Catalog a unified checkpoint, and compare its index with its files."""
     if not found.files:
         check_index(found.url, found.index, {})
         raise CatalogError(f"{found.url}: its index names no file")
@@ -143,11 +143,11 @@ def _unified_catalog(found: CheckpointSurvey, digest: WantsDigest, check_crc: bo
 def catalog_files(
     origin: str, files: Mapping[int, Location], *, digest: WantsDigest, check_crc: bool = True, workers: int = 8
 ) -> CheckpointCatalog:
-    """What some ranks' files hold, which the caller has chosen; the arguments are as in `build_catalog`.
+    """Catalog given files of some ranks; the arguments are as in `build_catalog`.
 
     Raises:
-        CatalogError: they are of two kinds, or several cannot be used.
-        CheckpointError: one file is damaged or cannot be used.
+        CatalogError: the files are of two formats, or several are unusable.
+        CheckpointError: one file is unusable.
         StorageError: a transient failure of the storage.
     """
     by_format = {format_of(location): location for location in files.values()}
@@ -160,7 +160,7 @@ def catalog_files(
 
 
 def _without_files(found: CheckpointSurvey, needed: range, step: str | None, damage: DamagePolicy) -> dict[int, str]:
-    """The ranks that are given up before any file is opened, and why."""
+    """Ranks that are given up before any file is opened, and why."""
     strangers = [rank for rank in damage.faulty if rank not in needed]
     if strangers:
         raise CatalogError(
@@ -186,7 +186,7 @@ def _steps_of(found: CheckpointSurvey, rank: int) -> set[Step | None]:
 
 
 def _advice(damage: DamagePolicy, look_again: Callable[[], CheckpointCatalog]) -> str:
-    """Whether recovering would succeed; empty if it is under way, or the refusal has other reasons than damage."""
+    """Return advice on recovering a checkpoint that was refused before any file was opened, if that would help."""
     if damage.recovers or damage.advice is None:
         return ""
     try:
@@ -250,7 +250,7 @@ def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError
 def _check_nothing_to_choose(
     found: CheckpointSurvey, ranks: range | None, choice: str | None, damage: DamagePolicy
 ) -> None:
-    """Makes sure that nothing is asked for that unified checkpoints do not have."""
+    """Refuse options that unified checkpoints do not have."""
     if ranks is not None:
         raise CatalogError(
             f"{found.url}: is unified, its tensors are whole: name no strategy for it "

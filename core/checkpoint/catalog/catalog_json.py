@@ -1,8 +1,8 @@
-"""A catalog as JSON, for the plan file: compact lists, and each distinct index once, referred to by its number.
+"""A catalog as JSON, for the plan file: compact lists; each distinct index once, referred to by its number.
 
 `entries` are [name, dtype, shape, [offset, length, …]] and, for a text entry, its text; `records` are
-[rank, location, size_bytes, version, number of the index, digests]. `assumed` are the ranks of assumed records, apart
-from them: how much of the headers was read does not change what a conversion writes. `lost` are [rank, why].
+[rank, location, size_bytes, version, number of the index, digests]. `assumed` lists the ranks of assumed records apart
+from these: how much of the headers was read does not change what a conversion writes. `lost` are [rank, why].
 """
 
 import math
@@ -18,11 +18,11 @@ from reshard.core.tensor.slices import Extent
 
 
 def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
-    """The catalog as what `json.dumps` takes."""
+    """Return the catalog as JSON data."""
     numbers: dict[int, int] = {}
     indexes: list[dict[str, Any]] = []
     for record in catalog.records.values():
-        # by identity: records that are alike share the object, and comparing contents would cost seconds
+        # by identity: equal records share the object, and comparing contents would take seconds
         if id(record.index) not in numbers:
             numbers[id(record.index)] = len(indexes)
             indexes.append(_index_to_json(record.index))
@@ -42,10 +42,10 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
 
 
 def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
-    """The catalog that `catalog_to_json` made this of.
+    """Restore a catalog from JSON data.
 
     Raises:
-        CatalogError: it is not one.
+        CatalogError: the data is not a catalog.
     """
     try:
         indexes = [_index_from_json(index) for index in data["indexes"]]
@@ -59,7 +59,7 @@ def catalog_from_json(data: Mapping[str, Any]) -> CheckpointCatalog:
             notes=tuple(data["notes"]),
             lost=dict(data["lost"]),
             stage_numbers=tuple(data["parts"]),
-            # earlier versions knew no unified ones
+            # earlier versions had no unified checkpoints
             unified=data.get("unified", False),
             outside=tuple(data.get("outside", ())),
         )
@@ -90,8 +90,8 @@ def _index_from_json(data: Mapping[str, Any]) -> FileIndex:
 
 def _entry_to_json(entry: TensorEntry) -> list[Any]:
     extents = [number for extent in entry.extents for number in (extent.offset, extent.length)]
-    parts = [entry.name, entry.dtype.name, list(entry.shape), extents]
-    return parts if entry.text is None else [*parts, entry.text]
+    fields = [entry.name, entry.dtype.name, list(entry.shape), extents]
+    return fields if entry.text is None else [*fields, entry.text]
 
 
 def _entry_from_json(
@@ -104,7 +104,7 @@ def _entry_from_json(
 
 def _place(url: object) -> NameText:
     if not isinstance(url, str):
-        raise TypeError(f"{url!r} is no URL")
+        raise TypeError(f"{url!r} is not a URL")
     return NameText(url)
 
 

@@ -1,9 +1,9 @@
-"""What the name of a checkpoint file says: its prefix, the step it was saved at, its format.
+"""Parses the names of checkpoint files: prefix, step, format.
 
-Training writes `{prefix}-{epoch}_{step}.ckpt`, and `…_breakpoint.ckpt` when an exception ends it; converted
-checkpoints have no step: the whole name is the prefix. A prefix may contain the rank (`pangu3-100_2.ckpt`), and then
-every rank has another one. A *spelling* is what names a prefix on all ranks: the prefix itself, or a *template*, which
-has `{rank}` where the rank stands.
+Training writes `{prefix}-{epoch}_{step}.ckpt`, and `…_breakpoint.ckpt` when an exception ends it; converted checkpoints
+have no step: the whole name is the prefix. A prefix may contain the rank (`pangu3-100_2.ckpt`), and then differs on
+every rank. A *spelling* names a prefix on all ranks: it is the prefix itself, or a *template* with `{rank}` in place of
+the rank.
 """
 
 import re
@@ -17,13 +17,13 @@ from reshard.core.storage.patterns import NUMBER, RANK_FIELD
 _STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
 _STEM = re.compile(rf"(?P<prefix>.+)-(?P<at>{_STEP.pattern})", re.DOTALL)
 
-# "1" occurs often in "run1111-1": templates multiply with occurrences, and the rank stands near the end
+# "1" occurs often in "run1111-1": templates multiply with occurrences, and the rank is near the end
 _MAX_OCCURRENCES = 6
 
 
 @dataclass(frozen=True, order=True)
 class Step:
-    """When a checkpoint was saved; ordered by epoch, then step. `breakpoint`: saved because an exception occurred."""
+    """When a checkpoint was saved; ordered by epoch, then step. `breakpoint`: saved because of an exception."""
 
     epoch: int
     step: int
@@ -35,9 +35,9 @@ class Step:
 
 @dataclass(frozen=True)
 class CheckpointName:
-    """The name of a checkpoint file, and what it says; `step` is None if it says none.
+    """The parsed name of a checkpoint file; `step` is None if the name has none.
 
-    `parts` are the numbers of the files that the name stands for, if they are parts of one; see
+    `stage_numbers` are the stages of the files that the name covers, if they are stage files; see
     `reshard.core.checkpoint.formats.stage_files`.
     """
 
@@ -49,9 +49,9 @@ class CheckpointName:
 
 
 def parse_name(name: str) -> CheckpointName | None:
-    """What a file's name says; None if it is not a checkpoint file's: hidden, or of another extension.
+    """Parse a file's name; None if it is not a checkpoint file's: hidden, or of another extension.
 
-    Nor is one with `{rank}` in it, which nobody filled in: it would read as a template.
+    Neither is one with a literal `{rank}` in it: it would read as a template.
     """
     stem, _, extension = name.rpartition(".")
     if not stem or name.startswith(".") or RANK_FIELD in name or extension not in list(CheckpointFormat):
@@ -64,7 +64,7 @@ def parse_name(name: str) -> CheckpointName | None:
 
 
 def parse_step(text: str) -> Step | None:
-    """The step that `10_5` or `10_5_breakpoint` stands for; None if it is not written like that."""
+    """Parse a step, `10_5` or `10_5_breakpoint`; None if the text is not one."""
     match = _STEP.fullmatch(text)
     if match is None:
         return None
@@ -72,26 +72,26 @@ def parse_step(text: str) -> Step | None:
 
 
 def group_prefixes(prefixes: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:
-    """The spellings under which the prefixes of several ranks are the same, and the ranks that have each.
+    """Return the spellings under which prefixes of several ranks agree, and the ranks of each.
 
     `prefixes` are each rank's. Every prefix of every rank belongs to one spelling: to itself if all ranks have it
-    (`CKP_1`, a second run of `CKP`, is also what `CKP_{rank}` gives on rank 1), else to the spelling that most ranks
-    have. The spellings of most ranks come first.
+    (`CKP_1`, a second run of `CKP`, is also what `CKP_{rank}` gives on rank 1), otherwise to the spelling that most
+    ranks have. Spellings of most ranks come first.
     """
-    holders: dict[str, dict[int, str]] = {}
+    owners: dict[str, dict[int, str]] = {}
     for rank, names in prefixes.items():
         for prefix in names:
             for spelling in (prefix, *_templates(prefix, rank)):
-                holders.setdefault(spelling, {})[rank] = prefix
+                owners.setdefault(spelling, {})[rank] = prefix
 
     def order(spelling: str) -> tuple[bool, int, bool, str]:
-        is_template = spelling not in holders[spelling].values()
-        return is_template or len(holders[spelling]) < len(prefixes), -len(holders[spelling]), is_template, spelling
+        is_template = spelling not in owners[spelling].values()
+        return is_template or len(owners[spelling]) < len(prefixes), -len(owners[spelling]), is_template, spelling
 
     groups: dict[str, tuple[int, ...]] = {}
     taken: set[tuple[int, str]] = set()
-    for spelling in sorted(holders, key=order):
-        members = {rank: prefix for rank, prefix in holders[spelling].items() if (rank, prefix) not in taken}
+    for spelling in sorted(owners, key=order):
+        members = {rank: prefix for rank, prefix in owners[spelling].items() if (rank, prefix) not in taken}
         if not members:
             continue
         taken.update(members.items())
@@ -102,7 +102,7 @@ def group_prefixes(prefixes: Mapping[int, Collection[str]]) -> dict[str, tuple[i
 
 
 def _templates(prefix: str, rank: int) -> Iterator[str]:
-    """Every way to put `{rank}` in the place of one or more occurrences of the rank's number."""
+    """Yield every way to replace one or more occurrences of the rank's number by `{rank}`."""
     number = str(rank)
     # the lookahead finds overlapping ones too: rank 11 of "run1" is "run111"
     places = [match.start() for match in re.finditer(f"(?={number})", prefix)][-_MAX_OCCURRENCES:]

@@ -1,10 +1,8 @@
-"""Read the catalog records of many checkpoint files at once."""
+"""Reads the catalog records of many checkpoint files at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock, Semaphore
-
-import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.digests import HeaderMismatchError, content_digests
@@ -21,13 +19,12 @@ from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.model import Strategy
 
-_BLOCK_BYTES = 4 * 1024**2  # of a digest: large enough for a remote read, small enough for a thread to hold
+_BLOCK_BYTES = 4 * 1024**2  # for digests: large enough for a remote read, small enough for a thread to hold
 
 _LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
 
 _WITHOUT_TAGS = (
-    "the source is encrypted as early releases of MindSpore did it, AES-GCM without a tag: whether it was changed "
-    "cannot be told"
+    "the source is encrypted as by early releases of MindSpore, AES-GCM without a tag: changes to it cannot be detected"
 )
 
 WantsDigest = Callable[[int, TensorEntry], bool]
@@ -36,7 +33,7 @@ WantsDigest = Callable[[int, TensorEntry], bool]
 def read_records(
     locations: Mapping[int, Location], reader: "RecordReader", workers: int
 ) -> tuple[dict[int, CatalogRecord], dict[int, InputError]]:
-    """The records of all files that can be used, and why the others cannot."""
+    """Return the records of all usable files, and why the others are unusable."""
     with workers_on(locations.values(), workers) as threads:
         if any(location.is_local for location in locations.values()):
             outcomes = threads.outcomes(reader.read_local, sorted(locations.items()))
@@ -50,7 +47,7 @@ def read_records(
 class RecordReader:
     """Reads records, in many threads, and keeps one index per distinct content.
 
-    4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage are laid out alike.
+    4096 ranks of 2000 parameters each would be eight million entries; the ranks of a stage have the same layout.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class RecordReader:
         self.notes: tuple[str, ...] = ()
 
     def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
-        """The record of a rank's file."""
+        """Return the record of a rank's file."""
         rank, location = item
         file = _opened(location)
         try:
@@ -79,7 +76,7 @@ class RecordReader:
             file.close()
 
     def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
-        """The records of all ranks' files, or why they cannot be used."""
+        """Return the records of all ranks' files, or why they are unusable."""
         opened = dict(zip(locations, threads.outcomes(_opened, locations.values()), strict=True))
         files = {rank: file for rank, file in opened.items() if not isinstance(file, InputError)}
         try:
@@ -98,7 +95,7 @@ class RecordReader:
     def _doubtful(
         self, files: Mapping[int, SourceFile], indexes: Mapping[int, Indexed | InputError]
     ) -> dict[int, SourceFile]:
-        """The files that were assumed to be like one that lacks what its strategy gives it: each may lack another."""
+        """Files assumed to be like one that lacks some of its strategy's parameters: each may lack others."""
         assumed = {rank: found.index for rank, found in indexes.items() if isinstance(found, Indexed) and found.assumed}
         if self._strategy is None or not assumed:
             return {}
@@ -144,7 +141,7 @@ class RecordReader:
         return nullcontext() if file.location.is_local or read_bytes <= _BLOCK_BYTES else self._long_reads
 
     def _interned(self, index: FileIndex) -> FileIndex:
-        # what a text says may differ on every rank: without it in the key, each would be compared with all others
+        # texts may differ on every rank: without them in the key, each index would be compared with all others
         texts = tuple(entry.text for entry in index.entries.values() if entry.text is not None)
         key = (index.size_bytes, tuple(index.entries), texts)
         with self._lock:
@@ -161,7 +158,5 @@ def _opened(location: Location) -> SourceFile:
 
 
 def _digests(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> dict[str, str]:
-    # not zeroed: pages that no content reaches cost nothing
-    buffer = np.empty(_BLOCK_BYTES, np.uint8).data
-    digests = content_digests(file, entries, buffer, assumed=assumed)
+    digests = content_digests(file, entries, _BLOCK_BYTES, assumed=assumed)
     return {entry.name: digest for entry, digest in zip(entries, digests, strict=True)}

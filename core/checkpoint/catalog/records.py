@@ -1,4 +1,4 @@
-"""What is known of a checkpoint from its file names and headers: one record a rank. No storage is needed to use it."""
+"""The catalog of a checkpoint as data, one record per rank, from file names and headers. Using it needs no storage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ class CatalogRecord:
         location: URL of the file; a local one is a plain path.
         size_bytes: size of the file.
         version: changes whenever the file's content does (modification time, etag).
-        index: what the file holds; ranks whose files are laid out alike share one object.
-        digests: parameter -> XXH3-128 of its bytes in hex, for those that were asked for.
-        assumed: the index is another rank's, whose file is as large and agrees in samples; what stands before
-            contents has to be compared with `heads.expected_heads` when they are read.
+        index: contents of the file; ranks whose files have the same layout share one object.
+        digests: parameter -> XXH3-128 of its bytes in hex, for those requested.
+        assumed: the index is another rank's, whose file has the same size and agrees in samples; the bytes before contents
+            have to be compared with `templates.expected_heads` when contents are read.
     """
 
     rank: int
@@ -32,18 +32,18 @@ class CatalogRecord:
 
 @dataclass(frozen=True)
 class CheckpointCatalog:
-    """A checkpoint: for each rank its file and what that holds.
+    """A checkpoint: for each rank its file and the file's contents.
 
     Attributes:
         url: the checkpoint, as it was named.
-        format: the kind of all its files.
-        step: the step chosen, `10_5` say; None if the names of the files carry none.
+        format: the format of all its files.
+        step: the chosen step, such as `10_5`; None if file names carry none.
         records: rank -> record, by ascending rank.
-        notes: sentences for the user: what was chosen, what was passed over and why.
-        lost: rank -> why its file is not used: it is not there, damaged, or named as faulty. Such a rank has no record.
-        parts: the pipeline stages whose parts each file is made of; none if it was written as one.
+        notes: sentences for the user: what was chosen, what was ignored and why.
+        lost: rank -> why its file is not used: missing, damaged, or named as faulty. Such a rank has no record.
+        stage_numbers: the pipeline stages whose files make up each rank's file; empty for ordinary files.
         unified: its tensors are whole, each in one of the files, which count as ranks.
-        outside: of a unified one, parameters that no strategy knows.
+        outside: a unified checkpoint's parameters that no strategy covers.
     """
 
     url: str
@@ -58,5 +58,5 @@ class CheckpointCatalog:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the checkpoint, those without a usable file included."""
+        """Number of ranks, including those without a usable file."""
         return len(self.records) + len(self.lost)

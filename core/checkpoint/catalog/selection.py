@@ -1,7 +1,7 @@
-"""Which of the files that each rank has are the checkpoint: one prefix, one step, one format on all ranks.
+"""Selects each rank's checkpoint file: one prefix, one step, one format on all ranks.
 
-Nothing is opened here: names decide. Where they leave a choice that would be a guess, the error says what there is to
-choose from and by which option.
+Decides by names alone; opens nothing. Where a choice would be a guess, the error lists the candidates and the option
+that selects one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ class FileSelection:
     """The file chosen for each rank.
 
     Attributes:
-        format: the kind of all files.
-        step: the step they were saved at; None if their names say none.
+        format: the format of all files.
+        step: the step at which they were saved; None if their names have none.
         names: rank -> file.
-        notes: sentences that say what was chosen, and what was passed over and why.
+        notes: sentences on what was chosen, and what was ignored and why.
     """
 
     format: CheckpointFormat
@@ -37,17 +37,14 @@ class FileSelection:
 def select_files(
     origin: str, found: Names, *, step: str | None = None, source_prefix: str | None = None, named: bool = False
 ) -> FileSelection:
-    """Chooses every rank's file: of one prefix, the asked step or else the newest that every rank has.
+    """Select every rank's file: of one prefix, and of the requested step or the newest that every rank has.
 
     Args:
-        origin: what messages call the checkpoint.
+        origin: the checkpoint's name in messages.
         found: rank -> its checkpoint files, at least one, for all ranks that are needed.
-        step: `10_5`, or `10_5_breakpoint`, which no choice but this one falls on.
-        source_prefix: a prefix, or a spelling with `{rank}` in the place of the rank.
-        named: the user named the files themselves: `_breakpoint` ones are meant if they are there.
-
-    Raises:
-        CatalogError: there is no such choice, or more than one, or the files are of two formats.
+        step: `10_5`, or `10_5_breakpoint`, which is only ever selected on request.
+        source_prefix: a prefix, or a spelling with `{rank}` in place of the rank.
+        named: the user named the files themselves, so `_breakpoint` ones are meant if present.
     """
     asked = _asked_step(step)
     with_breakpoints = named or (asked is not None and asked.breakpoint)
@@ -55,7 +52,7 @@ def select_files(
         rank: [name for name in names if with_breakpoints or not _is_breakpoint(name)] for rank, names in found.items()
     }
     _check_candidates(origin, found, candidates)
-    _check_parts_apart(origin, candidates)
+    _check_stage_files_apart(origin, candidates)
     file_format = _only_format(origin, candidates)
     notes = _breakpoint_notes(found, candidates)
     if source_prefix is None and _is_one_file_each(candidates):
@@ -70,7 +67,7 @@ def select_files(
         chosen_step = _choose_step(f"{origin}, prefix {printable(spelling)}", by_step, asked)
         names = {rank: steps[chosen_step] for rank, steps in by_step.items()}
         notes += prefix_notes + (_newer_notes(by_step, chosen_step) if asked is None else ())
-    _check_same_parts(origin, names)
+    _check_same_stages(origin, names)
     return FileSelection(file_format, chosen_step, names, (_chosen_note(spelling, chosen_step, names, asked), *notes))
 
 
@@ -97,27 +94,29 @@ def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
         )
 
 
-def _check_parts_apart(origin: str, candidates: Names) -> None:
+def _check_stage_files_apart(origin: str, candidates: Names) -> None:
     for rank, names in candidates.items():
         whole = {name.prefix for name in names if name.step is None and not name.stage_numbers}
         for name in names:
             if name.stage_numbers and name.prefix in whole:
                 raise CatalogError(
-                    f"{origin}: rank_{rank} has a file {printable(name.prefix)}.{name.format} and parts of one "
-                    f"({printable(name.name)}): it cannot be known which is the checkpoint. Remove what is not"
+                    f"{origin}: rank_{rank} has a file {printable(name.prefix)}.{name.format} and stage files "
+                    f"({printable(name.name)}): it is unclear which is the checkpoint. Remove the other one"
                 )
 
 
-def _check_same_parts(origin: str, names: Mapping[int, CheckpointName]) -> None:
+def _check_same_stages(origin: str, names: Mapping[int, CheckpointName]) -> None:
     by_stages: dict[tuple[int, ...], list[int]] = {}
     for rank, name in names.items():
         by_stages.setdefault(name.stage_numbers, []).append(rank)
     if len(by_stages) > 1:
-        told = [
-            f"{', '.join(map(str, parts)) if parts else 'no parts, but a whole file'} ({rank_names(ranks, 3)})"
-            for parts, ranks in by_stages.items()
+        groups = [
+            f"{'stages ' + ', '.join(map(str, stages)) if stages else 'one whole file'} ({rank_names(ranks, 3)})"
+            for stages, ranks in by_stages.items()
         ]
-        raise CatalogError(f"{origin}: ranks have different parts: {'; '.join(told)}. A stage's part is on every rank")
+        raise CatalogError(
+            f"{origin}: ranks have files of different stages: {'; '.join(groups)}. Every rank needs one of each stage"
+        )
 
 
 def _only_format(origin: str, candidates: Names) -> CheckpointFormat:
@@ -126,13 +125,13 @@ def _only_format(origin: str, candidates: Names) -> CheckpointFormat:
         return next(iter(examples))
     mixed = " and ".join(f"{printable(name)} (rank_{rank})" for _, (rank, name) in sorted(examples.items()))
     raise CatalogError(
-        f"{origin}: both kinds of files, {mixed}: it cannot be known which are the checkpoint. Remove one kind, "
+        f"{origin}: both kinds of files, {mixed}: it is unclear which are the checkpoint. Remove one kind, "
         "or name the files by a pattern with {rank}"
     )
 
 
 def _is_one_file_each(candidates: Names) -> bool:
-    """Every rank has just one file, and none of them names a step: whatever the names are, nothing is to be chosen."""
+    """True if every rank has just one file, without a step in its name: nothing is left to choose, whatever the names."""
     return all(len(names) == 1 and names[0].step is None for names in candidates.values())
 
 
@@ -163,7 +162,7 @@ def _asked_prefix(
     without = [rank for rank, names in prefixes.items() if spelled_for(asked, rank) not in names]
     if not without:
         return asked
-    # one rank's own spelling of a prefix that contains the rank
+    # a prefix that contains the rank, as spelled on one rank
     spellings = [spelling for spelling in complete if any(spelled_for(spelling, rank) == asked for rank in prefixes)]
     if len(spellings) == 1:
         return spellings[0]
@@ -194,28 +193,28 @@ def _choose_step(
         raise CatalogError(f"{origin}: step {asked} is missing on {without}; {have}")
     if not common:
         every = {step for steps in by_step.values() for step in steps}
-        lacking = [
-            _lacking(step, by_step) for step in sorted((step for step in every if step is not None), reverse=True)
+        incomplete = [
+            _incomplete(step, by_step) for step in sorted((step for step in every if step is not None), reverse=True)
         ]
         if None in every:
-            lacking.append(_lacking(None, by_step))
-        raise CatalogError(f"{origin}: no step that all ranks have: {listed(lacking)}")
+            incomplete.append(_incomplete(None, by_step))
+        raise CatalogError(f"{origin}: no step that all ranks have: {listed(incomplete)}")
     if None in common and dated:
         undated = printable(next(iter(by_step.values()))[None].name)
         raise CatalogError(
-            f"{origin}: {undated} carries no step, others do: which is newer cannot be known. "
+            f"{origin}: {undated} carries no step, others do: it is unclear which is newer. "
             f"{source_option('step')} chooses one of {_steps(dated)}"
         )
     return dated[-1] if dated else None
 
 
-def _lacking(step: Step | None, by_step: Mapping[int, Mapping[Step | None, CheckpointName]]) -> str:
+def _incomplete(step: Step | None, by_step: Mapping[int, Mapping[Step | None, CheckpointName]]) -> str:
     without = [rank for rank, steps in by_step.items() if step not in steps]
     return f"{'the file without a step' if step is None else step} (not on {rank_names(without, 3)})"
 
 
 def _steps(steps: Sequence[Step]) -> str:
-    """The newest first."""
+    """List steps, newest first."""
     return listed([str(step) for step in reversed(steps)])
 
 
@@ -238,10 +237,10 @@ def _unlike_names_note(names: Mapping[int, CheckpointName]) -> tuple[str, ...]:
 
 
 def _newer_notes(by_step: Mapping[int, Mapping[Step | None, CheckpointName]], chosen: Step | None) -> tuple[str, ...]:
-    """What is newer than the chosen step, or, the chosen files having none, has a step."""
+    """Notes on steps newer than the chosen one, or on any steps if the chosen files have none."""
     dated = {step for steps in by_step.values() for step in steps if step is not None}
     newer = sorted((step for step in dated if chosen is None or step > chosen), reverse=True)
-    incomplete = [_lacking(step, by_step) for step in newer if any(step not in steps for steps in by_step.values())]
+    incomplete = [_incomplete(step, by_step) for step in newer if any(step not in steps for steps in by_step.values())]
     return (f"ignored newer steps that are incomplete: {listed(incomplete)}",) if incomplete else ()
 
 

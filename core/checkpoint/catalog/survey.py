@@ -1,8 +1,8 @@
-"""Which ranks a checkpoint has and which files each of them, by listing; no checkpoint file is opened.
+"""Lists which ranks a checkpoint has, and each one's files; opens no checkpoint file.
 
 A checkpoint is named in one of five ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
-files in it (one rank), one checkpoint file (one rank), or a pattern with `{rank}` in it for all else; or it is unified,
-a directory of whole tensors in files that an index tells of, or that index. Indexes alone are read.
+files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, or, if unified, its directory or index. Only
+indexes are read.
 """
 
 import posixpath
@@ -48,7 +48,7 @@ class CheckpointShape(StrEnum):
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A checkpoint file: what its name says, and where it is."""
+    """A checkpoint file: its parsed name and its location."""
 
     name: CheckpointName
     location: Location
@@ -56,16 +56,16 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class CheckpointSurvey:
-    """What is there, whether it makes a checkpoint or not.
+    """The files of a checkpoint, complete or not.
 
     Attributes:
         url: the checkpoint, as it was named.
         shape: how it was named.
-        files: rank -> its checkpoint files, by name; a rank folder without any has none.
-        ignored: what else lies beside them, as paths below the checkpoint; folders end in a slash.
-        names_files: `url` names the files themselves, not the folders that they are in.
-        unfinished: it is the target of a conversion that has not been completed.
-        index: of a unified one, what tells of its files, which count as ranks; None if there is just one file.
+        files: rank -> its checkpoint files, by name; empty for a rank folder without any.
+        ignored: other files and folders, as paths below the checkpoint; folders end in a slash.
+        names_files: `url` names the files themselves, not their folders.
+        unfinished: it is the target of an incomplete conversion.
+        index: index of a unified checkpoint, whose files count as ranks; None for a single file.
     """
 
     url: str
@@ -78,18 +78,18 @@ class CheckpointSurvey:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that have checkpoint files, ascending."""
+        """Ranks with checkpoint files, ascending."""
         return tuple(sorted(rank for rank, files in self.files.items() if files))
 
     @cached_property
     def formats(self) -> tuple[CheckpointFormat, ...]:
-        """The kinds of files that there are."""
+        """Formats of the files."""
         there = {file.name.format for files in self.files.values() for file in files}
         return tuple(file_format for file_format in CheckpointFormat if file_format in there)
 
     @cached_property
     def steps(self) -> Mapping[str, Mapping[Step | None, tuple[int, ...]]]:
-        """Prefix -> step -> the ranks that have it.
+        """Prefix -> step -> ranks that have it.
 
         A prefix that contains the rank has `{rank}` in its place. Steps ascend; None, for files without, comes first.
         """
@@ -97,25 +97,25 @@ class CheckpointSurvey:
         groups = group_prefixes({rank: {name.prefix for name in ours} for rank, ours in names.items()})
         result: dict[str, Mapping[Step | None, tuple[int, ...]]] = {}
         for spelling, ranks in groups.items():
-            holders: dict[Step | None, list[int]] = {}
+            owners: dict[Step | None, list[int]] = {}
             for rank in ranks:
                 for step in {name.step for name in names[rank] if name.prefix == spelled_for(spelling, rank)}:
-                    holders.setdefault(step, []).append(rank)
-            ordered = sorted(holders, key=lambda step: (step is not None, step or Step(0, 0)))
-            result[spelling] = {step: tuple(holders[step]) for step in ordered}
+                    owners.setdefault(step, []).append(rank)
+            ordered = sorted(owners, key=lambda step: (step is not None, step or Step(0, 0)))
+            result[spelling] = {step: tuple(owners[step]) for step in ordered}
         return result
 
 
 def survey(url: str) -> CheckpointSurvey:
-    """What there is at a directory, a pattern with `{rank}`, or a checkpoint file.
+    """List the files of a directory, a pattern with `{rank}`, or a checkpoint file.
 
     Raises:
-        CatalogError: there is nothing, or nothing like a checkpoint; or it cannot be read.
+        CatalogError: there is no checkpoint, or it cannot be read.
         StorageError: a transient failure of the storage.
-        InputError: the URL is not one.
+        InputError: the URL is invalid.
     """
     location = parse_url(url)
-    # what an earlier listing in this process saw may be hours old
+    # this process may have listed it hours ago
     location.fs.invalidate_cache()
     with storage_errors_as_input():
         if RANK_FIELD in location.path:
@@ -133,7 +133,7 @@ def survey(url: str) -> CheckpointSurvey:
 
 @contextmanager
 def storage_errors_as_input() -> Iterator[None]:
-    """What a source does not let one read is a wrong input, unless trying again may help."""
+    """Turn permanent storage errors into CatalogErrors."""
     try:
         yield
     except StorageError as error:
@@ -144,7 +144,7 @@ def storage_errors_as_input() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Item:
-    """One entry of a folder; `kind` is "file", "directory" or what else fsspec calls it."""
+    """One entry of a folder; `kind` is "file", "directory" or another of fsspec's types."""
 
     location: Location
     kind: str
@@ -180,7 +180,7 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
             raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
         if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
             raise CatalogError(
-                f"{root}: has {one}, by its name one of several files, but no index that tells of all ({INDEX_NAME}): "
+                f"{root}: has {one}, by its name one of several files, but no index of all ({INDEX_NAME}): "
                 "get that as well, or name the one file that is meant"
             )
         files, ignored, shape = {0: found}, [], CheckpointShape.FOLDER
@@ -189,7 +189,7 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
 
 
 def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
-    """The index of a directory; None if it has none."""
+    """Return the index of a directory, which has at most one; None if it has none."""
     indexes = [item.location for item in items if is_index_name(item.location.name) and item.kind == "file"]
     if len(indexes) > 1:
         names = ", ".join(index.name for index in indexes)
@@ -198,12 +198,12 @@ def _only_index(root: Location, items: Sequence[_Item]) -> Location | None:
 
 
 def _is_unified_alone(items: Sequence[_Item]) -> bool:
-    """Whether the only checkpoint file has the name of a unified one that needs no index."""
+    """True if the only checkpoint file has the name of a unified one that needs no index."""
     return [file.location.name for file in _split(items)[0]] == [SINGLE_NAME]
 
 
 def _survey_unified(root: Location, index_location: Location | None) -> CheckpointSurvey:
-    """The files that an index names, and, beside MindSpore's, the one of what no strategy knows."""
+    """List the files in an index and, beside MindSpore's, the file of parameters that no strategy covers."""
     items = _list_folder(root)
     if index_location is None:
         index, wanted = None, {SINGLE_NAME}
@@ -213,8 +213,8 @@ def _survey_unified(root: Location, index_location: Location | None) -> Checkpoi
         wanted = {*index.files.values(), *([OTHERS_NAME] if index_location.name == MAP_NAME else [])}
         if SINGLE_NAME not in wanted and any(item.location.name == SINGLE_NAME for item in items):
             raise CatalogError(
-                f"{root}: has {SINGLE_NAME}, and beside it {index_location.name}, which is not of that: it cannot be "
-                "known which is the checkpoint. Remove what is not"
+                f"{root}: has {SINGLE_NAME}, and beside it {index_location.name}, which does not list it: it is "
+                "unclear which is the checkpoint. Remove the other one"
             )
     there = [item for item in items if item.location.name in wanted and item.kind == "file"]
     there.sort(key=lambda item: file_order(item.location.name))
@@ -271,7 +271,7 @@ def _survey_pattern(pattern: Location) -> CheckpointSurvey:
 
 
 def _list_ranks(root: Location, folders: Mapping[int, _Item]) -> tuple[dict[int, tuple[FoundFile, ...]], list[str]]:
-    """Each rank's files, and what else there is in the folders."""
+    """List each rank's files, and what else is in the folders."""
     files: dict[int, tuple[FoundFile, ...]] = {}
     ignored: list[str] = []
     ranks = sorted(folders)
@@ -286,7 +286,7 @@ def _list_folder(folder: Location) -> list[_Item]:
     items = []
     for entry in list_folder(folder):
         path = entry["name"].strip("/")
-        # object stores may list a folder's own marker in it
+        # object stores may list a folder's own marker
         if path != folder.path.strip("/"):
             items.append(_item(folder.child(posixpath.basename(path)), entry["type"]))
     return sorted(items, key=lambda item: item.location.name)
@@ -299,12 +299,12 @@ def _item(location: Location, kind: str) -> _Item:
         # a listing does not follow links
         return _Item(location, str(location.fs.info(location.path)["type"]))
     except OSError:
-        # one that leads nowhere
+        # a dangling link
         return _Item(location, kind)
 
 
 def _match(items: Sequence[_Item], part: str, rank: int | None) -> list[tuple[int, _Item]]:
-    """The items that one part of a pattern names, and the rank that they are of; `rank` if it is known already."""
+    """Return the items that one component of a pattern matches, and each one's rank; `rank` if it is known already."""
     if rank is None:
         found = [(matched_rank(part, item.location.name), item) for item in items]
         return [(number, item) for number, item in found if number is not None]
@@ -313,7 +313,7 @@ def _match(items: Sequence[_Item], part: str, rank: int | None) -> list[tuple[in
 
 
 def _split(items: Sequence[_Item]) -> tuple[tuple[FoundFile, ...], list[_Item]]:
-    """Checkpoint files, and the rest."""
+    """Separate checkpoint files from the rest."""
     files: list[FoundFile] = []
     rest: list[_Item] = []
     for item in items:
@@ -322,11 +322,11 @@ def _split(items: Sequence[_Item]) -> tuple[tuple[FoundFile, ...], list[_Item]]:
             rest.append(item)
         else:
             files.append(FoundFile(name, item.location))
-    return _with_parts_joined(files), rest
+    return _with_stage_files_joined(files), rest
 
 
-def _with_parts_joined(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
-    """The files of one folder, those that are parts of one as that one."""
+def _with_stage_files_joined(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
+    """Replace stage files of one folder by the file that they form."""
     if not files:
         return ()
     folder = files[0].location.parent

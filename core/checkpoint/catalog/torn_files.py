@@ -1,9 +1,9 @@
-"""Recognizes files that were cut off exactly between two entries, which can be read to their end.
+"""Recognizes files that were truncated exactly between two entries, and so can be read to their end.
 
 Removing redundancy leaves n replicas of every slice, the same n for all; k replicas of a slice that only k < n ranks
-share. A `.ckpt` says nothing about it. The slices that a cut-off file lost have fewer replicas than others, and its
-entries are the first ones of another file of its stage. A file of which both is true counts as damaged. So does one
-whose entries are the first ones of another, and that lacks the CRC which the other has.
+share. A `.ckpt` has no mark of it. The slices missing from a truncated file have fewer replicas than others, and its
+entries are the first ones of another file of its stage. A file for which both is true counts as damaged. So does one
+whose entries are the first ones of another, without the CRC that the other has.
 """
 
 import math

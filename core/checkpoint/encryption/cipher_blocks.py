@@ -1,4 +1,4 @@
-"""The format of encrypted checkpoint files: the plain file in blocks, each encrypted on its own; little-endian integers.
+"""Encrypted checkpoint files: the plain file in blocks, each encrypted on its own; integers are little-endian.
 
     AES-GCM           u32 0x7F3A5ED8 | tag, 16 bytes | u32 n | u32 16 | iv, 16 bytes | u32 cipher bytes | cipher
     AES-CBC, SM4-CBC  u32 0x7F3A5ED9, 0x7F3A5EDA     | u32 n | u32 16 | iv, 16 bytes | u32 cipher bytes | cipher
@@ -35,6 +35,11 @@ IV_BYTES = 16
 NONCE_BYTES = 12
 CELL_BYTES = 16
 """Cipher block of AES and SM4."""
+PIECE_BYTES = 128 << 10
+"""Bytes decrypted at a time: few enough for the processor's caches, and for other threads not to wait long.
+
+No thread of this process runs while a cipher does, and SM4 takes about a second for 88 MB.
+"""
 _SIZES_BYTES = 8 + IV_BYTES + 4
 """n, the iv's length, the iv, the cipher's length."""
 FIRST_COUNTER = 2
@@ -146,7 +151,7 @@ class CipherBlocks:
         return bytes(self._ivs[number * IV_BYTES : (number + 1) * IV_BYTES])
 
     def stored_range(self, offset: int, length: int) -> tuple[int, int]:
-        """Return the range of the encrypted file, offset and length, that is needed to decrypt a range of the plain one."""
+        """Return the range of the encrypted file, offset and length, that holds a range of the plain one."""
         first, last = self.at(offset), self.at(offset + length - 1)
         start, stop = offset - self.start(first), offset + length - self.start(last)
         if self.layout.padded:
@@ -306,9 +311,3 @@ def undecryptable(file: SourceFile, key: Key, detail: str) -> CheckpointError:
         f"{file.location}: cannot be decrypted ({detail}): {key.name} is not the key that it was encrypted with, or "
         "it was changed since"
     )
-
-
-PIECE_BYTES = 128 << 10
-"""Bytes decrypted at a time: few enough for the processor's caches, and for other threads not to wait long. No thread of
-this process runs while a cipher does, and SM4 takes about a second for 88 MB.
-"""

@@ -132,7 +132,7 @@ class _Waves:
                 self._templates[rank] = template
 
     def _left(self, groups: Sequence[_Group]) -> list[_Group]:
-        """Compare the rest of each group with its files whose headers were just read; return groups of those that differ."""
+        """Compare the rest of each group with its files whose headers were just read; return those that differ."""
         left: list[_Group] = []
         compared: list[tuple[int, int]] = []
         for number, group in enumerate(groups):

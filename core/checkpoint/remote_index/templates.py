@@ -93,7 +93,7 @@ def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:
 
 
 def _samples(names: Sequence[str], heads: Sequence[Sequence[Head]]) -> tuple[Head, ...]:
-    """Select the heads that distinguish files best: first, last, some in between, and some of names with the most numbers.
+    """Select the heads that distinguish files best: first, last, some in between, some of names with the most numbers.
 
     The experts of a layer may be a few parameters among many, and differ on each rank.
     """

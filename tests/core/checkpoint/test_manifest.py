@@ -192,5 +192,5 @@ def test_files_where_conversions_write_them(file: str) -> None:
 @pytest.mark.parametrize("file", [*PLACES, "rank_0/checkpoint_0.ckpt", "part0.safetensors", "x.safetensors.index.json"])
 def test_an_index_that_no_conversion_writes(file: str) -> None:
     index = {"file": file, "size_bytes": 5, "digest": "00ff"}
-    with pytest.raises(TargetError, match="^x: calls its index .*, as no conversion calls one"):
+    with pytest.raises(TargetError, match="^x: names its index .*, which no conversion does"):
         parse_manifest(changed("manifest", index=index), "x")

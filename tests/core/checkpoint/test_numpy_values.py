@@ -24,7 +24,7 @@ def test_every_dtype_has_its_numpy_dtype(name: str) -> None:
 
 
 def test_what_no_file_holds() -> None:
-    with pytest.raises(CheckpointError, match="a MapTensor is no array"):
+    with pytest.raises(CheckpointError, match="a MapTensor is not an array"):
         numpy_dtype(MAP_TENSOR)
     for array in (np.zeros(1, complex), np.array(["a"]), np.array([None]), np.zeros(1, ml_dtypes.float8_e4m3fn)):
         with pytest.raises(TypeError, match="no checkpoint file holds elements of numpy's dtype"):

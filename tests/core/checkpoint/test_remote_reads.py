@@ -49,7 +49,7 @@ def test_reading_ahead_gives_every_range_in_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote_reads, "REQUEST_BYTES", request_bytes)
         patch.setattr(remote_reads, "GAP_WORTH_READING_BYTES", gap_bytes)
-        patch.setattr(remote_reads, "_MOST_BYTES_UNDER_WAY", under_way_bytes)
+        patch.setattr(remote_reads, "_MAX_BYTES_IN_FLIGHT", under_way_bytes)
         found = list(read_ahead(file, ranges))
     assert [number for number, _ in found] == sorted(number for number, _ in found)
     assert all(0 < len(data) <= request_bytes for _, data in found)

@@ -333,7 +333,7 @@ def test_a_manifest_that_was_changed_is_found(target: Path) -> None:
     manifest = json.loads(path.read_text())
     shutil.rmtree(target / "rank_2")
     told = f"{target}: cannot be decrypted: env:KEY is not the key that it was written with, or it was changed"
-    damaged = f"{target}: not a readable manifest: what is sealed in it is damaged"
+    damaged = f"{target}: not a readable manifest: its sealed fields are damaged"
     for change, message in [
         ({"ranks": manifest["ranks"][:2], "target_world_size": 2}, told),
         ({"step": "9_9"}, told),

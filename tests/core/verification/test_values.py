@@ -226,7 +226,7 @@ def parts_of_file(plan: ConversionPlan, path: Path, record: ShardRecord) -> Shar
     file = open_source(parse_url(str(path)))
     index = read_index(file)
     found = FileFingerprints(index, target_starts(plan, record.rank))
-    file_digests(file, index, np.empty(2999, np.uint8).data, take=found.add)  # elements are cut off at its ends
+    file_digests(file, index, 2999, take=found.add)  # elements are cut off at its ends
     file.close()
     return record.model_copy(
         update={"parts": tuple(fingerprint_text(found.fingerprint(each.name)) for each in record.parameters)}
