@@ -118,7 +118,7 @@ def test_a_unified_checkpoint(reshard: Callable[..., Any], tmp_path: Path, named
     (made / "model-00003-of-00005.safetensors").unlink()
     shown = reshard("inspect", made)
     assert shown.code == 2
-    assert "model-00003-of-00005.safetensors is not there, where the index says that" in shown.err
+    assert "model-00003-of-00005.safetensors is missing, where the index places" in shown.err
 
 
 @pytest.mark.parametrize("name", ["src_strategy.ckpt", "src_strategy.json", "src_stages"])

@@ -46,20 +46,20 @@ def build_catalog(
     """Find the checkpoint's file of each rank and index it.
 
     Args:
-        url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are rank 0's;
-            or a pattern with `{rank}` that matches each rank's folder or file.
+        url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are
+            rank 0's; or a pattern with `{rank}` that matches each rank's folder or file.
         ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
         step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
         source_prefix: the prefix of the files to use, if there are several.
         digest: selects the parameters of each rank whose contents are digested.
         check_crc: read files that carry a CRC whole to check it.
-        assume_alike: of remote files of one size that agree in samples, read the headers of one only; the records of the
-            others are marked as assumed.
+        assume_alike: of remote files of one size that agree in samples, read the headers of one only; the records of
+            the others are marked as assumed.
         workers: files read at a time; more if they are remote.
         allow_extra_ranks: ignore ranks other than `ranks`.
         found: the survey of `url`, if there is one already.
-        damage: how to treat ranks without a usable file. If it recovers, they become the catalog's lost ranks, and without
-            `step` the newest step is used that is on all ranks with files, leaving aside faulty ones.
+        damage: how to treat ranks without a usable file. If it recovers, they become the catalog's lost ranks, and
+            without `step` the newest step is used that is on all ranks with files, leaving aside faulty ones.
 
     Raises:
         CatalogError: ranks are missing or too many, no choice of files is right or several are, the directory is

@@ -17,8 +17,8 @@ class CatalogRecord:
         version: changes whenever the file's content does (modification time, etag).
         index: contents of the file; ranks whose files have the same layout share one object.
         digests: parameter -> XXH3-128 of its bytes in hex, for those requested.
-        assumed: the index is another rank's, whose file has the same size and agrees in samples; the bytes before contents
-            have to be compared with `templates.expected_heads` when contents are read.
+        assumed: the index is another rank's, whose file has the same size and agrees in samples; the bytes before
+            contents have to be compared with `templates.expected_heads` when contents are read.
     """
 
     rank: int

@@ -131,7 +131,7 @@ def _only_format(origin: str, candidates: Names) -> CheckpointFormat:
 
 
 def _is_one_file_each(candidates: Names) -> bool:
-    """True if every rank has just one file, without a step in its name: nothing is left to choose, whatever the names."""
+    """True if every rank has just one file, without a step in its name: nothing is left to choose."""
     return all(len(names) == 1 and names[0].step is None for names in candidates.values())
 
 

@@ -243,7 +243,7 @@ def test_early_files_without_a_tag_are_said_to_be(target: Path, tmp_path: Path) 
         path.write_bytes(stripped)
     report = convert(FOUR_TO_THREE.request(target, source=str(source), **from_key()))
     assert read_tree(target) == FOUR_TO_THREE.want
-    assert any("AES-GCM without a tag: whether it was changed cannot be told" in note for note in report.notes)
+    assert any("AES-GCM without a tag: changes to it cannot be detected" in note for note in report.notes)
 
 
 # ---- resuming, mending, verifying ----

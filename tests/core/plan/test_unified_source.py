@@ -146,8 +146,8 @@ def with_float8(source: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (without_file, "model-00002-of-00002.safetensors is not there, where the index says that b are"),
-        (with_single, f"has model.safetensors, and beside it {INDEX}, which is not of that"),
+        (without_file, "model-00002-of-00002.safetensors is missing, where the index places b"),
+        (with_single, f"has model.safetensors, and beside it {INDEX}, which does not list it"),
         (with_another_index, f"has several indexes, model.fp16.safetensors.index.json, {INDEX}: name the one"),
         (with_both, "parameter 'a' is in model-00001-of-00002.safetensors and in model-00002-of-00002.safetensors"),
         (with_index("[]"), "is not a map of parameters to files"),
@@ -206,7 +206,7 @@ def test_some_of_several_files_without_their_index_are_no_checkpoint(tmp_path: P
     with pytest.raises(CatalogError) as caught:
         survey(str(source))
     assert str(caught.value) == (
-        f"{source}: has {first}, by its name one of several files, but no index that tells of all ({INDEX}): get that "
+        f"{source}: has {first}, by its name one of several files, but no index of all ({INDEX}): get that "
         "as well, or name the one file that is meant"
     )
     assert survey(str(source / first)).shape is CheckpointShape.FILE
@@ -221,9 +221,9 @@ def test_a_parameter_that_is_elsewhere_is_told(tmp_path: Path) -> None:
         make_plan(build_request(source=str(source), target=str(tmp_path / "out")))
     first, second = TWO
     assert str(caught.value).splitlines() == [
-        f"{source / INDEX}: is not of the files beside it:",
-        f"  - parameter 'a' is not in {second}, where the index says that it is; it is in {first}",
-        f"  - parameter 'c' is not in {first}, where the index says that it is",
+        f"{source / INDEX}: does not match the files beside it:",
+        f"  - parameter 'a' is not in {second}, where the index places it; it is in {first}",
+        f"  - parameter 'c' is not in {first}, where the index places it",
     ]
 
 
@@ -231,7 +231,7 @@ def test_what_the_index_does_not_name_is_taken_and_told(tmp_path: Path) -> None:
     files: Files = {"model-00001-of-00002.safetensors": {"a": A, "c": B}, "model-00002-of-00002.safetensors": {"b": B}}
     source = write_unified(tmp_path / "src", files, c="")
     report = to_one(source, tmp_path / "out")
-    assert f"in its files, but not in {INDEX}, and taken all the same: c" in report.notes
+    assert f"in its files, but not in {INDEX}, used anyway: c" in report.notes
     assert read_rank(tmp_path / "out", 0).keys() == {"a", "b", "c"}
 
 

@@ -104,7 +104,7 @@ def test_an_index_that_is_not_of_its_files_is_no_all_clear(tmp_path: Path) -> No
     convert(build_request(source=str(write(tmp_path / "full")), target=str(tmp_path / "src"), **options))
     assert dict(diagnose(str(tmp_path / "src")).facts)["checkpoint"].endswith("unified, 6 files, 9 parameters")
     (tmp_path / "src/model-00002-of-00006.safetensors").unlink()
-    with pytest.raises(CatalogError, match=r"model-00002-of-00006\.safetensors is not there, where the index says"):
+    with pytest.raises(CatalogError, match=r"model-00002-of-00006\.safetensors is missing, where the index places"):
         diagnose(str(tmp_path / "src"))
 
 

@@ -180,8 +180,7 @@ def test_files_with_and_without_a_step() -> None:
     folder = "CKP.ckpt CKP-1_2.ckpt"
     message = refused(folder, folder)
     assert message == (
-        "/ck, prefix CKP: CKP.ckpt carries no step, others do: which is newer cannot be known. "
-        "--step chooses one of 1_2"
+        "/ck, prefix CKP: CKP.ckpt carries no step, others do: it is unclear which is newer. --step chooses one of 1_2"
     )
     assert chosen(select(folder, folder, step="1_2")) == ["CKP-1_2.ckpt"] * 2
 

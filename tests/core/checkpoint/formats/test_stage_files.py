@@ -112,14 +112,14 @@ class TestRefusals:
     def test_ranks_with_different_parts(self, tmp_path: Path) -> None:
         for rank, number in ((0, 0), (0, 1), (1, 0)):
             write(tmp_path / f"rank_{rank}/a_part{number}.ckpt", **{f"w{number}": b"1"})
-        message = "ranks have different parts: 0, 1 (rank_0); 0 (rank_1)"
+        message = "ranks have files of different stages: stages 0, 1 (rank_0); stages 0 (rank_1)"
         with pytest.raises(CatalogError, match=re.escape(message)):
             catalog(tmp_path, 2)
 
     def test_parts_beside_the_whole(self, tmp_path: Path) -> None:
         write(tmp_path / "rank_0/a_part0.ckpt", w=b"1")
         write(tmp_path / "rank_0/a.ckpt", w=b"1")
-        with pytest.raises(CatalogError, match=r"rank_0 has a file a\.ckpt and parts of one \(a_part0\.ckpt\)"):
+        with pytest.raises(CatalogError, match=r"rank_0 has a file a\.ckpt and stage files \(a_part0\.ckpt\)"):
             catalog(tmp_path)
 
     def test_a_part_that_is_missing(self, tmp_path: Path) -> None:
