@@ -1,1 +1,1 @@
-"""What a process brings: progress, retries, threads, the memory budget, secrets and keys, wording."""
+"""The environment of a process: progress, retries, threads, the memory budget, secrets and keys, wording."""

@@ -84,7 +84,7 @@ class GroupBuffers:
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Processes, besides the run's own, that convert its ranks.
+    """Processes that convert a run's ranks, in addition to its own.
 
     Attributes:
         processes: number of processes.

@@ -93,7 +93,7 @@ def needed_target_key() -> Key:
     """
     key = target_key()
     if key is None:
-        raise InputError("the target is to be encrypted, but its key is not known here: enter `resources_of` before")
+        raise InputError("the target is encrypted, but its key is not in force: enter `resources_of` first")
     return key
 
 

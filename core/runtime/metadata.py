@@ -71,7 +71,7 @@ def check_metadata(needed_bytes: int, origin: object) -> None:
     if needed_bytes > limit_bytes:
         raise LimitError(
             f"{origin}: reading its metadata would take {size_text(needed_bytes)} of memory, more than the limit of "
-            f"{size_text(limit_bytes)}: damaged, or made to fill the memory. If it is what it should be, raise "
+            f"{size_text(limit_bytes)}: damaged, or made to fill the memory. If it is intact, raise "
             "--memory-limit"
         )
 

@@ -1,4 +1,4 @@
-"""What messages call the options of a source: a comparison has each of them twice, `--step-a` and `--step-b`."""
+"""Names of a source's options in messages: a comparison has each of them twice, `--step-a` and `--step-b`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ _side: ContextVar[str] = ContextVar("reshard_side", default="")
 
 @contextmanager
 def options_of_side(side: str) -> Iterator[None]:
-    """Inside the block, messages name the options of one side of a comparison."""
+    """Name the options of one side of a comparison in messages, inside the block."""
     token = _side.set(side)
     try:
         yield
@@ -18,6 +18,6 @@ def options_of_side(side: str) -> Iterator[None]:
 
 
 def source_option(name: str) -> str:
-    """An option of a source, as the command in progress calls it."""
+    """Format a source's option as the current command spells it."""
     side = _side.get()
     return f"--{name.removeprefix('source-')}-{side}" if side else f"--{name}"

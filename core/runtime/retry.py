@@ -129,7 +129,7 @@ class FailureStreak:
             ConversionError: too many failed before it; the block is not entered.
         """
         if self._in_a_row >= self._MAX_FAILURES:
-            raise ConversionError("not tried, because the storage failed for the ranks before it for so long")
+            raise ConversionError("not tried, because the storage failed for several ranks before it")
         try:
             yield
         except ReshardError as error:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from reshard.core.errors import OutOfMemoryError
 
 _MESSAGE = (
-    "out of memory: the system gave this process no more. Run it where there is more, or with fewer --workers or a "
+    "out of memory: the system refused more to this process. Run it on a larger machine, or with fewer --workers or a "
     "smaller --memory-limit"
 )
 

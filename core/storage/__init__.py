@@ -1,1 +1,1 @@
-"""Where bytes are: URLs through fsspec, range reads, uploads, leases, atomic publishing."""
+"""Storages: URLs through fsspec, range reads, uploads, leases, atomic publishing."""

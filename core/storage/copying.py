@@ -52,7 +52,7 @@ def _copy_remote(source: Location, target: Location, action: str) -> None:
         try:
             upload.discard()
         except StorageError as error:
-            current_progress().note(f"what was copied to {target} is left there, unseen: {error}")
+            current_progress().note(f"the unfinished copy to {target} is left there, unseen: {error}")
         raise
 
 

@@ -95,7 +95,7 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
     if path_again != path or settings | options_again != settings | url_options:
         raise InputError(
             f"{url!r}: cannot be used, since records would name it {written}, which is another place. "
-            "Say in storage options what the URL says of its storage"
+            "Move the storage's settings from the URL to storage options"
         )
     return fs, path
 
@@ -137,7 +137,7 @@ def _class_of(url: str, protocol: str) -> Any:
     except ValueError as error:
         near = get_close_matches(protocol.lower(), [*fsspec.available_protocols(), "obs"], 3) or _USUAL
         names = ", ".join(f"{name}://" for name in dict.fromkeys(near))
-        raise InputError(f"{url!r}: no storage is known as {protocol}://; there are {names} and others") from error
+        raise InputError(f"{url!r}: unknown storage {protocol}://; known are {names} and others") from error
 
 
 def _parse(kind: Any, url: str) -> tuple[str, dict[str, Any]]:

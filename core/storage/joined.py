@@ -23,7 +23,7 @@ def joined_name(stem: str, numbers: Sequence[int], extension: str) -> str:
 
 
 def parts_of(location: Location) -> tuple[Location, ...]:
-    """Return the files that a joint name stands for; none for any other location."""
+    """Return the files that a joint name denotes; none for any other location."""
     match = _JOINED.fullmatch(location.name)
     if match is None:
         return ()

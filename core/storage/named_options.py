@@ -120,7 +120,7 @@ def _check_apart(storages: Sequence[_Storage]) -> None:
         if one.name != other.name and _overlap(one.prefixes, other.prefixes):
             both = " and ".join(f"{each.prefixes[0]} ({each.name or 'no storage named'})" for each in (one, other))
             raise InputError(
-                f"{both}: one is inside the other, so that it cannot be told which storage a URL is on. "
+                f"{both}: one is inside the other, so the storage of a URL is ambiguous. "
                 "Name the same storage for both, or put one of them elsewhere"
             )
 
@@ -136,7 +136,8 @@ def _resolved(name: str, resolvers: Mapping[str, Resolver]) -> Options:
         value = _parsed(value)
     if not isinstance(value, Mapping):
         raise InputError(
-            f'{name}: is no JSON object of storage options, such as {{"endpoint_url": "…", "key": "…", "secret": "…"}}'
+            f"{name}: is not a JSON object of storage options, "
+            'such as {"endpoint_url": "…", "key": "…", "secret": "…"}'
         )
     return dict(value)
 

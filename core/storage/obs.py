@@ -95,5 +95,5 @@ def _parsed_endpoint(text: str) -> tuple[str, str]:
     endpoint = text.strip() if "://" in text else f"https://{text.strip()}"
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text!r} is no endpoint; one is obs.cn-north-4.myhuaweicloud.com, say")
+        raise ValueError(f"{text!r} is not an endpoint, such as obs.cn-north-4.myhuaweicloud.com")
     return endpoint, parts.hostname

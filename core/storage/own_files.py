@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from reshard.core.errors import TargetError
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_of_file_system, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
 from reshard.core.storage.unified_names import is_unified_name
 from reshard.core.storage.urls import Location
 
+_MAX_LISTED = 5
 _CHECKPOINT_FILE = re.compile(r".+\.(ckpt|safetensors)", re.DOTALL)
 
 
@@ -60,7 +62,7 @@ def check_working(directory: Location, state: Listing) -> None:
         if not os.path.lexists(directory.child(STATE_DIRECTORY).path) and _holds_files(directory.path):
             raise TargetError(
                 f"{directory}: holds checkpoint files, but no {STATE_DIRECTORY} of a conversion that would have "
-                "written them there. A target is put together there: move it away"
+                "written them there. A target is built there: move it away"
             )
 
 
@@ -75,8 +77,8 @@ def check_replaced(directory: Location) -> None:
     foreign = [name for name in foreign_names(directory) if not is_temporary(name)]
     if foreign:
         raise TargetError(
-            f"{directory}: holds what is not a checkpoint's ({', '.join(foreign[:5])}). What a target replaces is "
-            "moved there and removed: move that away"
+            f"{directory}: holds foreign files ({listed(foreign, _MAX_LISTED)}). A replaced target is "
+            "moved there and removed: move them away"
         )
 
 
@@ -115,8 +117,8 @@ def _check_entries(path: str, listing: Listing) -> None:
             if not os.path.lexists(entry.path):  # removed just now by the run that wrote it
                 continue
             raise TargetError(
-                f"{entry.path}: is nothing that a conversion writes. A target is put together in the directory that it "
-                "is in, and what is there may be removed: move it away"
+                f"{entry.path}: is not a file that conversions write. Its directory is where a target "
+                "is built, and files there may be removed: move it away"
             )
 
 

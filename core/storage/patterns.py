@@ -13,7 +13,7 @@ NUMBER = r"(?:0|[1-9][0-9]{0,17})"
 
 
 def spelled_for(spelling: str, rank: int) -> str:
-    """Return the prefix that a spelling stands for on one rank."""
+    """Return the prefix that a spelling means on one rank."""
     return spelling.replace(RANK_FIELD, str(rank))
 
 

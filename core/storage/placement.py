@@ -32,7 +32,8 @@ def check_apart(source: Location, final: Location) -> None:
             raise TargetError(f"{final}: lies inside the source {source}; name another target")
         if found is not None:
             raise TargetError(
-                f"{final}: the source {source} lies inside it, or where it is put together; name another target"
+                f"{final}: the source {source} lies inside it, or in the directory where it is built; "
+                "name another target"
             )
 
 
@@ -49,4 +50,4 @@ def check_new_file(location: Location, source: Location, overwrite: bool) -> Non
     if kind == "directory":
         raise InputError(f"{location}: is a directory; name the file to be written")
     if not overwrite and kind is not None:
-        raise InputError(f"{location}: is there already. Name another file, or pass --overwrite to replace it")
+        raise InputError(f"{location}: already exists. Name another file, or pass --overwrite to replace it")

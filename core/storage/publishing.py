@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
+from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
@@ -34,6 +35,7 @@ STATE_DIRECTORY = ".reshard"
 """Directory in a target for everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
 """Name of the commit marker in it: a target without it is not finished."""
+_MAX_LISTED = 5
 REMOVING_NAME = "removing.json"
 """Name of a copy of the manifest that marks a conversion being removed, until all its files are gone."""
 
@@ -147,8 +149,8 @@ def publish(working: Location, final: Location) -> None:
     foreign = foreign_names(final) if os.path.isdir(final.path) else []
     if foreign:
         raise TargetError(
-            f"{final}: holds what is not a checkpoint's ({', '.join(foreign[:5])}), and would be replaced. Move that "
-            f"away; the same command goes on with what is in {working}"
+            f"{final}: holds foreign files ({listed(foreign, _MAX_LISTED)}), and would be replaced. Move them "
+            f"away; the same command then continues from {working}"
         )
     replaced = replaced_location(final)
     with mapped_errors(final, f"give it the finished files (they are whole in {working})"):
@@ -176,7 +178,7 @@ def check_room(location: Location, needed_bytes: int) -> None:
         free_bytes = shutil.disk_usage(existing).free
     if free_bytes < needed_bytes:
         raise StorageError(
-            f"{location}: has no room: {needed_bytes:,} bytes are to be written, {free_bytes:,} are free"
+            f"{location}: has no room: {needed_bytes:,} bytes are needed, {free_bytes:,} are free"
         ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

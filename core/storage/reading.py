@@ -222,4 +222,4 @@ def _read_small_object(location: Location, limit_bytes: int) -> bytes:
 
 
 def _too_large(location: Location, limit_bytes: int) -> CheckpointError:
-    return CheckpointError(f"{location}: has more than {limit_bytes} bytes, more than such a file may have")
+    return CheckpointError(f"{location}: has more than {limit_bytes} bytes, the limit for such a file")

@@ -41,10 +41,10 @@ _DENIED = Reason("access denied: the credentials lack the permission {permission
 _ELSEWHERE = Reason(
     "the bucket {bucket!r} is in another region or at another endpoint{elsewhere} ({answer})", unusable=True
 )
-_CHANGED = Reason("it was made or changed by somebody else meanwhile ({answer})")
-_TOO_SHORT = Reason("it ends before what was asked for ({answer})")
-_UNKNOWN = Reason("the server does not know such requests ({answer})")
-_GARBLED = Reason("what was sent did not arrive whole ({answer})", transient=True)
+_CHANGED = Reason("it was created or changed by somebody else meanwhile ({answer})")
+_TOO_SHORT = Reason("it ends before the requested bytes ({answer})")
+_UNKNOWN = Reason("the server does not support such requests ({answer})")
+_GARBLED = Reason("the data sent did not arrive complete ({answer})", transient=True)
 _BUSY = Reason("the server is busy, or failed ({answer})", transient=True)
 
 _REASONS = {
@@ -55,7 +55,7 @@ _REASONS = {
     "AccessDenied": _DENIED,
     # an answer to HEAD has only HTTP's code, which has several meanings
     "403": Reason("access denied: the credentials are wrong, or lack the permission {permission}"),
-    "400": Reason("a bad request, is all that the server says: expired credentials, perhaps, or a wrong region"),
+    "400": Reason("bad request, without a reason: perhaps expired credentials, or a wrong region"),
     "InvalidAccessKeyId": _WRONG,
     "InvalidToken": _WRONG,
     "InvalidSecurity": _WRONG,
@@ -80,8 +80,8 @@ _REASONS = {
     "416": _TOO_SHORT,
     "NotImplemented": _UNKNOWN,
     "501": _UNKNOWN,
-    "OperationAborted": Reason("another request is at the same thing ({answer})", transient=True),
-    "409": Reason("another request is at the same thing ({answer})", transient=True),
+    "OperationAborted": Reason("another request is working on it ({answer})", transient=True),
+    "409": Reason("another request is working on it ({answer})", transient=True),
     "RequestTimeout": _GARBLED,
     "IncompleteBody": _GARBLED,
     "BadDigest": _GARBLED,

@@ -60,7 +60,7 @@ def write_file(location: Location, upload: UploadBuffers | None = None) -> Itera
             writer.discard()
         except StorageError as error:
             # the first failure is raised; the user has to know of this one, too
-            current_progress().note(f"what was written of {location} is left there, unseen: {error}")
+            current_progress().note(f"the unfinished upload of {location} is left there, unseen: {error}")
         raise
 
 

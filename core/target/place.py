@@ -95,7 +95,7 @@ def refuse_occupied(
         # for example config.json, which loaders of unified checkpoints expect beside the files
         later = ", and back again when the checkpoint is there" if unified else ""
         raise TargetError(
-            f"{final}: is not empty and holds what is not a checkpoint's ({', '.join(map(printable, foreign[:5]))}). "
+            f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
             f"Name another target, or move that away{later}"
         )
     if not overwrite:

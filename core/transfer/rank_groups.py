@@ -78,7 +78,7 @@ def _costs(
 ) -> tuple[list[tuple[int, LayoutClass]], int]:
     """Extra bytes that a rank alone reads for each layout class, and the bytes that it needs.
 
-    One rank stands for all of its stage: shards are even, or nearly so, hence ranks differ in where they read, not in
+    One rank represents its whole stage: shards are even, or nearly so, hence ranks differ in where they read, not in
     how much.
     """
     costs, needed = [], 0

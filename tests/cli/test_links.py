@@ -102,7 +102,7 @@ def test_what_somebody_keeps_in_the_working_directory_is_named_and_stays(
     path.write_text("mine")
     shown = reshard("convert", source, tmp_path / "out", *OPTIONS, *options)
     assert shown.code == 2
-    assert ": is nothing that a conversion writes. " in shown.err
+    assert ": is not a file that conversions write. " in shown.err
     assert path.read_text() == "mine"
     assert not (tmp_path / "out").exists()
 
@@ -138,7 +138,7 @@ def test_what_somebody_keeps_where_a_former_target_is_moved_stays(
     (tmp_path / "out.reshard-replaced/thesis.tex").write_text("mine")
     shown = reshard("convert", source, tmp_path / "out", *OPTIONS)
     assert shown.code == 2
-    assert "out.reshard-replaced: holds what is not a checkpoint's (thesis.tex)" in shown.err
+    assert "out.reshard-replaced: holds foreign files (thesis.tex)" in shown.err
     assert (tmp_path / "out.reshard-replaced/thesis.tex").read_text() == "mine"
 
 

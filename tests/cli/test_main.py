@@ -121,7 +121,7 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
         (("convert", "a", "b", "--workers", "-1"), "--workers -1: "),
         (("convert", "", "b"), "SOURCE ''"),
         (("convert", "s3://user:secret@bucket/a", "b", "--engine", "direct"), "must not carry credentials"),
-        (("plan", "nowhere://a"), "no storage is known as nowhere://"),
+        (("plan", "nowhere://a"), "unknown storage nowhere://"),
     ],
 )
 def test_wrong_options(reshard: Callable[..., Any], arguments: tuple[str, ...], told: str) -> None:

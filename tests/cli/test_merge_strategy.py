@@ -30,7 +30,7 @@ def test_what_is_there_is_kept(reshard: Callable[..., Any], tmp_path: Path) -> N
     out.write_text("precious")
     shown = reshard("merge-strategy", DIRECTORY / "src_stages", out)
     assert (shown.code, shown.out) == (2, "")
-    assert f"{out}: is there already" in shown.err
+    assert f"{out}: already exists" in shown.err
     assert out.read_text() == "precious"
     assert reshard("merge-strategy", DIRECTORY / "src_stages", out, "--overwrite").code == 0
     assert len(read_strategy(str(out)).stages) == 2

@@ -172,7 +172,7 @@ def test_a_process_that_gets_no_more_memory_says_so_and_ends_with_3(tmp_path: Pa
     command = ["convert", str(tmp_path / "source"), str(tmp_path / "out"), "--engine", engine]
     ended = run_limited((512 if engine == "direct" else 1024) << 20, *RESHARD, *command)
     assert ended.code == 3, ended.output
-    assert "reshard: error: out of memory: the system gave this process no more" in ended.output
+    assert "reshard: error: out of memory: the system refused more to this process" in ended.output
     assert "Traceback" not in ended.output
 
 

@@ -31,7 +31,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "merged.ckpt"
     target.write_text("precious")
     request = MergeRequest(source=str(DIRECTORY / "src_stages"), target=str(target))
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         merge_strategy(request)
     assert target.read_text() == "precious"
     assert merge_strategy(request.model_copy(update={"overwrite": True})).stages == 2

@@ -84,7 +84,7 @@ def test_of_a_remote_file_system_the_settings_count() -> None:
 def test_a_secret_that_is_no_object_is_refused_and_not_repeated(tmp_path: Path) -> None:
     keep("text", KEY)
     state: Any = convert_checkpoint(request(source_storage="block:text", target=tmp_path), return_state=True)
-    assert state.message.startswith("block:text: is no JSON object of storage options")
+    assert state.message.startswith("block:text: is not a JSON object of storage options")
     assert KEY not in state.message
 
 

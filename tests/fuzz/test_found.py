@@ -53,7 +53,7 @@ def test_a_lease_of_odd_ranks_or_of_a_run_elsewhere_is_refused(change: dict[str,
 
 def test_deeply_nested_storage_options_are_no_recursion_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEP", '{"a":' * 20_000)
-    with pytest.raises(InputError, match="env:DEEP: is no JSON object of storage options"):
+    with pytest.raises(InputError, match="env:DEEP: is not a JSON object of storage options"):
         resolve_storages([("s3://bucket/x", "env:DEEP")])
 
 

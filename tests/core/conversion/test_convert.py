@@ -237,7 +237,7 @@ def test_the_old_target_stays_until_the_new_one_is_whole(target: Path, monkeypat
 def test_what_is_no_checkpoint_is_never_overwritten(target: Path) -> None:
     target.mkdir()
     (target / "thesis.tex").write_text("precious")
-    with pytest.raises(TargetError, match=r"holds what is not a checkpoint's \(thesis.tex\)"):
+    with pytest.raises(TargetError, match=r"holds foreign files \(thesis.tex\)"):
         convert(FOUR_TO_THREE.request(target, overwrite=True))
     assert (target / "thesis.tex").read_text() == "precious"
 
@@ -377,7 +377,7 @@ def test_disk_full(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], capture_output=True).returncode:
         pytest.skip("only root may mount a small file system")
     try:
-        with pytest.raises(StorageError, match=r"has no room: [\d,]+ bytes are to be written, [\d,]+ are free"):
+        with pytest.raises(StorageError, match=r"has no room: [\d,]+ bytes are needed, [\d,]+ are free"):
             convert(FOUR_TO_THREE.request(small / "out"))
         assert os.listdir(small) in ([], ["out.reshard-partial"])
     finally:
@@ -603,7 +603,7 @@ def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> 
     (tmp_path / "src").mkdir()
     for rank in range(4):
         (tmp_path / "src" / f"rank_{rank}").symlink_to(target / f"rank_{rank}")
-    with pytest.raises(TargetError, match="lies inside it, or where it is put together"):
+    with pytest.raises(TargetError, match="lies inside it, or in the directory where it is built"):
         convert(FOUR_TO_THREE.request(target, source=str(tmp_path / "src"), overwrite=True))
     assert len(read_tree(target)) == 4
 

@@ -68,7 +68,7 @@ def test_one_stage_of_several_is_refused(demo: Path, tmp_path: Path) -> None:
 def test_nothing_is_overwritten_unasked(demo: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.ckpt"
     made.write_text("precious")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 1, 1))
     assert made.read_text() == "precious"
     make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 1, 1), overwrite=True)

@@ -116,7 +116,7 @@ def test_they_are_in_force_inside_the_block_and_in_its_threads(monkeypatch: pyte
         with keys_in_force(resolve_keys(KeyNames())):
             assert source_key() is target_key() is None
     assert source_key() is target_key() is None
-    with pytest.raises(InputError, match="its key is not known here"):
+    with pytest.raises(InputError, match="its key is not in force"):
         needed_target_key()
 
 

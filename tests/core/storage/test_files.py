@@ -181,7 +181,7 @@ def test_the_version_of_an_object_is_its_etag(told: dict[str, object], version: 
 
 def test_small_files(directory: Location, file: Location) -> None:
     assert read_small_file(file, len(CONTENT)) == CONTENT
-    with pytest.raises(CheckpointError, match="content.bin: has more than 99999 bytes, more than such a file may have"):
+    with pytest.raises(CheckpointError, match="content.bin: has more than 99999 bytes, the limit for such a file"):
         read_small_file(file, len(CONTENT) - 1)
     write_bytes(directory.child("empty"), b"")
     assert read_small_file(directory.child("empty"), 0) == b""

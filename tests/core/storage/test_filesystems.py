@@ -271,10 +271,10 @@ def test_fsspecs_own_advice_is_told_for_other_protocols() -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("xyz://models/run", "no storage is known as xyz://; there are file://, s3://, obs://, gs://, abfs://"),
-        ("S3://models/run", "no storage is known as S3://; there are s3://"),
+        ("xyz://models/run", "unknown storage xyz://; known are file://, s3://, obs://, gs://, abfs://"),
+        ("S3://models/run", "unknown storage S3://; known are s3://"),
         ("obss://models/run", "obs://"),
-        ("/data/x://y", "no storage is known as /data/x://"),
+        ("/data/x://y", "unknown storage /data/x://"),
     ],
 )
 def test_of_an_unknown_protocol_near_ones_are_told(url: str, told: str) -> None:
@@ -334,6 +334,6 @@ def test_a_url_that_could_not_be_told_again_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setitem(_registry, "accounts", Accounts)
     assert refusal("accounts://me@models/run").endswith(
         "cannot be used, since records would name it accounts://models/run, which is another place. "
-        "Say in storage options what the URL says of its storage"
+        "Move the storage's settings from the URL to storage options"
     )
     assert opened("accounts://models/run", account="me").storage_options == {"account": "me"}

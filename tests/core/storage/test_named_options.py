@@ -217,7 +217,7 @@ def test_what_is_no_json_object_is_named_and_never_repeated(
     (tmp_path / "a").write_text(text)
     for name in ("env:A", f"file:{tmp_path}/a"):
         error: BaseException | None = refusal(name)
-        assert str(error).startswith(f"{name}: is no JSON object of storage options, such as {{")
+        assert str(error).startswith(f"{name}: is not a JSON object of storage options, such as {{")
         while error is not None:  # a traceback shows where it came from
             assert SECRET not in f"{error!r} {vars(error)}"
             error = error.__cause__ or error.__context__

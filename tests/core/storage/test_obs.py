@@ -109,7 +109,7 @@ def test_without_an_endpoint_it_is_said_what_to_set() -> None:
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "https://", "http://:9000"])
 def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
-    with pytest.raises(ValueError, match=f"'{endpoint}' is no endpoint"):
+    with pytest.raises(ValueError, match=f"'{endpoint}' is not an endpoint"):
         opened(endpoint_url=endpoint, **KEYS)
 
 

@@ -57,7 +57,7 @@ def test_what_conversions_leave(tmp_path: Path) -> None:
 )
 def test_what_no_conversion_writes_is_named(tmp_path: Path, foreign: str) -> None:
     directory = put(tmp_path / "work", ".reshard/plan", "rank_0/a_0.ckpt", foreign)
-    with pytest.raises(TargetError, match="is nothing that a conversion writes") as raised:
+    with pytest.raises(TargetError, match="is not a file that conversions write") as raised:
         check_working(directory, STATE)
     named = str(raised.value).partition(": is nothing")[0]
     assert f"{tmp_path}/work/{foreign}".startswith(named)
@@ -77,7 +77,7 @@ def test_links_are_named(tmp_path: Path, linked: str) -> None:
 def test_pipes_are_no_files(tmp_path: Path) -> None:
     directory = put(tmp_path / "work", ".reshard/plan")
     os.mkfifo(tmp_path / "work/.reshard/identity")
-    with pytest.raises(TargetError, match="identity: is nothing that a conversion writes"):
+    with pytest.raises(TargetError, match="identity: is not a file that conversions write"):
         check_working(directory, STATE)
 
 
@@ -98,7 +98,7 @@ def test_what_a_target_was_before(tmp_path: Path) -> None:
     check_replaced(former)
     check_replaced(parse_url(str(tmp_path / "nothing")))
     put(tmp_path / "former", "thesis.tex")
-    with pytest.raises(TargetError, match=r"former: holds what is not a checkpoint's \(thesis\.tex\)"):
+    with pytest.raises(TargetError, match=r"former: holds foreign files \(thesis\.tex\)"):
         check_replaced(former)
     (tmp_path / "link").symlink_to(tmp_path / "former")
     with pytest.raises(TargetError, match="link: is a link to"):

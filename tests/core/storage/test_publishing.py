@@ -140,9 +140,7 @@ def test_a_file_appeared_at_the_target(working: Location, final: Location) -> No
 
 def test_what_somebody_put_into_the_former_target_meanwhile_stays(working: Location, final: Location) -> None:
     put(final, **{"rank_0/a.ckpt": "old", "thesis.tex": "mine"})
-    with pytest.raises(
-        TargetError, match=r"out: holds what is not a checkpoint's \(thesis\.tex\), and would be replaced"
-    ):
+    with pytest.raises(TargetError, match=r"out: holds foreign files \(thesis\.tex\), and would be replaced"):
         publish(working, final)
     assert files_of(final) == {"rank_0/a.ckpt": "old", "thesis.tex": "mine"}
     assert files_of(working) == NEW
@@ -241,7 +239,7 @@ def test_room(final: Location, memory: Location, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("shutil.disk_usage", usage)
     check_room(final.child("not", "yet", "there"), 4_000_000)
-    with pytest.raises(StorageError, match="out: has no room: 4,000,001 bytes are to be written, 4,000,000 are free"):
+    with pytest.raises(StorageError, match="out: has no room: 4,000,001 bytes are needed, 4,000,000 are free"):
         check_room(final, 4_000_001)
     assert asked == [final.parent.path] * 2
     check_room(memory, 10**15)

@@ -106,7 +106,7 @@ def test_what_only_resembles_credentials_is_fine(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("xyz://bucket/x", "no storage is known as xyz://"),
+        ("xyz://bucket/x", "unknown storage xyz://"),
         ("simplecache::s3://bucket/x", "chains of URLs"),
         ("s3a::b://bucket/x", "chains of URLs"),
         ("gcs://bucket/x", "gcsfs"),

@@ -247,7 +247,7 @@ def test_another_checkpoint(final: Location, plan: ConversionPlan) -> None:
 def test_anything_else_is_left_alone(final: Location, plan: ConversionPlan, name: str, overwrite: bool) -> None:
     write_bytes(final.child("rank_0", "net-10_5.ckpt"), b"old")
     write_bytes(final.child(*name.split("/")), b"precious")
-    with pytest.raises(TargetError, match=r"holds what is not a checkpoint's \(.*\). Name another target, or move"):
+    with pytest.raises(TargetError, match=r"holds foreign files \(.*\). Name another target, or move"):
         finish(Target(final, plan, overwrite))
     assert final.fs.cat_file(final.child(*name.split("/")).path) == b"precious"
     assert checkpoint_files(final)
