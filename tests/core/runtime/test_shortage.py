@@ -14,7 +14,7 @@ from reshard.core.runtime.shortage import naming_shortage
 )
 def test_memory_that_ran_out_is_one_message(error: Exception) -> None:
     with (
-        pytest.raises(OutOfMemoryError, match="out of memory: the system gave"),
+        pytest.raises(OutOfMemoryError, match="out of memory: the system refused"),
         naming_shortage(),
     ):
         raise error

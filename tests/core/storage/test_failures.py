@@ -118,7 +118,7 @@ ANSWERS: list[tuple[Exception, str, bool]] = [
     (answer("ExpiredToken", 400), "the credentials have expired (ExpiredToken: ExpiredToken, it said.): renew", False),
     (answer("TokenRefreshRequired", 400), "the credentials have expired (TokenRefreshRequired: ", False),
     (answer("RequestTimeTooSkewed", 403), "clock is too far from the server's", False),
-    (answer("400", 400, "HeadObject"), "expired credentials, perhaps, or a wrong region", False),
+    (answer("400", 400, "HeadObject"), "perhaps expired credentials, or a wrong region", False),
     (answer("301", 301, "HeadBucket"), "'models' is in another region or at another endpoint (301)", False),
     (
         answer("PermanentRedirect", 301, Endpoint="models.s3.eu-west-1.example.com"),

@@ -59,7 +59,7 @@ def test_what_no_conversion_writes_is_named(tmp_path: Path, foreign: str) -> Non
     directory = put(tmp_path / "work", ".reshard/plan", "rank_0/a_0.ckpt", foreign)
     with pytest.raises(TargetError, match="is not a file that conversions write") as raised:
         check_working(directory, STATE)
-    named = str(raised.value).partition(": is nothing")[0]
+    named = str(raised.value).partition(": is not a file")[0]
     assert f"{tmp_path}/work/{foreign}".startswith(named)
 
 
