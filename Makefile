@@ -54,11 +54,13 @@ test: $(INSTALLED) ## the quick tests
 test-all: $(INSTALLED) ## all tests; with SLOW_ONLY=1 those that `make test` leaves out
 	$(RUN) pytest $(PARALLEL) $(if $(SLOW_ONLY),-m slow)
 
-# MindSpore wants another numpy than reshard: it gets an environment of its own
-$(JUDGE): requirements/mindspore.lock
+# MindSpore wants another numpy than the newest: it gets an environment of its own, with the lowest versions of what
+# reshard requires, so that both can be tried in it
+$(JUDGE): requirements/mindspore.lock | $(INSTALLED)
 	@echo "install: MindSpore, into $(MINDSPORE)"
 	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(MINDSPORE)
-	@$(MINDSPORE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@$(RUN) uv pip install --quiet --python $(MINDSPORE)/bin/python --no-deps --require-hashes --requirement $< || \
+		$(MINDSPORE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
 conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
@@ -86,7 +88,8 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
 	$(COMPILE) pyproject.toml --group dev --extra s3 --extra obs --extra dask --output-file requirements/dev.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
-	printf 'mindspore==2.10.0\nnumpy<2\nsafetensors<0.8\n' | $(COMPILE) - --output-file requirements/mindspore.lock
+	printf 'mindspore==2.10.0\nnumpy<2; python_version < "3.13"\nsafetensors<0.8\n' | \
+		$(COMPILE) --resolution lowest-direct pyproject.toml - --output-file requirements/mindspore.lock
 
 proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto

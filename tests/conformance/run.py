@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from tests.conformance.api_harness import all_cases, check_api_case, check_signatures
+from tests.conformance.beside_mindspore import check_beside_mindspore
 from tests.conformance.casts import check_casts
 from tests.conformance.check import Verdict, check_case
 from tests.conformance.crc_and_information import check_crc_and_information
@@ -33,6 +34,7 @@ _FURTHER_CHECKS = (
     ("unified checkpoints", check_unified),
     ("casts", check_casts),
     ("made strategies", check_made_strategies),
+    ("reshard beside MindSpore", check_beside_mindspore),
 )
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
