@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import reshard
 
@@ -58,6 +59,21 @@ def test_the_lock_has_what_the_project_asks_for(wanted: Requirement) -> None:
     ]
     assert versions
     assert all(wanted.specifier.contains(version) for version in versions)
+
+
+@pytest.mark.parametrize("wanted", [Requirement(text) for text in PROJECT["project"]["dependencies"]], ids=str)
+def test_the_lowest_versions_are_tried_beside_mindspore(wanted: Requirement) -> None:
+    """Fails when a bound was changed without `make lock`."""
+    tried = [
+        Version(specifier.version)
+        for requirement, _ in locked("mindspore.lock")
+        if canonicalize_name(requirement.name) == canonicalize_name(wanted.name)
+        for specifier in requirement.specifier
+    ]
+    assert tried
+    assert all(version in wanted.specifier for version in tried)
+    lowest = [Version(specifier.version) for specifier in wanted.specifier if specifier.operator == ">="]
+    assert not lowest or [min(tried)] == lowest
 
 
 def test_the_package_has_a_link_to_each_subpackage() -> None:

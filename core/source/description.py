@@ -1,4 +1,4 @@
-"""What is at a URL, as a document: a checkpoint file, a checkpoint, a converted one or a strategy."""
+"""Descriptions of checkpoint files, checkpoints and strategies: documents for JSON, each with its `kind`."""
 
 import re
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ _STRATEGY_START = b"\x08"
 
 
 def describe(url: str) -> Document:
-    """What is at a URL.
+    """Return the description of the file or the directory at a URL.
 
     Raises:
-        InputError: there is nothing, or nothing that reshard knows.
+        InputError: nothing is there, or nothing that reshard knows.
         StorageError: a transient failure to read it.
     """
     location = parse_url(url)
@@ -61,7 +61,7 @@ def describe(url: str) -> Document:
 
 
 def _is_strategy(location: Location) -> bool:
-    """Whether a file is rather a strategy than a checkpoint; both may be named .ckpt."""
+    """True if a file is a strategy rather than a checkpoint; both may be named .ckpt."""
     extension = location.name.rpartition(".")[2]
     if extension != CheckpointFormat.CKPT:
         return extension != CheckpointFormat.SAFETENSORS
@@ -70,23 +70,19 @@ def _is_strategy(location: Location) -> bool:
 
 
 def _check_may_be_strategy(location: Location) -> None:
-    """Makes sure that a file is something that reshard knows by its name or its beginning.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Refuse a file whose name and beginning are those of no strategy."""
     if location.name.endswith((".ckpt", ".json")):
         return
     with _opened(location) as file:
         start = read_bytes(file, 0, min(file.size_bytes, START_BYTES))
-    # what else there is to say of a file that is no strategy is said where it is read
+    # reading it as a strategy finds all other faults
     if start and not start.lstrip().startswith((_STRATEGY_START, b"{")) and guess_other_kind(start) is None:
         extensions = " or ".join(f".{each}" for each in CheckpointFormat)
         raise InputError(f"{location}: is neither a strategy nor a checkpoint file, whose name ends in {extensions}")
 
 
 def _holds_strategies(directory: Location) -> bool:
-    """Whether a directory is rather one of strategy files than a checkpoint; the first file named .ckpt decides."""
+    """True if a directory holds strategy files rather than a checkpoint; the first file named .ckpt decides."""
     with storage_errors_as_input():
         entries = list_folder(directory)
     # a listing does not follow links
@@ -165,7 +161,7 @@ def _describe_checkpoint(url: str) -> Document:
 
 
 def _describe_unified(found: CheckpointSurvey) -> Document:
-    """A unified checkpoint, whose files are opened: its index is compared with what they hold."""
+    """Describe a unified checkpoint; its files are opened, and its index is compared with them."""
     catalog = build_catalog(found.url, None, digest=lambda *_: False, check_crc=False, found=found)
     outside = set(catalog.outside)
     return {
@@ -217,7 +213,7 @@ def _describe_strategy(url: str) -> Document:
 
 
 def _describe_layout(layout: ParameterLayout) -> Document:
-    """A layout in the terms of a strategy file: device axes counted from the right, -1 where an axis is not cut."""
+    """Describe a layout in the terms of strategy files: device axes from the right, -1 for an axis that is not cut."""
     return {
         "device_matrix": list(layout.device_matrix),
         "tensor_map": [_axis_map(axes) for axes in layout.tensor_map],
