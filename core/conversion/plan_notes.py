@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.change_summary import (
-    effects_of,
-    effects_text,
-    excluded_of,
+    changes_of,
+    changes_text,
+    excluded_parameters,
     excluded_text,
 )
 from reshard.core.plan.model import PassedThroughParameter
@@ -43,8 +43,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
             "every source rank was saved whole (integrated_save), as shapes or the request say: "
             "the source strategy's cuts are ignored"
         )
-    effects = effects_of(plan)
-    notes += filter(None, [effects_text(effects), excluded_text(excluded_of(plan))])
+    effects = changes_of(plan)
+    notes += filter(None, [changes_text(effects), excluded_text(excluded_parameters(plan))])
     if match.dropped:
         notes.append(f"dropped, not in the target's strategy: {listed(match.dropped)}")
     if plan.part is not None:

@@ -8,9 +8,9 @@ from pydantic import Field
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
 from reshard.core.plan.change_summary import (
     ExcludedParameter,
-    ParameterEffect,
-    effects_of,
-    excluded_of,
+    ParameterChange,
+    changes_of,
+    excluded_parameters,
 )
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
@@ -162,7 +162,7 @@ class PlanSummary(Summary):
     stand_ins: tuple[Substitute, ...]
     notes: tuple[str, ...]
     ranks: tuple[PlannedRank, ...]
-    effects: tuple[ParameterEffect, ...] = ()
+    effects: tuple[ParameterChange, ...] = ()
     excluded: tuple[ExcludedParameter, ...] = ()
     source_kind: str = RANK
     target_kind: str = RANK
@@ -203,8 +203,8 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         ),
         source_kind=source_kind(plan),
         target_kind=target_kind(plan),
-        effects=effects_of(plan),
-        excluded=excluded_of(plan),
+        effects=changes_of(plan),
+        excluded=excluded_parameters(plan),
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from reshard.core.errors import LayoutError, PlanError
-from reshard.core.plan.ownership import CopyGrid, SourceCopy, common_units
+from reshard.core.plan.ownership import CopyShards, SourceCopy, common_units
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout, whole_layout
 from reshard.core.tensor.slices import Shape
@@ -102,18 +102,18 @@ class _LayoutPair:
         with self._named_errors():
             axis_count = _axis_count(source, target)
             self._units = _units(axis_count, source, target)
-            self._grid = CopyGrid(SourceCopy(0, source), self._units)
+            self._shards = CopyShards(SourceCopy(0, source), self._units)
             self._target_cut = (target or whole_layout(axis_count)).shard_grid(axis_count)
 
     def read_ranks(self, stage_rank: int, place: int) -> Iterator[int]:
         """The source stage ranks of a target stage rank."""
-        cut = self._grid.cut
+        cut = self._shards.grid
         ours = place % cut.device_count
         # replicas have the same numbers for all slices
         number = cut.owners[cut.cell_of(ours)].index(ours)
         with self._named_errors():
             box = self._target_cut.box_of(stage_rank, self._units)
-        for cell, _ in self._grid.overlaps(box):
+        for cell, _ in self._shards.overlaps(box):
             yield cut.owners[cell][number]
 
     @contextmanager

@@ -1,6 +1,6 @@
-"""Information that every target file gets, whatever the source's have: epoch and step numbers, flags, texts.
+"""Appended entries of target files: epoch and step numbers, flags, texts.
 
-MindSpore's `append_info` and `append_dict`: each is an entry of its own, a number a 0-d tensor.
+MindSpore's `append_info` and `append_dict`: each is an entry of its own, a number is a 0-d tensor.
 """
 
 import struct
@@ -14,22 +14,22 @@ from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType, dtype_from_name
 from reshard.core.tensor.slices import Shape
 
 REDUNDANCY_MARK = "redundancy_removed"
-"""Entry of a target's files where some would hold nothing at all without redundancy, which no reader accepts.
+"""Entry of a target's files if some of them would be empty without redundancy, which no reader accepts.
 
-It is about those files: it is not carried into what they are converted to.
+It is about those files: conversions do not pass it through.
 """
 
 
 @dataclass(frozen=True)
 class AppendedParameter:
-    """An entry that every target file gets.
+    """An entry for every target file.
 
     Attributes:
         name: its name.
-        value: what was asked for.
-        dtype: element type, as MindSpore's for a value of Python.
-        content: a number's bytes; none of a text.
-        replaces: the source's entry of this name, if there is one: it is not carried.
+        value: the requested value.
+        dtype: MindSpore's element type for a value of Python.
+        content: a number's bytes; empty for a text.
+        replaces: the source's entry of this name, if any; it is not passed through.
     """
 
     name: str
@@ -40,17 +40,17 @@ class AppendedParameter:
 
     @property
     def shape(self) -> Shape:
-        """That of a scalar, or of a text's bytes."""
+        """A scalar's shape, or that of a text's bytes."""
         return text_entry(self.name, self.value).shape if isinstance(self.value, str) else ()
 
     @property
     def text(self) -> str | None:
-        """The value of a text."""
+        """The text; None for a number."""
         return self.value if isinstance(self.value, str) else None
 
 
 def redundancy_mark() -> AppendedParameter:
-    """The entry that says that redundancy was removed."""
+    """Return the entry that marks files without redundancy."""
     return AppendedParameter(REDUNDANCY_MARK, True, dtype_from_name("Bool"), b"\1", None)
 
 
@@ -61,24 +61,25 @@ def appended_parameters(
     source_names: Mapping[str, str],
     problems: list[str],
 ) -> tuple[AppendedParameter, ...]:
-    """What every target file gets; `parameters` are the names in the strategies, which it cannot stand for.
+    """Build the appended entries; problems with their names or sizes are added to `problems`.
 
-    `source_names` are what parameters of the target are called in the source.
+    `parameters` are the names in the strategies, which entries cannot have; `source_names` maps names in the target to
+    names in the source.
     """
     return tuple(
-        _appended(name, value, _in_the_way(name, catalog, parameters, source_names, problems), problems)
+        _appended(name, value, _replaced_entry(name, catalog, parameters, source_names, problems), problems)
         for name, value in info
     )
 
 
-def _in_the_way(
+def _replaced_entry(
     name: str,
     catalog: CheckpointCatalog,
     parameters: Collection[str],
     source_names: Mapping[str, str],
     problems: list[str],
 ) -> TensorEntry | None:
-    """The source's entry of the name; a problem if it is more than information."""
+    """The source's entry of the name; a problem if it is more than a number or text."""
     if name == REDUNDANCY_MARK:
         problems.append(f"{name!r} cannot be appended: reshard itself marks files without redundancy so")
         return None
@@ -88,8 +89,8 @@ def _in_the_way(
     source = source_names.get(name)
     if source is None:
         return None
-    held = {id(record.index): record for record in catalog.records.values() if source in record.index.entries}
-    for record in held.values():
+    owners = {id(record.index): record for record in catalog.records.values() if source in record.index.entries}
+    for record in owners.values():
         entry = record.index.entries[source]
         if not _is_information(entry):
             problems.append(
@@ -97,7 +98,7 @@ def _in_the_way(
                 f"{list(entry.shape)} on rank_{record.rank}, and only single numbers and texts are replaced"
             )
             break
-    return next((record.index.entries[source] for record in held.values()), None)
+    return next((record.index.entries[source] for record in owners.values()), None)
 
 
 def _is_information(entry: TensorEntry) -> bool:
@@ -115,7 +116,7 @@ def _appended(name: str, value: InfoValue, replaces: TensorEntry | None, problem
 
 
 def _number(value: bool | int | float) -> tuple[str, bytes]:
-    """A number's dtype and bytes, as `save_checkpoint(append_dict=…)` has them."""
+    """A number's dtype and bytes, as `save_checkpoint(append_dict=…)` writes them."""
     if isinstance(value, bool):
         return "Bool", bytes([value])
     if isinstance(value, float):

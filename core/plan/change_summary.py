@@ -1,29 +1,24 @@
-"""What the changes that were declared do to each parameter, and what they leave out; for tables, JSON and programs."""
+"""Summarizes declared changes: what they do to each parameter, and which they leave out."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pydantic import BaseModel, ConfigDict
-
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import listed
 
 CAST = "cast"
 _KINDS = ("renamed", "split", "joined", "transposed", CAST)
-_MOST_TOLD = 6
+_MAX_NAMES = 6
 
 
-class _Summary(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class ParameterEffect(_Summary):
-    """What becomes of a target parameter besides being cut anew.
+class ParameterChange(Summary):
+    """A target parameter that is changed, not only resharded.
 
     Attributes:
         parameter: its name in the target.
-        sources: names of the source parameters that it is made from.
-        how: what is done: `renamed`, `split` (off), `joined`, `transposed`, `cast`.
+        sources: names of its source parameters.
+        how: its changes: `renamed`, `split` (off), `joined`, `transposed`, `cast`.
         source_dtypes: element types of the sources, each once.
         dtype: element type in the target.
         source_shapes: whole shapes of the sources, in their order.
@@ -39,46 +34,46 @@ class ParameterEffect(_Summary):
     shape: tuple[int, ...]
 
 
-class ExcludedParameter(_Summary):
-    """A source parameter that is left out; `by` is what says so."""
+class ExcludedParameter(Summary):
+    """A source parameter that is left out; `by` is the declaration."""
 
     parameter: str
     by: str
 
 
-def effects_of(plan: ConversionPlan) -> tuple[ParameterEffect, ...]:
-    """The target parameters that are more than cut anew."""
-    return tuple(each for each in (*_moved(plan), *_carried(plan)) if each.how)
+def changes_of(plan: ConversionPlan) -> tuple[ParameterChange, ...]:
+    """Return the target parameters that are not only resharded."""
+    return tuple(each for each in (*_of_resharded(plan), *_of_passed_through(plan)) if each.how)
 
 
-def excluded_of(plan: ConversionPlan) -> tuple[ExcludedParameter, ...]:
-    """The source parameters that are left out."""
+def excluded_parameters(plan: ConversionPlan) -> tuple[ExcludedParameter, ...]:
+    """Return the source parameters that are left out."""
     return tuple(ExcludedParameter(parameter=name, by=by) for name, by in plan.match.excluded.items())
 
 
-def effects_text(effects: Sequence[ParameterEffect]) -> str:
-    """How many parameters are changed in which way, in a sentence; nothing if none is."""
-    counts = Counter(kind for effect in effects for kind in effect.how)
-    dtypes = dict.fromkeys(effect.dtype for effect in effects if CAST in effect.how)
-    told = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
+def changes_text(changes: Sequence[ParameterChange]) -> str:
+    """Format how many parameters are changed in which way; empty if none is."""
+    counts = Counter(kind for change in changes for kind in change.how)
+    dtypes = dict.fromkeys(change.dtype for change in changes if CAST in change.how)
+    parts = [f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind]]
     if dtypes:
-        told[-1] += f" to {' or '.join(dtypes)}"
-    return f"changed, as declared: {'; '.join(told)}" if told else ""
+        parts[-1] += f" to {' or '.join(dtypes)}"
+    return f"changed, as declared: {'; '.join(parts)}" if parts else ""
 
 
 def excluded_text(excluded: Sequence[ExcludedParameter]) -> str:
-    """What is left out by what, in a sentence; nothing if all is taken."""
+    """Format which parameters are left out by which declaration; empty if none is."""
     names: dict[str, list[str]] = {}
     for each in excluded:
         names.setdefault(each.by, []).append(each.parameter)
-    told = [f"{len(those)} by {by} ({listed(those, _MOST_TOLD)})" for by, those in names.items()]
-    return f"left out, as declared: {listed(told, _MOST_TOLD)}" if told else ""
+    parts = [f"{len(those)} by {by} ({listed(those, _MAX_NAMES)})" for by, those in names.items()]
+    return f"left out, as declared: {listed(parts, _MAX_NAMES)}" if parts else ""
 
 
-def _moved(plan: ConversionPlan) -> Iterator[ParameterEffect]:
+def _of_resharded(plan: ConversionPlan) -> Iterator[ParameterChange]:
     for parameter in plan.match.resharded:
         dtypes = tuple(dict.fromkeys(source.dtype.name for source in parameter.sources))
-        yield ParameterEffect(
+        yield ParameterChange(
             parameter=parameter.name,
             sources=tuple(source.name for source in parameter.sources),
             how=_how(parameter.steps, dtypes, parameter.dtype.name),
@@ -89,15 +84,15 @@ def _moved(plan: ConversionPlan) -> Iterator[ParameterEffect]:
         )
 
 
-def _carried(plan: ConversionPlan) -> Iterator[ParameterEffect]:
-    for carried in plan.match.passed_through:
-        entry = plan.source_entry(min(carried.owners), carried.source_name)
-        yield ParameterEffect(
-            parameter=carried.name,
-            sources=(carried.source_name,),
-            how=_how(carried.steps, (entry.dtype.name,), carried.dtype.name),
+def _of_passed_through(plan: ConversionPlan) -> Iterator[ParameterChange]:
+    for passed in plan.match.passed_through:
+        entry = plan.source_entry(min(passed.owners), passed.source_name)
+        yield ParameterChange(
+            parameter=passed.name,
+            sources=(passed.source_name,),
+            how=_how(passed.steps, (entry.dtype.name,), passed.dtype.name),
             source_dtypes=(entry.dtype.name,),
-            dtype=carried.dtype.name,
+            dtype=passed.dtype.name,
             source_shapes=(entry.shape,),
             shape=entry.shape,
         )

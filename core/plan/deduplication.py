@@ -1,9 +1,9 @@
-"""Which ranks keep a slice that several of them share, when redundancy is removed from a target.
+"""Chooses the ranks that keep a slice which several share, when redundancy is removed from a target.
 
-MindSpore saves such a slice on one rank, counting parameters: with large and small ones in turn, some ranks get all the
-large ones. Here bytes decide: the largest slices first, each goes to those of its ranks that have least so far, the
-lowest of them where they have the same. MindSpore's loader asks all ranks what they have, so that any choice will do;
-but it refuses a slice of which there are two copies.
+MindSpore balances the number of parameters: with large and small ones in turn, some ranks get all the large ones. Here
+bytes decide: the largest slices come first, and each goes to its ranks with the least bytes so far, the lowest rank
+first. MindSpore's loader asks all ranks for their slices, so any choice is right; but it refuses a slice with two
+replicas.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SharedSlices:
-    """The slices of one parameter in one pipeline stage; every slice is shared by equally many ranks.
+    """The slices of one parameter in one pipeline stage; equally many ranks share each of them.
 
     Attributes:
-        owners: int array of shape (slices, ranks of each): stage ranks, ascending. Every rank is in it once.
+        owners: int array of shape (slices, ranks of each): stage ranks, ascending. Every rank occurs once.
         sizes_bytes: int64 array of shape (slices,).
     """
 
@@ -26,13 +26,13 @@ class SharedSlices:
 
 
 def choose_keepers(parameters: Sequence[SharedSlices], device_count: int, replicas: int) -> np.ndarray:
-    """A bool array of shape (parameters, stage ranks): which ranks keep their slice of which parameter.
+    """Return a bool array of shape (parameters, stage ranks): which ranks keep their slice of which parameter.
 
-    Each slice is kept by `replicas` of its ranks, or by all if they are fewer.
+    `replicas` of a slice's ranks keep it, or all if they are fewer.
     """
     kept = np.zeros((len(parameters), device_count), dtype=np.bool_)
     loads_bytes = np.zeros(device_count, dtype=np.int64)
-    # what cannot be chosen comes first: the others are put where it leaves room
+    # slices without a choice come first: the others go where these leave room
     order = sorted(
         range(len(parameters)),
         key=lambda number: (
@@ -42,7 +42,7 @@ def choose_keepers(parameters: Sequence[SharedSlices], device_count: int, replic
     )
     for number in order:
         owners = parameters[number].owners
-        # slices of one parameter share no rank: all are decided at once
+        # slices of one parameter share no rank: all are assigned at once
         least = np.argsort(loads_bytes[owners], axis=1, kind="stable")[:, :replicas]
         keepers = np.take_along_axis(owners, least, axis=1)
         kept[number, keepers] = True

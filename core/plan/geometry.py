@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, common_units, grid_of
+from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units
 from reshard.core.tensor.layout import ShardGrid
 from reshard.core.tensor.segments import Piece, SortedPieces, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
@@ -50,7 +50,7 @@ class ClassGeometry:
         self.target = target
         self.unit_counts = unit_counts
         self._copies = [SourceCopies(copies, units) for copies, units in sources]
-        self._target_grid = grid_of(target, unit_counts)
+        self._target_boxes = boxes_of(target, unit_counts)
         self._is_whole = are_whole(pieces, unit_counts)
         self._pieces = SortedPieces(pieces)
         self._parts_of: dict[Shape, tuple[PlacedPart, ...]] = {}
@@ -68,7 +68,7 @@ class ClassGeometry:
 
     def target_box(self, cell: Shape) -> TensorSlice:
         """The target shard in a cell of the grid."""
-        return self._target_grid.box(cell)
+        return self._target_boxes.box(cell)
 
     @cached_property
     def target_sizes(self) -> np.ndarray:

@@ -41,7 +41,7 @@ from reshard.core.plan.resharding import SourceTensors, build_resharded, lost_so
 from reshard.core.plan.stage_shards import (
     SourceShards,
     StageShards,
-    described,
+    entry_text,
     integrated_by_shapes,
     misplaced,
     names_in_order,
@@ -204,8 +204,8 @@ def _passed_through(catalog: CheckpointCatalog, recipe: Recipe, problems: list[s
         opaque = entry.dtype in (TEXT, MAP_TENSOR)
         if entry.dtype is not other.dtype or (entry.shape != other.shape and not opaque):
             problems.append(
-                f"parameter {name!r}, which no strategy knows, is {described(entry)} on rank_{first.rank}, "
-                f"but {described(other)} on rank_{record.rank}: it may be cut, and nothing says how"
+                f"parameter {name!r}, which no strategy knows, is {entry_text(entry)} on rank_{first.rank}, "
+                f"but {entry_text(other)} on rank_{record.rank}: it may be cut, and nothing says how"
             )
             break
     dtype = target_dtype(recipe, [SourceTensor(name, entry.dtype, entry.shape, ())])

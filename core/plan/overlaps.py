@@ -1,8 +1,7 @@
-"""How the source's cells and the target's cells of one parameter lie over each other.
+"""Overlaps between the source's and the target's shards of one parameter.
 
-A *cell* is the box of a whole tensor that a rank holds; ranks with the same box share a cell. An *overlap* is what a
-target cell takes from one source cell. All boxes here are in the coordinates of whole tensors, those of the source's
-parameters or of the target's.
+A *cell* here is a shard with the ranks that own it. An *overlap* is the box that a target cell takes from one source
+cell. All boxes are in the coordinates of whole tensors, the source's or the target's.
 """
 
 from dataclasses import dataclass, replace
@@ -18,9 +17,9 @@ class SourceCell:
     """A cell of a source parameter.
 
     Attributes:
-        source: number of the source parameter, among those that the target's is made from.
+        source: index of the source parameter.
         box: in the coordinates of the whole source parameter.
-        ranks: global source ranks that hold it, ascending.
+        ranks: global source ranks that own it, ascending.
     """
 
     source: int
@@ -30,11 +29,11 @@ class SourceCell:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What a target cell takes from a source cell.
+    """The box that a target cell takes from a source cell.
 
     Attributes:
-        source: number of the source parameter.
-        source_rank: global rank that it is read from.
+        source: index of the source parameter.
+        source_rank: global rank to read it from.
         source_box: in the coordinates of the whole source parameter.
         target_box: the same elements in the coordinates of the whole target parameter.
     """
@@ -47,7 +46,7 @@ class Overlap:
 
 @dataclass(frozen=True)
 class TargetCell:
-    """A cell of the target's parameter: its box, the global target ranks that keep it, and what fills it."""
+    """A cell of the target: its box, the global target ranks that keep it, and the overlaps that fill it."""
 
     box: TensorSlice
     ranks: tuple[int, ...]
@@ -62,7 +61,7 @@ class ParameterOverlaps:
         parameter: the parameter, with its sources.
         source_cells: cells of its sources.
         target_cells: target stage -> its cells there, in the order of their lowest ranks.
-        files: of a unified target, the names of its files, each of which counts as a stage and a rank.
+        files: of a unified target, the names of its files; each counts as a stage and a rank.
     """
 
     parameter: ReshardedParameter
@@ -71,7 +70,7 @@ class ParameterOverlaps:
     files: tuple[str, ...] = ()
 
     def place(self, stage: int) -> str:
-        """What a target stage is called."""
+        """Format the name of a target stage."""
         return self.files[stage] if self.files else f"stage {stage}"
 
     @property
@@ -80,13 +79,13 @@ class ParameterOverlaps:
         return self.parameter.dtype
 
     def size_bytes(self, overlap: Overlap) -> int:
-        """Bytes of an overlap in the target."""
+        """Return the bytes of an overlap in the target."""
         return overlap.target_box.size * self.dtype.itemsize
 
 
 def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> ParameterOverlaps:
-    """The cells of a parameter of the plan; thousands of ranks take a part of a second."""
-    # a plan of nothing else: the reads of other parameters are not worked out
+    """Return the overlaps of a parameter of the plan; thousands of ranks take less than a second."""
+    # a plan of this parameter alone: the reads of others are not needed
     alone = ConversionPlan(
         replace(plan.inputs, replicas=0), replace(plan.match, resharded=(parameter,), passed_through=(), appended=())
     )
@@ -107,7 +106,7 @@ def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> Paramete
 
 
 def _not_keeping(plan: ConversionPlan, name: str, number: int) -> frozenset[int]:
-    """The ranks of a stage that leave their shards of a parameter to others, as redundancy is removed."""
+    """The ranks of a stage that do not keep their shards of a parameter, as redundancy is removed."""
     [stage] = [stage for stage in plan.stages if stage.number == number]
     for layout_class in stage.classes:
         if layout_class.kept is None:
@@ -123,17 +122,17 @@ def _target_cell(planned: ParameterPlan, ranks: tuple[int, ...]) -> TargetCell:
 
 
 def _overlap(planned: ParameterPlan, read: ReadItem) -> Overlap:
-    held = _box_on(planned.sources[read.source], read.source_rank)
+    shard = _box_on(planned.sources[read.source], read.source_rank)
     return Overlap(
         read.source,
         read.source_rank,
-        read.source_box.shifted(held.start),
+        read.source_box.shifted(shard.start),
         read.target_box.shifted(planned.box.start),
     )
 
 
 def _box_on(source: SourceTensor, rank: int) -> TensorSlice:
-    """The box of a source parameter that a source rank holds."""
+    """The box of a source parameter that a source rank owns."""
     for copy in source.copies:
         stage_rank = rank - copy.first_rank
         if 0 <= stage_rank < copy.layout.device_count:
@@ -143,9 +142,9 @@ def _box_on(source: SourceTensor, rank: int) -> TensorSlice:
 
 def _source_cells(number: int, source: SourceTensor) -> list[SourceCell]:
     copy = source.copies[0]
-    cut = copy.layout.shard_grid(len(source.shape))
+    grid = copy.layout.shard_grid(len(source.shape))
     cells = []
-    for held_by in cut.owners.values():
-        ranks = tuple(copy.first_rank + rank for rank in held_by if copy.first_rank + rank not in copy.missing_ranks)
-        cells.append(SourceCell(number, cut.box_of(held_by[0], source.shape), ranks))
+    for owners in grid.owners.values():
+        ranks = tuple(copy.first_rank + rank for rank in owners if copy.first_rank + rank not in copy.missing_ranks)
+        cells.append(SourceCell(number, grid.box_of(owners[0], source.shape), ranks))
     return cells

@@ -1,11 +1,11 @@
-"""Which source ranks really hold what: the cells of a tensor that have a holder, and the boxes that have none.
+"""Owners of source shards: the rank to read each shard from, and the boxes that no rank owns.
 
-A strategy says which ranks are to hold a cell; files may lack it, because redundancy was removed or because they are
-damaged. A *copy* is one pipeline stage's cut of a tensor, and which of the stage's ranks lack it. Each cell is read
-from the lowest rank that holds it. Where no rank of the first copy does, the other stages' copies stand in, box by box:
-a tensor is there if every element of it has a holder in any of them.
+A strategy says which ranks should own a shard; their files may lack it, because redundancy was removed or because they
+are damaged. A *copy* is a tensor in one pipeline stage: its layout, and the ranks whose files lack it. Each shard is
+read from its lowest owner. A shard without an owner in the first copy is read from the other stages' copies, box by
+box: a tensor is complete if every element has an owner in any of them.
 
-All boxes are in units, as in the plan: along each axis as many as all cuts need for their borders to lie between two.
+All boxes are in units, as in `reshard.core.plan.geometry`.
 """
 
 import math
@@ -19,17 +19,17 @@ from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 NO_RANK = -1
-"""In the place of a rank, where no rank holds what is wanted."""
+"""Rank of a part that no rank owns."""
 
 
 @dataclass(frozen=True)
 class SourceCopy:
-    """A parameter as one source stage has it.
+    """A parameter in one source stage.
 
     Attributes:
         first_rank: global rank of the stage's first device.
         layout: its layout in the stage.
-        missing_ranks: global ranks of the stage whose files do not hold it; none as a rule.
+        missing_ranks: global ranks of the stage whose files lack it; usually none.
     """
 
     first_rank: int
@@ -39,11 +39,11 @@ class SourceCopy:
 
 @dataclass(frozen=True)
 class LostBox:
-    """A part of a parameter that no file holds.
+    """A box of a parameter that no file holds.
 
     Attributes:
         name: the parameter's name.
-        box: in the coordinates of the whole tensor; None if it is all of it, and no file tells its shape.
+        box: in the coordinates of the whole tensor; None for all of it, if no file tells its shape.
         ranks: the ranks that should hold it.
     """
 
@@ -54,12 +54,12 @@ class LostBox:
 
 @dataclass(frozen=True)
 class ShardPart:
-    """A box and the rank that it is read from.
+    """A part of a shard, and the rank to read it from.
 
     Attributes:
         rank: global source rank, or `NO_RANK`.
-        shard: the box of the shard that the rank holds, or would hold.
-        box: the part of the shard that is needed.
+        shard: the box of the whole shard.
+        box: the box of the part.
     """
 
     rank: int
@@ -69,15 +69,15 @@ class ShardPart:
 
 @lru_cache(maxsize=4096)
 def lacks_shards(copy: SourceCopy, axis_count: int) -> bool:
-    """Whether cells of a copy of a tensor with `axis_count` axes have no holder."""
+    """True if shards of a copy of a tensor with `axis_count` axes have no owner."""
     if not copy.missing_ranks:
         return False
-    cells = copy.layout.shard_grid(axis_count).owners.values()
-    return any(all(copy.first_rank + rank in copy.missing_ranks for rank in ranks) for ranks in cells)
+    owners = copy.layout.shard_grid(axis_count).owners.values()
+    return any(all(copy.first_rank + rank in copy.missing_ranks for rank in ranks) for ranks in owners)
 
 
 def lost_boxes(name: str, shape: Shape, copies: Sequence[SourceCopy]) -> Iterator[LostBox]:
-    """The boxes of a tensor that no copy has a holder of."""
+    """Yield the boxes of a tensor that have no owner in any copy."""
     if not lacks_shards(copies[0], len(shape)):
         return
     unit_counts = common_units(shape, [copy.layout.shard_grid(len(shape)) for copy in copies])
@@ -89,35 +89,37 @@ def lost_boxes(name: str, shape: Shape, copies: Sequence[SourceCopy]) -> Iterato
 
 @lru_cache(maxsize=64)
 def _lost_units(copies: tuple[SourceCopy, ...], unit_counts: Shape) -> list[tuple[TensorSlice, tuple[int, ...]]]:
-    # parameters that are cut alike, and lack the same ranks, have lost the same boxes
+    # parameters with the same layout that miss the same ranks have lost the same boxes
     return SourceCopies(copies, unit_counts).lost()
 
 
-def common_units(shape: Shape, cuts: Sequence[ShardGrid]) -> Shape:
-    """How many units each axis of a tensor of `shape` has, so that no border of any cut lies inside one."""
+def common_units(shape: Shape, grids: Sequence[ShardGrid]) -> Shape:
+    """Return the number of units along each axis of a tensor of `shape`; no border of any grid lies inside one."""
     return tuple(
-        shape[0] if axis == 0 and any(cut.uneven for cut in cuts) else math.lcm(*(cut.pieces[axis] for cut in cuts))
+        shape[0]
+        if axis == 0 and any(grid.uneven for grid in grids)
+        else math.lcm(*(grid.pieces[axis] for grid in grids))
         for axis in range(len(shape))
     )
 
 
-class Grid:
-    """The cells of a cut over a tensor; who holds them does not matter, and boxes are kept."""
+class GridBoxes:
+    """The boxes of a grid's shards, whichever ranks own them; remembers what it computes."""
 
-    def __init__(self, cut: ShardGrid, unit_counts: Shape) -> None:
-        self._bounds = cut.bounds(unit_counts)
+    def __init__(self, grid: ShardGrid, unit_counts: Shape) -> None:
+        self._bounds = grid.bounds(unit_counts)
         self._boxes: dict[Shape, TensorSlice] = {}
         self._overlaps: dict[TensorSlice, list[tuple[Shape, TensorSlice]]] = {}
 
     def box(self, cell: Shape) -> TensorSlice:
-        """The box of a cell."""
+        """Return the box of the shard in a cell."""
         box = self._boxes.get(cell)
         if box is None:
             box = self._boxes[cell] = cell_box(self._bounds, cell)
         return box
 
     def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
-        """The cells that a box needs, each with what both share; these fill the box exactly once."""
+        """Return the cells whose shards overlap a box, with the common boxes, which fill the box exactly once."""
         known = self._overlaps.get(box)
         if known is None:
             known = self._overlaps[box] = list(self._overlapping(box))
@@ -136,86 +138,89 @@ class Grid:
 
 
 @lru_cache(maxsize=64)
-def grid_of(cut: ShardGrid, unit_counts: Shape) -> Grid:
-    """The grid of a cut over a tensor of so many units; cuts with the same cells share it, whoever holds them.
+def boxes_of(grid: ShardGrid, unit_counts: Shape) -> GridBoxes:
+    """Return the boxes of a grid over a tensor of so many units; grids with the same shards share them.
 
-    A redundancy-removed source has thousands of layout classes and a handful of cuts.
+    A source without redundancy has thousands of layout classes and a handful of grids.
     """
-    return Grid(cut, unit_counts)
+    return GridBoxes(grid, unit_counts)
 
 
-class CopyGrid:
-    """The cells of one copy, and who holds each."""
+class CopyShards:
+    """The shards of one copy, and the owner of each."""
 
     def __init__(self, copy: SourceCopy, unit_counts: Shape) -> None:
-        self.cut = copy.layout.shard_grid(len(unit_counts))
+        self.grid = copy.layout.shard_grid(len(unit_counts))
         self._copy = copy
-        self._grid = grid_of(self.cut, unit_counts)
+        self._boxes = boxes_of(self.grid, unit_counts)
         self._owners: dict[Shape, int] = {}
 
     def box(self, cell: Shape) -> TensorSlice:
-        """The box of a cell."""
-        return self._grid.box(cell)
+        """Return the box of the shard in a cell."""
+        return self._boxes.box(cell)
 
     def owner(self, cell: Shape) -> int:
-        """The lowest rank that holds a cell, always the same, so that few files are read, and often; or `NO_RANK`."""
+        """Return the lowest rank that owns a shard, so that few files are read, and often; or `NO_RANK`."""
         rank = self._owners.get(cell)
         if rank is None:
-            held = (self._copy.first_rank + rank for rank in self.cut.owners.get(cell, ()))
-            rank = self._owners[cell] = next((rank for rank in held if rank not in self._copy.missing_ranks), NO_RANK)
+            intended = (self._copy.first_rank + rank for rank in self.grid.owners.get(cell, ()))
+            rank = next((rank for rank in intended if rank not in self._copy.missing_ranks), NO_RANK)
+            self._owners[cell] = rank
         return rank
 
-    def should_hold(self, cell: Shape) -> tuple[int, ...]:
-        """The ranks that the strategy gives a cell to."""
-        return tuple(self._copy.first_rank + rank for rank in self.cut.owners[cell])
+    def intended_owners(self, cell: Shape) -> tuple[int, ...]:
+        """Return the ranks that should own a shard by the strategy."""
+        return tuple(self._copy.first_rank + rank for rank in self.grid.owners[cell])
 
     def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
-        """The cells that a box needs, each with what both share; these fill the box exactly once."""
-        return self._grid.overlaps(box)
+        """Return the cells whose shards overlap a box, with the common boxes, which fill the box exactly once."""
+        return self._boxes.overlaps(box)
 
 
 class SourceCopies:
-    """All copies that a tensor may be read from; the first is preferred."""
+    """The copies of a tensor to read from; the first is preferred."""
 
     def __init__(self, copies: Sequence[SourceCopy], unit_counts: Shape) -> None:
         self.unit_counts = unit_counts
-        self._grids = [CopyGrid(copy, unit_counts) for copy in copies]
-
-    @property
-    def first(self) -> CopyGrid:
-        """The copy that is read wherever it has a holder."""
-        return self._grids[0]
+        self._by_copy = [CopyShards(copy, unit_counts) for copy in copies]
 
     def parts(self, box: TensorSlice) -> Iterator[ShardPart]:
-        """Parts that fill a box exactly once, each with the rank that it is read from."""
+        """Yield parts of shards that fill a box exactly once."""
         return self._parts(box, 0)
 
     def lost(self) -> list[tuple[TensorSlice, tuple[int, ...]]]:
-        """Boxes without a holder, each with the ranks that should hold it."""
+        """Return the boxes without an owner, with the ranks that should own them."""
         whole = TensorSlice.whole(self.unit_counts)
         return [
-            (part.box, self._should_hold(part.box))
+            (part.box, self._intended_owners(part.box))
             for part in self.parts(whole)
             if part.rank == NO_RANK and part.box.size
         ]
 
     def _parts(self, box: TensorSlice, number: int) -> Iterator[ShardPart]:
-        grid = self._grids[number]
-        for cell, shared in grid.overlaps(box):
-            rank = grid.owner(cell)
-            if rank == NO_RANK and number + 1 < len(self._grids):
+        shards = self._by_copy[number]
+        for cell, shared in shards.overlaps(box):
+            rank = shards.owner(cell)
+            if rank == NO_RANK and number + 1 < len(self._by_copy):
                 yield from self._parts(shared, number + 1)
             else:
-                yield ShardPart(rank, grid.box(cell), shared)
+                yield ShardPart(rank, shards.box(cell), shared)
 
-    def _should_hold(self, box: TensorSlice) -> tuple[int, ...]:
+    def _intended_owners(self, box: TensorSlice) -> tuple[int, ...]:
         return tuple(
-            sorted({rank for grid in self._grids for cell, _ in grid.overlaps(box) for rank in grid.should_hold(cell)})
+            sorted(
+                {
+                    rank
+                    for shards in self._by_copy
+                    for cell, _ in shards.overlaps(box)
+                    for rank in shards.intended_owners(cell)
+                }
+            )
         )
 
 
 def _axis_overlaps(bounds: Shape, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The cells along one axis that share `start` to `stop`, as (cell, from, to); they fill it exactly once."""
+    """The shards along one axis that overlap `start` to `stop`, as (index, from, to); they fill it exactly once."""
     parts = []
     position = start
     cell = max(bisect_right(bounds, start) - 1, 0)

@@ -1,8 +1,8 @@
-"""The plan on disk: what it was made from, as compressed JSON, and the identity that follows from it.
+"""The plan on disk: its inputs as compressed JSON, and its identity.
 
-The reads of every rank would be gigabytes; what they are derived from is small. The identity decides whether an
-interrupted conversion may be resumed: it covers the layouts, the source files with their versions, every option that
-changes what is written, and the program's version, but not workers, memory or engine.
+The reads of every rank would be gigabytes; the inputs that they are derived from are small. The identity decides
+whether an interrupted conversion may be resumed: it covers the layouts, the source files with their versions, every
+option that changes the target's content, and the program's version, but not workers, memory or engine.
 """
 
 import gzip
@@ -37,26 +37,26 @@ from reshard.core.tensor.layout import ParameterLayout
 SCHEMA_VERSION = 2
 _PLAN = "plan"
 LARGEST_PLAN_BYTES = 2**30
-# real ones are up to 50 times as large as their files; what gzip can make is a thousand times
+# real plans are up to 50 times as large as their files; gzip can reach a thousand times
 _SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 250
 
 Content = TypeVar("Content")
 
 
 def dump_plan(plan: ConversionPlan) -> bytes:
-    """The plan as the bytes of its file."""
+    """Return the bytes of a plan's file."""
     data = json.dumps(_inputs_to_json(plan.inputs), separators=(",", ":")).encode()
     packed = gzip.compress(data, compresslevel=1, mtime=0)
     return seal(packed, needed_target_key(), _PLAN) if plan.inputs.encryption else packed
 
 
 def plan_identity(plan: ConversionPlan) -> str:
-    """A digest of everything that decides what the target will contain; of an encrypted one, its key as well."""
+    """Return a digest of everything that decides the target's content, including an encrypted target's key."""
     return _identity_of(_inputs_to_json(plan.inputs), encrypted=bool(plan.inputs.encryption))
 
 
 def _identity_of(document: dict[str, Any], *, encrypted: bool) -> str:
-    # what was said, and how closely was looked, does not change what is made
+    # notes and assumptions do not change the target's content
     catalog = {name: value for name, value in document["catalog"].items() if name not in ("notes", "assumed")}
     data = json.dumps(document | {"catalog": catalog}, separators=(",", ":"), sort_keys=True).encode()
     return keyed_digest(data, needed_target_key()) if encrypted else xxhash.xxh3_128_hexdigest(data)
@@ -64,7 +64,7 @@ def _identity_of(document: dict[str, Any], *, encrypted: bool) -> str:
 
 @lru_cache(maxsize=4)
 def load_plan(url: str, identity: str) -> ConversionPlan:
-    """The plan in a file; kept, since every rank of a conversion asks for the same one.
+    """Return the plan in a file; cached, since every rank of a conversion asks for the same one.
 
     Raises:
         TargetError: the file holds another plan, or none.
@@ -78,9 +78,9 @@ def load_plan(url: str, identity: str) -> ConversionPlan:
 
 @lru_cache(maxsize=4)
 def load_sources(url: str, identity: str, digest: str | None = None) -> CheckpointCatalog:
-    """What the plan in a file was made from; kept, for the identity covers it. Any version may have written the plan.
+    """Return the source catalog of the plan in a file; cached, since the identity covers it.
 
-    `digest` is what the manifest says of the file's bytes, if it does.
+    Any version may have written the plan. `digest` is the manifest's digest of the file, if it has one.
 
     Raises:
         TargetError: the file holds no plan.
@@ -91,9 +91,9 @@ def load_sources(url: str, identity: str, digest: str | None = None) -> Checkpoi
 
 
 def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
-    """The plan of what is in a file; any version may have written it, so its identity cannot be asked for.
+    """Return the plan in a file that any version may have written, so that its identity cannot be checked.
 
-    `digest` is what the manifest says of the file's bytes, if it does.
+    `digest` is the manifest's digest of the file, if it has one.
 
     Raises:
         TargetError: the file holds no plan.
@@ -105,12 +105,12 @@ def rebuild_plan(url: str, digest: str | None = None) -> ConversionPlan:
 
 @lru_cache(maxsize=4)
 def load_target_strategy(url: str, identity: str, *, encrypted: bool) -> Strategy | None:
-    """The target strategy of the plan in a file; None if it has none. Any version may have written the plan.
+    """Return the target strategy of the plan in a file, None without one. Any version may have written the plan.
 
-    `encrypted`: the plan's target is encrypted, and the plan is authentic if the target's key unseals it.
+    `encrypted`: the target is encrypted, and the plan is authentic if the target's key unseals it.
 
     Raises:
-        TargetError: the file holds no plan, or another one than that of `identity`, or its strategy is none.
+        TargetError: the file holds no plan, or not that of `identity`, or its strategy is invalid.
         InputError: it is encrypted, and the key is missing or not the right one.
         StorageError: it cannot be read.
     """
@@ -150,7 +150,7 @@ def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) 
 
 
 def _decompressed(data: bytes) -> bytes:
-    """The content of a gzip file, but not of one that is made to fill the memory."""
+    """Decompress a gzip file, but not one that is made to fill the memory."""
     most_bytes = min(LARGEST_PLAN_BYTES, metadata_limit_bytes())
     limit = min(most_bytes, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
@@ -206,13 +206,13 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:
-    """Plans of earlier versions only have `saved_whole`: true if samples of contents decided."""
+    """Plans of earlier versions only have `saved_whole`: true if content samples decided."""
     known = data.get("integrated_save")
     return IntegratedSave(known) if known else IntegratedSave.YES if data["saved_whole"] else IntegratedSave.AUTO
 
 
 def _strategy_to_json(strategy: Strategy | None) -> dict[str, Any] | None:
-    """Layouts once each, parameters referring to them by number; operators do not matter to a conversion."""
+    """Each layout once, parameters refer to them by number; conversions do not need operators."""
     if strategy is None:
         return None
     numbers: dict[tuple[ParameterLayout, tuple[int, ...] | None], int] = {}
@@ -244,7 +244,7 @@ def _strategy_from_json(data: dict[str, Any] | None) -> Strategy | None:
 
 
 def _checked_stage(stage: Any) -> int:
-    """Checks a stage's number, which becomes part of file names."""
+    """Check a stage's number, which becomes part of file names."""
     if type(stage) is not int or stage < 0:
         raise ValueError(f"{stage!r} is no pipeline stage")
     return stage

@@ -1,6 +1,6 @@
-"""What only training needs: the names that MindSpore's optimizers, loss scaling and callbacks give, by its 2.10 source.
+"""Names of training state: those that MindSpore's optimizers, loss scaling and callbacks give, by its 2.10 source.
 
-Dropped by `weights-only`:
+`weights-only` drops:
 
 - gradient accumulators, `accu_grads` and a parameter's name: `nn.wrap.cell_wrapper`, `nn.wrap.grad_reducer`,
   `nn.wrap.loss_scale`, `parallel.nn`
@@ -8,10 +8,10 @@ Dropped by `weights-only`:
   `adam_m`, `adam_v` (AdamWeightDecay, and MindFormers' AdamW); `moment1`, `moment2`, `vhat` (Adam, LazyAdam, AdaMax);
   `moments` (Momentum, Ftrl, Thor); `lamb_m`, `lamb_v` (Lamb); `exp_avg_sq`, `max_exp_avg_sq` (mint's Adam and AdamW);
   `momentum_buf` (mint's SGD); `accum_update` (Adadelta); `exp_inf` (experimental Adamax)
-- likewise `exp_avg` (mint's Adam and AdamW, Adafactor), `moment`, `mean_grad`, `mean_square` (RMSProp), `accum` (SGD,
-  Adagrad, Adadelta), `stat` (SGD), `linear` (Ftrl), `prev`, `step_size` (Rprop), `ax_`, `ax` (ASGD): since layers may
-  be called so, too, only where what follows the dot is itself a parameter; `linear`, which many layers are called,
-  only where that has `moments` as well, as Ftrl gives it both
+- the same with `exp_avg` (mint's Adam and AdamW, Adafactor), `moment`, `mean_grad`, `mean_square` (RMSProp), `accum`
+  (SGD, Adagrad, Adadelta), `stat` (SGD), `linear` (Ftrl), `prev`, `step_size` (Rprop), `ax_`, `ax` (ASGD): layers may
+  have these names, too, so only if the rest after the dot is itself a parameter; `linear`, a name of many layers, only
+  if that parameter has `moments` as well, since Ftrl gives it both
 - `exp_avg_sq_row_…`, `exp_avg_sq_col_…`, `exp_avg_sq_…` (Adafactor), `mu_…`, `eta_…` (ASGD), `mu_product_…` (NAdam):
   the same, without a dot
 - an optimizer's numbers: `global_step`, `learning_rate`, `learning_rate_group_…`, `weight_decay`, `momentum`,
@@ -45,7 +45,7 @@ _CERTAIN = re.compile(
 
 
 def is_training_state(name: str, names: Collection[str]) -> bool:
-    """Whether a parameter is nothing that a model needs to be used; `names` are all of the checkpoint."""
+    """True if only training needs the parameter; `names` are all names of the checkpoint."""
     if _CERTAIN.fullmatch(name):
         return True
     return any(

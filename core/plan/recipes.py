@@ -1,7 +1,7 @@
-"""What each target parameter is to be made from, told from names alone; and the pieces of it, once shapes are known.
+"""Recipes of target parameters: built from names alone, and turned into pieces when shapes are known.
 
-A recipe is a tree: source parameters are its leaves, rules of splits, joins and transpositions its nodes. Renames and
-casts change no elements' places: a recipe has the last name, and the cast's rule.
+A recipe is a tree: source parameters are its leaves; splits, joins and transpositions are its nodes. Renames and casts
+move no elements: a recipe has the last name, and the cast's rule.
 """
 
 import re
@@ -20,13 +20,13 @@ from reshard.core.tensor.slices import Shape
 
 @dataclass(frozen=True)
 class Making:
-    """A parameter on its way: of the source, or what a rule makes of others.
+    """A node of a recipe: a source parameter, or the result of a rule.
 
     Attributes:
-        name: what it is called at this step.
-        rule: what makes it; None if it is the source's.
-        of: what it is made of.
-        number: which part it is, of a split.
+        name: its name at this step.
+        rule: the rule that makes it; None for a source parameter.
+        of: the inputs of the rule.
+        number: index of the part, for a split.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Making:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The source parameters that it is made from, each once."""
+        """The names of its source parameters, each once."""
         if not self.of:
             return (self.name,)
         return tuple(dict.fromkeys(name for each in self.of for name in each.sources))
@@ -48,8 +48,8 @@ class Recipe:
 
     Attributes:
         name: its name in the target.
-        making: what it is made from.
-        cast: the rule that gives it its dtype, if it is a floating-point one.
+        making: the root of its tree.
+        cast: the rule for its dtype, if that is a floating-point one.
     """
 
     name: str
@@ -62,12 +62,12 @@ class Recipe:
 
     @property
     def is_reshaped(self) -> bool:
-        """Whether it is anything else than one source parameter in its shape."""
+        """True unless it is one source parameter in the same shape."""
         return bool(self.making.of)
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """What is done to it besides casting, in order, each once."""
+        """The changes besides casts, in order, each once."""
         kinds = {SplitRule: "split", JoinRule: "joined", TransposeRule: "transposed"}
         found: dict[str, None] = {}
 
@@ -92,8 +92,8 @@ class Recipes:
 
     Attributes:
         made: target name -> recipe, in the order of the source's names.
-        excluded: source names that are left out -> what says so.
-        left_out: what they would be called in the target.
+        excluded: source names that are left out -> the declaration.
+        left_out: their names in the target.
     """
 
     made: Mapping[str, Recipe]
@@ -102,15 +102,15 @@ class Recipes:
 
 
 def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -> Recipes:
-    """How target parameters are made from source parameters; what is wrong with the rules is added to `problems`."""
+    """Build the recipes of target parameters; what is wrong with the rules is added to `problems`."""
     fitting: set[object] = set()
     excluded = excluded_names(names, changes, fitting)
-    made = _Steps(changes, fitting, problems).carried_out([name for name in names if name not in excluded])
-    # nothing is demanded of what is left out: its new names tell what the target may lack
-    others = _Steps(changes, fitting, []).carried_out(list(excluded))
+    made = _Steps(changes, fitting, problems).apply([name for name in names if name not in excluded])
+    # left-out parameters need not fit the rules: their new names are those that the target may lack
+    others = _Steps(changes, fitting, []).apply(list(excluded))
     for kind in ("include", "exclude", "split", "join", "transpose", "rename", "cast"):
         problems.extend(
-            _fits_nothing(kind, rule, names) for rule in getattr(changes, kind) if (kind, rule) not in fitting
+            _unused_rule(kind, rule, names) for rule in getattr(changes, kind) if (kind, rule) not in fitting
         )
     if names and not made and not problems:
         problems.append("no parameter is left: what is selected, included and excluded leaves none")
@@ -118,16 +118,16 @@ def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -
 
 
 class Composer:
-    """Composes target parameters; those that are made alike, of sources of one shape, share their pieces."""
+    """Composes target parameters; those with equal rules and source shapes share their pieces."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[Pieces, Shape]] = {}
 
     def compose(self, recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
-        """The pieces of a target parameter, and its shape; `shapes` are its sources'.
+        """Return the pieces of a target parameter and its shape; `shapes` are its sources'.
 
         Raises:
-            LayoutError: shapes do not go with a rule; says which, and why.
+            LayoutError: shapes do not fit a rule.
         """
         numbers = {name: number for number, name in enumerate(recipe.sources)}
         key = _structure(recipe.making, numbers, shapes)
@@ -140,7 +140,7 @@ class Composer:
 
 
 def _structure(making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]) -> object:
-    """What decides on the pieces: all but names."""
+    """The key of equal pieces: everything but names."""
     if making.rule is None:
         return numbers[making.name], shapes[making.name]
     return making.rule, making.number, tuple(_structure(each, numbers, shapes) for each in making.of)
@@ -154,13 +154,13 @@ class _Steps:
         self._fitting = fitting
         self._problems = problems
 
-    def carried_out(self, names: Sequence[str]) -> dict[str, Recipe]:
+    def apply(self, names: Sequence[str]) -> dict[str, Recipe]:
         current = {name: Making(name) for name in names}
         for split_rule in self._changes.split:
             current = self._split(current, split_rule)
         for join_rule in self._changes.join:
             current = self._joined(current, join_rule)
-        makings = [self._turned(making) for making in current.values()]
+        makings = [self._transposed(making) for making in current.values()]
         made: dict[str, Recipe] = {}
         for making in makings:
             name = self._new_name(making.name)
@@ -176,16 +176,16 @@ class _Steps:
 
     def _split(self, current: Mapping[str, Making], rule: SplitRule) -> dict[str, Making]:
         pattern = re.compile(rule.parameters)
-        left: dict[str, Making] = {}
+        after: dict[str, Making] = {}
         for name, making in current.items():
             match = pattern.fullmatch(name)
             if match is None:
-                self._put(left, making)
+                self._put(after, making)
                 continue
             self._fitting.add(("split", rule))
             for number, new in enumerate(rule.into):
-                self._put(left, Making(match.expand(new), rule, (making,), number))
-        return left
+                self._put(after, Making(match.expand(new), rule, (making,), number))
+        return after
 
     def _joined(self, current: Mapping[str, Making], rule: JoinRule) -> dict[str, Making]:
         patterns = [re.compile(pattern) for pattern in rule.parameters]
@@ -205,32 +205,32 @@ class _Steps:
                         else f"{rule}: {name!r} fits several of its parts"
                     )
                 keys[name] = match.groups()
-        left: dict[str, Making] = {}
+        after: dict[str, Making] = {}
         for name, making in current.items():
             if name not in keys:
-                self._put(left, making)
+                self._put(after, making)
                 continue
             found = parts.pop(keys[name], None)
             if found is None:
                 continue
             missing = [pattern for number, pattern in enumerate(rule.parameters) if number not in found]
             if missing:
-                told = " and ".join(map(quoted, missing))
-                self._problems.append(f"{rule}: {name!r} has no counterpart that fits {told}")
+                patterns_text = " and ".join(map(quoted, missing))
+                self._problems.append(f"{rule}: {name!r} has no counterpart that fits {patterns_text}")
                 continue
             of = tuple(found[number][0] for number in range(len(patterns)))
-            self._put(left, Making(found[0][1], rule, of))
-        return left
+            self._put(after, Making(found[0][1], rule, of))
+        return after
 
     def _put(self, into: dict[str, Making], making: Making) -> None:
         if not making.name:
-            self._problems.append(f"nothing is left of the name of {_told(making)}")
+            self._problems.append(f"nothing is left of the name of {_making_text(making)}")
         there = into.get(making.name)
         if there is not None:
-            self._collision(_told(there), _told(making), making.name)
+            self._collision(_making_text(there), _making_text(making), making.name)
         into[making.name] = making
 
-    def _turned(self, making: Making) -> Making:
+    def _transposed(self, making: Making) -> Making:
         first = None
         for rule in self._changes.transpose:
             if fnmatchcase(making.name, rule.parameters):
@@ -257,7 +257,7 @@ class _Steps:
 
 
 def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object]) -> dict[str, str]:
-    """The names that are left out, each with what says so."""
+    """The names that are left out, each with the declaration."""
     excluded: dict[str, str] = {}
     known = frozenset(names)
     for name in names:
@@ -274,16 +274,16 @@ def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object])
     return excluded
 
 
-def _told(making: Making) -> str:
+def _making_text(making: Making) -> str:
     if isinstance(making.rule, SplitRule):
         return f"part {making.number + 1} of {making.of[0].name!r}"
     if isinstance(making.rule, JoinRule):
-        return f"what is joined from {' and '.join(repr(each.name) for each in making.of)}"
+        return f"the join of {' and '.join(repr(each.name) for each in making.of)}"
     return repr(making.name)
 
 
-def _fits_nothing(kind: str, rule: object, names: Sequence[str]) -> str:
-    said = f"the pattern {rule!r} ({kind})" if kind in ("include", "exclude") else str(rule)
+def _unused_rule(kind: str, rule: object, names: Sequence[str]) -> str:
+    rule_text = f"the pattern {rule!r} ({kind})" if kind in ("include", "exclude") else str(rule)
     near: list[str] = []
     part = None
     if isinstance(rule, RenameRule) and rule.name:
@@ -293,8 +293,8 @@ def _fits_nothing(kind: str, rule: object, names: Sequence[str]) -> str:
         part = next((name for name in names if expression.search(name)), None)
     advice = f"; is it one of {', '.join(near)}?" if near else ""
     if part is not None:
-        advice = f" as a whole, though a part of {part!r}, say: put .* where anything may stand"
-    return f"{said} fits no parameter{advice}"
+        advice = f" as a whole, though a part of {part!r}, say: put .* for any text"
+    return f"{rule_text} fits no parameter{advice}"
 
 
 def _composed(making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:

@@ -1,6 +1,6 @@
-"""Parameters as the source's files hold them: in which stages, by which ranks, cut or saved whole.
+"""Shards in the source's files: the stages and ranks that hold each parameter, sharded or saved whole.
 
-A stage holds a parameter if its strategy lays it out and a file of one of its ranks has it.
+A stage holds a parameter if its strategy has it and a file of one of its ranks has it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +19,19 @@ from reshard.core.tensor.slices import Shape
 
 @dataclass(frozen=True)
 class StageShards:
-    """A parameter as the files of one stage hold it."""
+    """A parameter in the files of one stage."""
 
     stage: StageStrategy
     first_rank: int
     layout: ParameterLayout
     shards: tuple[tuple[int, TensorEntry], ...]
-    """(stage rank, entry): the first of each dtype and shape; every rank's if they are cut unevenly."""
+    """(stage rank, entry): the first of each dtype and shape; every rank's if shards are uneven."""
     missing_ranks: frozenset[int] = frozenset()
-    """Global ranks of the stage whose files do not hold it."""
+    """Global ranks of the stage whose files lack it."""
 
     @property
     def entry(self) -> TensorEntry:
-        """The first of its shards."""
+        """The first shard's entry."""
         return self.shards[0][1]
 
 
@@ -61,7 +61,7 @@ class SourceShards:
 
 
 def names_in_order(catalog: CheckpointCatalog) -> list[str]:
-    """All names in the source's files, in their order."""
+    """Return all names in the source's files, in their order."""
     names: dict[str, None] = {}
     seen: set[int] = set()
     for record in catalog.records.values():
@@ -79,12 +79,12 @@ def owners_of(catalog: CheckpointCatalog, name: str) -> list[CatalogRecord]:
 def shards_by_stage(
     catalog: CheckpointCatalog, source: Strategy, order: Iterable[str], problems: list[str]
 ) -> dict[str, list[StageShards]]:
-    """Parameter name -> the stages whose strategy and files hold it, lowest first."""
-    held: dict[str, list[StageShards]] = {}
+    """Return parameter name -> the stages whose strategy and files hold it, lowest first."""
+    found: dict[str, list[StageShards]] = {}
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
         distinct = _alike(catalog, ranks)
-        # once through all entries: a redundancy-removed source has as many different files as ranks, each a few names
+        # one pass over all entries: a source without redundancy has as many different files as ranks, each a few names
         keys_of: dict[str, list[int]] = {}
         for key, alike in distinct.items():
             for name in alike[0].index.entries:
@@ -99,7 +99,7 @@ def shards_by_stage(
             missing_ranks = missing_of.get(keys)
             if missing_ranks is None:
                 missing_ranks = missing_of[keys] = all_ranks.difference(*map(ranks_of.__getitem__, keys))
-            if layout.param_split_shape:  # files that are alike may still be wrong for one of their ranks
+            if layout.param_split_shape:  # even files that are alike may be wrong for one of their ranks
                 having = [catalog.records[rank] for rank in ranks if rank not in missing_ranks]
             else:
                 having = [distinct[key][0] for key in keys]
@@ -108,8 +108,8 @@ def shards_by_stage(
             if problem:
                 problems.append(problem)
             else:
-                held.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, missing_ranks))
-    return {name: held[name] for name in order if name in held}
+                found.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, missing_ranks))
+    return {name: found[name] for name in order if name in found}
 
 
 def _shards(
@@ -129,7 +129,7 @@ def _shards(
 
 
 def _alike(catalog: CheckpointCatalog, ranks: Iterable[int]) -> dict[int, list[CatalogRecord]]:
-    """The records of a stage, those together whose files are laid out alike."""
+    """The records of a stage, grouped by files with the same index."""
     distinct: dict[int, list[CatalogRecord]] = {}
     for rank in ranks:
         record = catalog.records.get(rank)
@@ -146,19 +146,19 @@ def _disagreement(first_rank: int, shards: Sequence[tuple[int, TensorEntry]], la
             same_shape = other.shape[1:] == entry.shape[1:]
         if entry.dtype is not other.dtype or not same_shape:
             return (
-                f"parameter {entry.name!r} is {described(entry)} on rank_{first_rank + rank}, "
-                f"but {described(other)} on rank_{first_rank + other_rank}"
+                f"parameter {entry.name!r} is {entry_text(entry)} on rank_{first_rank + rank}, "
+                f"but {entry_text(other)} on rank_{first_rank + other_rank}"
             )
     return None
 
 
-def described(entry: TensorEntry) -> str:
-    """Element type and shape, for messages."""
+def entry_text(entry: TensorEntry) -> str:
+    """Format dtype and shape for a message."""
     return f"{entry.dtype} {list(entry.shape)}"
 
 
 def misplaced(catalog: CheckpointCatalog, name: str) -> str:
-    """What is wrong with a parameter that only ranks of other stages than its strategy's hold."""
+    """The problem of a parameter that only ranks of stages without it hold."""
     owners = owners_of(catalog, name)
     return (
         f"parameter {name!r} is on rank_{owners[0].rank} ({owners[0].location}), "
@@ -167,101 +167,103 @@ def misplaced(catalog: CheckpointCatalog, name: str) -> str:
 
 
 def with_first(
-    number: int, held: Mapping[str, list[StageShards]], source: Strategy | None, problems: list[str]
+    number: int, shards: Mapping[str, list[StageShards]], source: Strategy | None, problems: list[str]
 ) -> dict[str, list[StageShards]]:
-    """The stages that hold each parameter, one of them before all others, where it is among them."""
+    """Return the stages of each parameter with one stage before all others."""
     numbers = [stage.stage for stage in source.stages] if source else [0]
     if number not in numbers:
         problems.append(
             f"the copies of stage {number} are to be taken of shared parameters (--shared-parameters), but the source "
             f"has stages {numbers[0]} to {numbers[-1]}"
         )
-    return {name: sorted(stages, key=lambda each: each.stage.stage != number) for name, stages in held.items()}
+    return {name: sorted(stages, key=lambda each: each.stage.stage != number) for name, stages in shards.items()}
 
 
 def names_without_shards(
     catalog: CheckpointCatalog,
     source: Strategy,
-    held: Mapping[str, Sequence[StageShards]],
+    shards: Mapping[str, Sequence[StageShards]],
     needed: frozenset[str],
 ) -> dict[str, tuple[int, ...]]:
-    """Of parameters that are needed, those that only lost files may have held, and the ranks that should hold them.
+    """Return needed parameters that only lost files may have held -> the ranks that should hold them.
 
-    A name without a holder may as well be of a parameter that was never saved. That is so if a stage's files show that
-    more copies of a slice were saved than ranks are lost: then one of that parameter would be left, too.
+    A name in no file may also be that of a parameter that was never saved. That is so if a stage's files show that
+    more replicas of a slice were saved than ranks are lost: one of that parameter would be left, too.
     """
-    unheld: dict[str, tuple[int, ...]] = {}
+    damaged: dict[str, tuple[int, ...]] = {}
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
         lost = [rank for rank in ranks if rank in catalog.lost]
-        names = [name for name in stage.layouts if name not in held and name in needed]
+        names = [name for name in stage.layouts if name not in shards and name in needed]
         if not (lost and names):
             continue
-        here = [each for stages in held.values() for each in stages if each.first_rank == ranks.start]
-        if not any(_copies_left(each) > len(lost) for each in here):
+        here = [each for stages in shards.values() for each in stages if each.first_rank == ranks.start]
+        if not any(_replicas_left(each) > len(lost) for each in here):
             for name in names:
-                unheld[name] = (*unheld.get(name, ()), *ranks)
-    return unheld
+                damaged[name] = (*damaged.get(name, ()), *ranks)
+    return damaged
 
 
-def _copies_left(held: StageShards) -> int:
-    """How many ranks hold the same slice, of the one that most hold."""
+def _replicas_left(shards: StageShards) -> int:
+    """The largest number of ranks that hold the same slice."""
     try:
-        cells = held.layout.shard_grid(len(held.entry.shape)).owners.values()
+        owners = shards.layout.shard_grid(len(shards.entry.shape)).owners.values()
     except LayoutError:
         return 0
-    return max(sum(held.first_rank + rank not in held.missing_ranks for rank in ranks) for ranks in cells)
+    return max(sum(shards.first_rank + rank not in shards.missing_ranks for rank in ranks) for ranks in owners)
 
 
 def integrated_by_shapes(
-    held: Mapping[str, Sequence[StageShards]], target: Strategy | None, called: Mapping[str, str]
+    shards: Mapping[str, Sequence[StageShards]], target: Strategy | None, target_names: Mapping[str, str]
 ) -> bool | None:
-    """Whether every rank holds whole tensors (`integrated_save`) although the strategy cuts them; None if unknown.
+    """True if every rank holds whole tensors (`integrated_save`), whatever its strategy says; None if unknown.
 
     Shapes decide if a whole shape is known: from a JSON strategy of either side, from uneven lengths, or from another
-    stage that cuts the same parameter differently. A checkpoint is saved one way or the other, so one parameter
-    decides for all; a parameter that contradicts it is refused later, in planning. `called` maps
-    parameters that keep their shapes to their target names.
+    stage with other shards of the same parameter. A checkpoint is saved one way or the other, so one parameter decides
+    for all; a parameter that contradicts it is refused later, in planning. `target_names` maps parameters that keep
+    their shapes to their names in the target.
     """
-    decided = {_whole_by_shapes(stages, known_shape(stages, target, called)) for stages in held.values()}
+    decided = {_whole_by_shapes(stages, known_shape(stages, target, target_names)) for stages in shards.values()}
     return True if True in decided else False if False in decided else None
 
 
 def _whole_by_shapes(stages: Sequence[StageShards], known: Shape | None) -> bool | None:
-    """Whether ranks hold a cut parameter whole; None if shapes do not decide."""
+    """True if ranks hold a sharded parameter whole; None if shapes do not decide."""
     shape, dtype = stages[0].entry.shape, stages[0].entry.dtype
     if 0 in shape or dtype in (TEXT, MAP_TENSOR):  # the shards of an empty tensor are as large as the whole
         return None
     try:
-        cuts = [held.layout.shard_grid(len(shape)) for held in stages]
+        grids = [each.layout.shard_grid(len(shape)) for each in stages]
     except LayoutError:
         return None
-    if all(cut.is_whole for cut in cuts):
+    if all(grid.is_whole for grid in grids):
         return None
-    if any(entry.shape != shape for held in stages for _, entry in held.shards):
+    if any(entry.shape != shape for each in stages for _, entry in each.shards):
         return False
     if known is not None:
         return True if known == shape else False if joined_shape(stages[0]) == known else None
-    uneven = [cut.uneven for cut in cuts if len(cut.uneven) > 1]
+    uneven = [grid.uneven for grid in grids if len(grid.uneven) > 1]
     if uneven:
         return any(sum(lengths) == shape[0] for lengths in uneven)
-    return True if len({cut.pieces for cut in cuts}) > 1 else None
+    return True if len({grid.pieces for grid in grids}) > 1 else None
 
 
-def joined_shape(held: StageShards) -> Shape | None:
-    """The whole shape that the strategy makes of a stage's shards; None if the shards do not fit the strategy."""
+def joined_shape(shards: StageShards) -> Shape | None:
+    """Return the whole shape that a stage's shards make by the strategy; None if they do not fit it."""
     try:
-        return held.layout.shard_grid(len(held.entry.shape)).whole_shape(held.shards[0][0], held.entry.shape)
+        return shards.layout.shard_grid(len(shards.entry.shape)).whole_shape(shards.shards[0][0], shards.entry.shape)
     except LayoutError:
         return None
 
 
-def known_shape(stages: Sequence[StageShards], target: Strategy | None, called: Mapping[str, str]) -> Shape | None:
-    """The shape of the whole tensor, if a JSON strategy of either side tells it."""
-    for held in stages:
-        if held.layout.tensor_shape is not None:
-            return held.layout.tensor_shape
-    return _target_shape(called.get(stages[0].entry.name), target)
+def known_shape(
+    stages: Sequence[StageShards], target: Strategy | None, target_names: Mapping[str, str]
+) -> Shape | None:
+    """Return the shape of the whole tensor if a JSON strategy of either side has it."""
+    for shards in stages:
+        if shards.layout.tensor_shape is not None:
+            return shards.layout.tensor_shape
+    return _target_shape(target_names.get(stages[0].entry.name), target)
 
 
 def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
@@ -272,44 +274,36 @@ def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
     return None
 
 
-def source_copy(held: StageShards, integrated: bool) -> SourceCopy:
-    """A stage's copy of a parameter; `integrated`: its ranks were saved whole.
+def source_copy(shards: StageShards, integrated: bool) -> SourceCopy:
+    """Return a stage's copy of a parameter; `integrated`: its ranks hold whole tensors.
 
     Raises:
-        LayoutError: it cannot be cut, but the strategy does.
+        LayoutError: the parameter cannot be sharded, but the strategy does.
     """
-    layout = held.layout
-    if integrated or held.entry.dtype in (TEXT, MAP_TENSOR):
-        check_opaque(held.entry.dtype, layout)
-        layout = whole_layout(len(held.entry.shape), layout.device_count)
-    return SourceCopy(held.first_rank, layout, held.missing_ranks)
+    layout, entry = shards.layout, shards.entry
+    if integrated or entry.dtype in (TEXT, MAP_TENSOR):
+        check_opaque(entry.dtype, layout)
+        layout = whole_layout(len(entry.shape), layout.device_count)
+    return SourceCopy(shards.first_rank, layout, shards.missing_ranks)
 
 
 def check_opaque(dtype: DType, layout: ParameterLayout) -> None:
-    """Makes sure that no layout cuts what has no elements to cut.
-
-    Raises:
-        LayoutError: it does.
-    """
+    """Raise LayoutError if a layout shards a parameter without elements."""
     if dtype not in (TEXT, MAP_TENSOR):
         return
     if any(layout.tensor_map) or layout.optimizer_shard_size or layout.param_split_shape:
         raise LayoutError(f"a {dtype} cannot be cut, but the strategy does")
 
 
-def check_same_whole(held: StageShards, shape: Shape, other: StageShards, integrated: bool) -> None:
-    """Makes sure that another stage's shards make the same whole of `shape`.
-
-    Raises:
-        LayoutError: they do not.
-    """
+def check_same_whole(shards: StageShards, shape: Shape, other: StageShards, integrated: bool) -> None:
+    """Raise LayoutError if another stage's shards do not make the same whole of `shape`."""
     entry = other.entry
     layout = whole_layout(len(entry.shape), other.layout.device_count) if integrated else other.layout
-    if held.entry.dtype in (TEXT, MAP_TENSOR):
+    if shards.entry.dtype in (TEXT, MAP_TENSOR):
         return
     whole = layout.shard_grid(len(entry.shape)).whole_shape(other.shards[0][0], entry.shape)
-    if whole != shape or entry.dtype is not held.entry.dtype:
+    if whole != shape or entry.dtype is not shards.entry.dtype:
         raise LayoutError(
-            f"stages {held.stage.stage} and {other.stage.stage} share it, but it is {held.entry.dtype} {list(shape)} "
-            f"in one and {entry.dtype} {list(whole)} in the other"
+            f"stages {shards.stage.stage} and {other.stage.stage} share it, but it is {shards.entry.dtype} "
+            f"{list(shape)} in one and {entry.dtype} {list(whole)} in the other"
         )

@@ -8,7 +8,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import InputError, StorageError
 from reshard.core.plan.matching import distinct_sources, lost_text, match_parameters
 from reshard.core.plan.model import ParameterMatch, PlanInputs, SourceTensor
-from reshard.core.plan.ownership import NO_RANK, CopyGrid, SourceCopies, SourceCopy, common_units
+from reshard.core.plan.ownership import NO_RANK, CopyShards, SourceCopies, SourceCopy, common_units
 from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.summary import Summary
@@ -142,8 +142,8 @@ def _substitutions(parameter: SourceTensor, own: SourceCopy, lost: Sequence[int]
     """(lost rank, rank that its slice or a part of it is taken from), each pair once."""
     grids = [copy.layout.shard_grid(len(parameter.shape)) for copy in (own, *parameter.copies)]
     units = common_units(parameter.shape, grids)
-    grid, copies = CopyGrid(own, units), SourceCopies(parameter.copies, units)
+    shards, copies = CopyShards(own, units), SourceCopies(parameter.copies, units)
     for rank in lost:
-        box = grid.box(grid.cut.cell_of(rank - own.first_rank))
+        box = shards.box(shards.grid.cell_of(rank - own.first_rank))
         for stand_in in {part.rank for part in copies.parts(box) if part.rank != NO_RANK and part.box.size}:
             yield rank, stand_in

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from reshard.core.errors import LayoutError
-from reshard.core.plan.stage_shards import StageShards, described, joined_shape
+from reshard.core.plan.stage_shards import StageShards, entry_text, joined_shape
 from reshard.core.source.findings import (
     OPTIMIZER_PARALLEL_OFF,
     OWN_STRATEGY,
@@ -138,7 +138,7 @@ def _shape_problem(shards: StageShards) -> tuple[Cause, str] | None:
     try:
         whole = layout.shard_grid(len(entry.shape)).whole_shape(shards.shards[0][0], entry.shape)
     except LayoutError as error:
-        return _LAYOUT_DOES_NOT_FIT, f"{described(entry)}: {error}"
+        return _LAYOUT_DOES_NOT_FIT, f"{entry_text(entry)}: {error}"
     expected = layout.tensor_shape
     if expected is None or expected in (whole, entry.shape) or 0 in entry.shape:
         return None  # those saved whole are one finding for all parameters

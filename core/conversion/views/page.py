@@ -9,7 +9,7 @@ from reshard.core.conversion.report import PlanSummary, worlds_text
 from reshard.core.conversion.views.overlap_picture import draw_overlaps
 from reshard.core.conversion.views.picture import draw_feeds, feeds_of, feeds_title
 from reshard.core.errors import InputError
-from reshard.core.plan.change_summary import ExcludedParameter, ParameterEffect
+from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange
 from reshard.core.plan.overlaps import ParameterOverlaps
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.summary import FILE, RANK
@@ -138,7 +138,7 @@ def _parameter(overlaps: ParameterOverlaps) -> str:
     return _section(f"Parameter {overlaps.parameter.name}", explained + _picture(draw_overlaps(overlaps)))
 
 
-def _effects(effects: Sequence[ParameterEffect]) -> str:
+def _effects(effects: Sequence[ParameterChange]) -> str:
     columns = ("Parameter", "Made from", "How", "Dtype", "Shape")
     rows = [
         (

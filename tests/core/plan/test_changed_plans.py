@@ -12,7 +12,7 @@ from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.views.picture import feeds_of
 from reshard.core.errors import CatalogError, InputError, PlanError
-from reshard.core.plan.change_summary import effects_of, effects_text, excluded_text
+from reshard.core.plan.change_summary import changes_of, changes_text, excluded_text
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import plan_identity
 from reshard.core.request.changes import CastRule, JoinRule, RenameRule, SplitRule, TransposeRule
@@ -147,7 +147,7 @@ def test_no_changes_change_nothing() -> None:
     plain, told = plan_of(catalog, source, target), plan_of(catalog, source, target, changes=declared())
     assert plan_identity(plain) == plan_identity(told)
     assert plain.match == told.match
-    assert effects_of(told) == ()
+    assert changes_of(told) == ()
     other = plan_of(catalog, source, target, changes=declared(exclude=("step",)))
     assert plan_identity(other) != plan_identity(plain)
 
@@ -185,7 +185,7 @@ def test_carried_parameters_are_selected_renamed_and_cast() -> None:
     assert [p.size_bytes for p in plan.rank_plan(0).parameters] == [8, 2, 4]
     assert (plan.totals[0].shard_bytes, plan.totals[0].needed_bytes) == (14, 16)
     assert plan.match.excluded == {"seed": "exclude seed"}
-    assert [effect.how for effect in effects_of(plan)] == [("renamed", "cast")]
+    assert [effect.how for effect in changes_of(plan)] == [("renamed", "cast")]
 
 
 def test_weights_only_leaves_out_what_only_training_needs_and_lists_it() -> None:
@@ -270,7 +270,7 @@ def test_what_changes_do_is_said() -> None:
         rename=[RenameRule(name="w", to="weight")],
         cast=[CastRule(parameters="*", dtype="bfloat16")],
     )
-    q, *_, w = effects_of(plan)
+    q, *_, w = changes_of(plan)
     assert q.model_dump() == {
         "parameter": "q",
         "sources": ("qkv",),
@@ -283,13 +283,13 @@ def test_what_changes_do_is_said() -> None:
     assert (w.parameter, w.sources, w.how) == ("weight", ("w",), ("renamed", "cast"))
     assert "changed, as declared: 1 renamed; 3 split; 4 cast to BFloat16" in plan_notes(plan)
     assert "left out, as declared: 1 by select weights-only (adam_m.w)" in plan_notes(plan)
-    assert (effects_text(()), excluded_text(())) == ("", "")
+    assert (changes_text(()), excluded_text(())) == ("", "")
 
 
 def test_what_stays_as_it_was_is_not_called_changed() -> None:
     entries = [entry("norm", (6,)), entry("square", (4, 4)), entry("step", ())]
     plan = changed(entries, transpose=[TransposeRule(parameters="*")], rename=[RenameRule(name="norm", to="scale")])
-    assert [(each.parameter, each.how) for each in effects_of(plan)] == [
+    assert [(each.parameter, each.how) for each in changes_of(plan)] == [
         ("scale", ("renamed",)),
         ("square", ("transposed",)),
     ]
@@ -336,7 +336,7 @@ def test_names_that_become_one_are_refused() -> None:
         "'a' and part 1 of 'qkv' would both be called 'a'"
     ]
     assert refusal(a, b, qkv, join=[JoinRule(parameters=("a", "b"), into="qkv")]) == [
-        "what is joined from 'a' and 'b' and 'qkv' would both be called 'qkv'"
+        "the join of 'a' and 'b' and 'qkv' would both be called 'qkv'"
     ]
     swapped = changed([a, b], rename=[RenameRule(name="a", to="b"), RenameRule(name="b", to="a")])
     assert [(each.name, each.sources[0].name) for each in swapped.match.resharded] == [("b", "a"), ("a", "b")]
