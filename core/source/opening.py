@@ -1,4 +1,4 @@
-"""Opens a source: its strategy, the file of each rank, and what these files hold."""
+"""Opens a source: finds its strategy, catalogs the file of each rank, and checks that they fit each other."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -37,13 +37,13 @@ GivenStrategy = Strategy | OwnStrategy | None
 
 @dataclass(frozen=True)
 class TargetOutline:
-    """What is to be made of a source, as far as it decides what to check while opening it.
+    """The target that a source is opened for, as far as it decides what is checked.
 
     Attributes:
         url: where it is written; empty if nothing is.
         strategy: how it is cut; None: whole tensors.
-        changes: what becomes of parameters besides being resharded.
-        unified: each tensor is written once, uncut.
+        changes: the changes to parameters on the way.
+        unified: True if each tensor is written once, uncut.
     """
 
     url: str = ""
@@ -53,9 +53,9 @@ class TargetOutline:
 
     @property
     def needs_equal_ranks(self) -> bool:
-        """True if everything that the source's strategy does not know has to be the same on all ranks.
+        """True if parameters outside the source's strategy have to be the same on all ranks.
 
-        A unified target has it once; and if names or shapes change, the source's names do not tell what is cut.
+        A unified target holds them once; and with new names or shapes, source names do not tell what the target cuts.
         """
         changes = self.changes
         return self.unified or bool(changes.rename or changes.split or changes.join or changes.transpose)
@@ -69,11 +69,11 @@ class Source:
     """A checkpoint opened for reading.
 
     Attributes:
-        request: what was asked for.
-        catalog: the file of each rank, and what is in it.
+        request: the options it was opened with.
+        catalog: the file of each rank and its parameters.
         strategy: how parameters are cut; None: not at all, one rank. Each file of a unified checkpoint is a stage.
-        shards: what the files hold by the strategy, grouped when first used.
-        other_ranks: ranks with files that the strategy does not have.
+        shards: the strategy's shards in these files, grouped on first use.
+        other_ranks: ranks that have files but are not the strategy's.
     """
 
     request: SourceRequest
@@ -84,12 +84,12 @@ class Source:
 
     @property
     def integrated_save(self) -> IntegratedSave:
-        """Whether its ranks are taken to hold whole tensors."""
+        """What is assumed of its ranks: whole tensors, slices, or whatever shapes show."""
         return self.request.assumed_integrated_save
 
     @property
     def is_integrated(self) -> bool:
-        """True if every rank holds whole tensors, decided without the target's strategy."""
+        """True if every rank holds whole tensors, judged without a target's strategy."""
         if self.integrated_save is not IntegratedSave.AUTO:
             return self.integrated_save is IntegratedSave.YES
         return bool(integrated_by_shapes(self.shards.by_name, None, {}))
@@ -138,11 +138,11 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     if strategy is None:
         _check_not_scattered(catalog)
         if target.strategy is None and catalog.stage_numbers:
-            catalog = _of_parts_alone(catalog)
+            catalog = _with_known_stages(catalog)
     if target.url:
         _check_links(catalog, parse_url(target.url))
     if catalog.unified:
-        catalog = _with_carried_outside(catalog)
+        catalog = _with_outside_of_manifest(catalog)
         strategy = unified_strategy(catalog) if catalog.records else None
     elif strategy is not None and not strategy.merged and catalog.records:
         catalog = of_own_stage(strategy, catalog, found)
@@ -182,10 +182,10 @@ def _catalog(
 def wants_digest(
     source: Strategy | None, target: Strategy | None, *, everything: bool = False
 ) -> Callable[[int, TensorEntry], bool]:
-    """Says whose contents have to be compared, because no source layout tells which ranks hold the same.
+    """Select contents to compare between ranks, because no source layout tells which ranks hold the same.
 
-    Small ones, to find target ranks with equal content; all that the target cuts, to be sure that they are whole; or
-    `everything`.
+    These are small contents, to find target ranks of equal content; all that the target cuts, to make sure that they
+    are whole; or `everything`.
     """
     wanted = target.parameters if target else frozenset()
 
@@ -198,7 +198,7 @@ def wants_digest(
 
 
 def _check_not_scattered(catalog: CheckpointCatalog) -> None:
-    """Makes sure that a file taken for a whole checkpoint is none of a redundancy-removed one."""
+    """Refuse a file taken for a whole checkpoint if its redundancy was removed."""
     for record in catalog.records.values():
         if record.index.redundancy_removed:
             raise CatalogError(
@@ -208,25 +208,21 @@ def _check_not_scattered(catalog: CheckpointCatalog) -> None:
             )
 
 
-def _of_parts_alone(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """The catalog of stages' parts where no strategy tells what there should be, which is said.
-
-    Raises:
-        CatalogError: the parts of stages between them are missing.
-    """
-    there = f"its files have the parts of stages {', '.join(map(str, catalog.stage_numbers))} only"
-    absent = sorted({*range(catalog.stage_numbers[-1])} - {*catalog.stage_numbers})
-    if absent:
+def _with_known_stages(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of some stages' parts, with a note: without a strategy, later stages may be missing unnoticed."""
+    found = f"its files have the parts of stages {', '.join(map(str, catalog.stage_numbers))} only"
+    missing = sorted({*range(catalog.stage_numbers[-1])} - {*catalog.stage_numbers})
+    if missing:
         raise CatalogError(
-            f"{catalog.url}: {there}, not of {listed(list(map(str, absent)), 6)}. Add them, or name the checkpoint's "
+            f"{catalog.url}: {found}, not of {listed(list(map(str, missing)), 6)}. Add them, or name the checkpoint's "
             f"strategy with {source_option('source-strategy')}: it tells whether parameters are missing"
         )
-    note = f"{there}: whether parts of others are missing cannot be known without the checkpoint's strategy"
+    note = f"{found}: whether parts of others are missing cannot be known without the checkpoint's strategy"
     return dataclasses.replace(catalog, notes=(note, *catalog.notes))
 
 
-def _with_carried_outside(catalog: CheckpointCatalog) -> CheckpointCatalog:
-    """The catalog of a unified checkpoint; if a conversion made it, that knew what no strategy knows."""
+def _with_outside_of_manifest(catalog: CheckpointCatalog) -> CheckpointCatalog:
+    """The catalog of a unified checkpoint, with the parameters outside of it that its manifest records."""
     manifest = read_manifest(parse_url(catalog.url))
     if manifest is None:
         return catalog
@@ -250,24 +246,24 @@ def _names_in(location: Location) -> Collection[str]:
 
 
 def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:
-    """The catalog under one stage's own strategy; ranks beyond it are other stages', if they lack its parameters.
+    """The catalog under one stage's own strategy; further ranks are other stages', if they lack its parameters.
 
     Raises:
-        CatalogError: they hold all of them: then it is the strategy of another world size.
+        CatalogError: further ranks hold all of them: the strategy is of another world size.
     """
     extra = [rank for rank in found.ranks if rank not in source.ranks]
     indexes = {id(record.index): record.index for record in catalog.records.values()}.values()
-    held = {name for index in indexes for name in index.entries} & source.parameters
-    scattered = any(not held <= index.entries.keys() for index in indexes)
-    misfit = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0
+    known = {name for index in indexes for name in index.entries} & source.parameters
+    scattered = any(not known <= index.entries.keys() for index in indexes)
+    contradicts = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0
     stages: dict[int, list[int]] = {}
     for rank in extra:
         stages.setdefault(rank // source.devices_per_stage, []).append(rank)
     for ranks in stages.values():
-        # the ranks of a stage hold the same names, and its first one tells for all, unless redundancy was removed
+        # the ranks of a stage hold the same names, so its first one is enough, unless redundancy was removed
         files = [found.files[rank][0].location for rank in (ranks if scattered else ranks[:1])]
-        misfit = misfit or held <= {name for location in files for name in _names_in(location)}
-    if misfit:
+        contradicts = contradicts or known <= {name for location in files for name in _names_in(location)}
+    if contradicts:
         raise CatalogError(
             f"{catalog.url}: has {len(found.ranks)} ranks, but the source strategy {source.origin} has "
             f"{source.devices_per_stage}: it is another checkpoint's, or one pipeline stage's of several"

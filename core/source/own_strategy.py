@@ -30,7 +30,7 @@ from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid
 
-_MOST_NAMED = 4
+_MAX_LISTED = 4
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     try:
         own = read_own_strategy(catalog.url)
     except InputError as error:
-        note = f"the source's own records were not looked at: {error.__cause__ or error}"
+        note = f"the source's own records were not checked: {error.__cause__ or error}"
         return replace(catalog, notes=(*catalog.notes, note))
     if own is None or file_mismatch(catalog, own.manifest) is not None:
         return catalog
@@ -117,7 +117,7 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     if not differing:
         return catalog
     difference = (
-        f"{named.origin}: cuts {listed(differing, _MOST_NAMED)} otherwise than the strategy that {catalog.url} was "
+        f"{named.origin}: cuts {listed(differing, _MAX_LISTED)} differently than the strategy that {catalog.url} was "
         f"converted by ({own.strategy.origin})"
     )
     if not trusted:
@@ -130,14 +130,14 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
 
 @contextmanager
 def _refused_by_name(location: Location) -> Iterator[None]:
-    """Turns errors of reading a source's records into StrategyErrors with advice; transient ones pass unchanged."""
+    """Turn errors of reading a source's records into StrategyErrors with advice; transient ones pass unchanged."""
     try:
         yield
     except (InputError, StorageError) as error:
         if isinstance(error, UnusableStorageError) or (isinstance(error, StorageError) and error.transient):
             raise
         raise StrategyError(
-            f"{location}: its records tell its strategy, but cannot be used: {error}. Name the strategy with "
+            f"{location}: its records hold its strategy, but cannot be used: {error}. Name the strategy with "
             f"{source_option('source-strategy')}, or, if it needs none, move {STATE_DIRECTORY} away"
         ) from error
 
@@ -192,8 +192,8 @@ def _cut_alike(layout: ParameterLayout, other: ParameterLayout, axis_count: int)
         one, two = layout.shard_grid(axis_count), other.shard_grid(axis_count)
     except LayoutError:
         return True  # planning reports it, with the parameter's name
-    return _grid(one) == _grid(two) and np.array_equal(one.cells, two.cells)
+    return _axes_of(one) == _axes_of(two) and np.array_equal(one.cells, two.cells)
 
 
-def _grid(cut: ShardGrid) -> tuple[object, ...]:
-    return cut.pieces, cut.uneven
+def _axes_of(grid: ShardGrid) -> tuple[object, ...]:
+    return grid.pieces, grid.uneven

@@ -1,7 +1,7 @@
-"""Whether a damaged checkpoint can be recovered, answered before anything moves.
+"""Assesses whether a damaged checkpoint can be recovered, from headers and the strategy.
 
-A checkpoint is recoverable if every box of every parameter has a rank left that holds it. Which ranks hold the same
-follows from the strategy; without one, groups of ranks whose files are replicas may be given.
+A checkpoint is recoverable if, for every box of every parameter, some rank left holds it. The strategy tells which
+ranks hold the same; without one, groups of ranks whose files are replicas may be given.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ from reshard.core.storage.patterns import spelled_for
 from reshard.core.strategy.groups import Groups, read_groups
 from reshard.core.strategy.model import Strategy
 
-_MOST_NEWER_STEPS = 5
+_MAX_NEWER_STEPS = 5
 
 
 class StepState(StrEnum):
-    """What is left of a step."""
+    """Whether a step is complete, recoverable or lost."""
 
     WHOLE = "whole"
     RECOVERABLE = "recoverable"
@@ -47,11 +47,11 @@ class LostRank(Summary):
 
 
 class LostSlice(Summary):
-    """What no rank holds any more.
+    """A slice that no rank left holds.
 
     Attributes:
-        parameter: the parameter's name; None if it is all that a group of ranks held.
-        box: in the coordinates of the whole tensor; None if it is all of it.
+        parameter: the parameter's name; None for everything that a group of ranks held.
+        box: the slice in the whole tensor; None for all of it.
         ranks: the ranks that should hold it.
     """
 
@@ -61,7 +61,7 @@ class LostSlice(Summary):
 
 
 class StepReport(Summary):
-    """Another step: whether it would do, and what is wrong with it."""
+    """Another step: its state, and what is wrong with it."""
 
     step: str
     state: StepState
@@ -71,17 +71,17 @@ class StepReport(Summary):
 
 
 class RecoveryReport(Summary):
-    """What is left of a checkpoint.
+    """The damage of a checkpoint, and whether other ranks make up for it.
 
     Attributes:
         source: URL of the checkpoint.
-        step: the step looked at, if the names of its files carry one.
-        world_size: ranks that it should have.
+        step: the step examined, if file names carry one.
+        world_size: the number of ranks that it should have.
         state: whether it is whole, recoverable or lost.
         lost_ranks: ranks without a usable file.
-        stand_ins: which ranks hold what these held.
-        lost: what no rank holds any more.
-        other_steps: newer ones that not all ranks have and, if this one is lost, older ones down to one that would do.
+        stand_ins: the ranks that hold the same as the lost ones.
+        lost: slices that no rank left holds.
+        other_steps: newer steps that not all ranks have; if this one is lost, also older ones down to a usable one.
         notes: what was chosen, in sentences.
     """
 
@@ -97,12 +97,12 @@ class RecoveryReport(Summary):
 
     @property
     def recoverable(self) -> bool:
-        """Whether all of it can be had."""
+        """True if nothing is lost."""
         return self.state is not StepState.LOST
 
 
 def assess_recovery(request: SourceRequest, group_info: Sequence[str] = ()) -> RecoveryReport:
-    """What is left of a checkpoint. `group_info` are URLs of files of rank groups.
+    """Assess the damage of a checkpoint. `group_info` are URLs of files of rank groups.
 
     Raises:
         InputError: source, strategy or groups are wrong, or files cannot be read.
@@ -127,19 +127,19 @@ class _Assessor:
             _check_consistent(self._given, self._groups)
 
     def assess(self, step: str) -> RecoveryReport:
-        """What is left of a step; of the newest if it is empty."""
+        """Assess a step, or the newest if it is empty."""
         request = self._request.model_copy(update={"step": step})
         if self._given is None:
             return self._by_groups(request)
         return _by_strategy(open_by_strategy(request, self._given))
 
     def other_steps(self, report: RecoveryReport) -> list[StepReport]:
-        """Steps that may be had instead: newer ones, and older ones down to the first that would do."""
+        """Steps to use instead: newer ones, and older ones down to the first usable one."""
         chosen = None if report.step is None else parse_step(report.step)
         if chosen is None:
             return []
         steps = _steps_beside(survey(self._request.source), self._request.source_prefix, chosen)
-        newer = [self._other(step) for step in steps if step > chosen][:_MOST_NEWER_STEPS]
+        newer = [self._other(step) for step in steps if step > chosen][:_MAX_NEWER_STEPS]
         if report.recoverable:
             return newer
         older = []
@@ -159,7 +159,7 @@ class _Assessor:
             state=report.state,
             lost_ranks=report.lost_ranks,
             lost_count=len(report.lost),
-            message=_told(report),
+            message=_format_state(report),
         )
 
     def _by_groups(self, request: SourceRequest) -> RecoveryReport:
@@ -205,24 +205,20 @@ def _by_strategy(source: Source) -> RecoveryReport:
 
 
 def _check_replicas_of_files(catalog: CheckpointCatalog, groups: Groups) -> None:
-    """Makes sure that files of a group can be replicas: what lacks parameters is none, and only a strategy helps.
-
-    Raises:
-        CatalogError: they cannot.
-    """
+    """Refuse files of a group that lack parameters of others: they are no replicas, and only a strategy helps."""
     for group in groups:
         records = [catalog.records[rank] for rank in group if rank in catalog.records]
         for record in records:
             if record.index.redundancy_removed or set(record.index.entries) != set(records[0].index.entries):
                 raise CatalogError(
                     f"{record.location}: does not hold the same parameters as the other files of its group "
-                    f"({rank_names(group, 8)}): redundancy was removed. Which rank holds what tells only the strategy: "
+                    f"({rank_names(group, 8)}): redundancy was removed. Only the strategy tells which rank holds what: "
                     "name it with --source-strategy"
                 )
 
 
 def _steps_beside(found: CheckpointSurvey, source_prefix: str, chosen: Step) -> list[Step]:
-    """The steps of the prefix that `chosen` is of, the newest first."""
+    """The steps of the prefix of `chosen`, newest first."""
     for spelling, steps in found.steps.items():
         spelled = {spelling, *(spelled_for(spelling, rank) for ranks in steps.values() for rank in ranks)}
         if chosen in steps and (not source_prefix or source_prefix in spelled):
@@ -251,7 +247,7 @@ def _lost_slice(lost: LostBox) -> LostSlice:
     return LostSlice(parameter=lost.name, box=None if lost.box is None else str(lost.box), ranks=lost.ranks)
 
 
-def _told(report: RecoveryReport) -> str:
+def _format_state(report: RecoveryReport) -> str:
     if report.state is StepState.WHOLE:
         return "every rank has its file"
     ranks = rank_names([lost.rank for lost in report.lost_ranks], 8)
@@ -261,17 +257,13 @@ def _told(report: RecoveryReport) -> str:
 
 
 def _check_consistent(strategy: Strategy, groups: Groups) -> None:
-    """Makes sure that the strategy gives the ranks of each group the same slices.
-
-    Raises:
-        StrategyError: it does not.
-    """
-    there = [rank for group in groups for rank in group]
-    if len(there) != len(strategy.ranks) or strategy.ranks.start != 0:
-        raise StrategyError(f"group info has {len(there)} ranks, the source strategy {len(strategy.ranks)}")
+    """Refuse a strategy that gives ranks of one group different slices."""
+    grouped = [rank for group in groups for rank in group]
+    if len(grouped) != len(strategy.ranks) or strategy.ranks.start != 0:
+        raise StrategyError(f"group info has {len(grouped)} ranks, the source strategy {len(strategy.ranks)}")
     for group in groups:
         for rank in group[1:]:
-            name = _told_apart(strategy, group[0], rank)
+            name = _differing_parameter(strategy, group[0], rank)
             if name is not None:
                 raise StrategyError(
                     f"group info says that rank_{group[0]} and rank_{rank} hold the same, but the source strategy "
@@ -279,17 +271,17 @@ def _check_consistent(strategy: Strategy, groups: Groups) -> None:
                 )
 
 
-def _told_apart(strategy: Strategy, first: int, second: int) -> str | None:
-    """A parameter of which two ranks hold different slices; None if there is none."""
+def _differing_parameter(strategy: Strategy, first: int, second: int) -> str | None:
+    """A parameter of which two ranks hold different slices; None if all are the same."""
     stages = strategy.stage_of(first), strategy.stage_of(second)
     if stages[0] is not stages[1]:
         return next(iter(stages[0].layouts))
     start = strategy.stage_ranks(stages[0]).start
     for name, layout in stages[0].layouts.items():
         try:
-            cut = layout.shard_grid(len(layout.tensor_map))
+            grid = layout.shard_grid(len(layout.tensor_map))
         except LayoutError:
-            continue  # told by the plan, with the parameter's name
-        if cut.cell_of(first - start) != cut.cell_of(second - start):
+            continue  # planning reports it, with the parameter's name
+        if grid.cell_of(first - start) != grid.cell_of(second - start):
             return name
     return None

@@ -277,11 +277,11 @@ def test_records_that_cannot_be_used(made: Path, tmp_path: Path, harm: Callable[
     harm(made)
     with pytest.raises(StrategyError, match=message) as caught:
         whole(made, tmp_path / "whole")
-    assert str(caught.value).startswith(f"{made}: its records tell its strategy, but cannot be used: ")
+    assert str(caught.value).startswith(f"{made}: its records hold its strategy, but cannot be used: ")
     assert "Name the strategy with --source-strategy, or, if it needs none, move .reshard away" in str(caught.value)
     report = whole(made, tmp_path / "whole", source_strategy=named(FOUR_TO_THREE))
     assert report.committed
-    assert [note for note in report.notes if note.startswith("the source's own records were not looked at: ")]
+    assert [note for note in report.notes if note.startswith("the source's own records were not checked: ")]
 
 
 # ---- another strategy is named ----
@@ -297,11 +297,12 @@ def test_a_named_strategy_that_contradicts_the_own_one(made: Path, tmp_path: Pat
     with pytest.raises(StrategyError) as caught:
         whole(made, tmp_path / "whole", source_strategy=wrong)
     assert str(caught.value) == (
-        f"{wrong}: cuts {name} otherwise than the strategy that {made} was converted by ({origin_of(made)}). Leave out "
-        "--source-strategy, and the source's own is used; or, if its files are of the named one, pass --trust-strategy"
+        f"{wrong}: cuts {name} differently than the strategy that {made} was converted by ({origin_of(made)}). Leave "
+        "out --source-strategy, and the source's own is used; or, if its files are of the named one, pass "
+        "--trust-strategy"
     )
     report = whole(made, tmp_path / "whole", source_strategy=wrong, trust_strategy=True)
-    assert any(note.startswith(f"{wrong}: cuts {name} otherwise than") for note in report.notes)
+    assert any(note.startswith(f"{wrong}: cuts {name} differently than") for note in report.notes)
 
 
 def test_another_spelling_of_the_same_cut_is_no_contradiction(made: Path, tmp_path: Path) -> None:
