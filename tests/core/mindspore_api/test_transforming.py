@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
@@ -12,108 +11,10 @@ from reshard import mindspore
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
-from tests.support.checkpoints import ALL_CASES, Case, Contents, read_ckpt, read_tree
-from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.checkpoints import ALL_CASES, Case, read_ckpt, read_tree
 from tests.support.places import FIXTURES
 from tests.support.strategy_writer import FileLayout, write_strategy_file
-
-ROWS = FileLayout((2,), ((0,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))
-COLUMNS = FileLayout((2,), ((), (0,)), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))
-REPEATED_ROWS = FileLayout((2, 2), ((0,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))
-VALUES = np.arange(8, dtype=np.float32).reshape(4, 2)
-
-
-def tensor(values: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
-    return "Float32", values.shape, values.tobytes()
-
-
-def write_rank(directory: Path, rank: int, contents: Contents, name: str = "net") -> str:
-    path = directory / f"rank_{rank}" / f"{name}.ckpt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(checkpoint_bytes(*((name, *entry) for name, entry in contents.items())))
-    return str(path)
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    """`src/`, `w` on two ranks by rows, and the strategies `rows.ckpt` and `columns.ckpt`."""
-    for rank in range(2):
-        write_rank(tmp_path / "src", rank, {"w": tensor(VALUES[2 * rank : 2 * rank + 2])})
-    write_strategy_file(tmp_path / "rows.ckpt", {0: {"w": ROWS}})
-    write_strategy_file(tmp_path / "columns.ckpt", {0: {"w": COLUMNS}})
-    return tmp_path
-
-
-def transform(directory: Path, target: str = "out", **options: object) -> None:
-    arguments: dict = {
-        "src_strategy_file": str(directory / "rows.ckpt"),
-        "dst_strategy_file": str(directory / "columns.ckpt"),
-    }
-    mindspore.transform_checkpoints(str(directory / "src"), str(directory / target), "net_", **arguments | options)
-
-
-def strategies(case: Case) -> tuple[str | None, str | None]:
-    paths = (case.directory / "src_strategy.ckpt", case.directory / "dst_strategy.ckpt")
-    source, target = (str(path) if path.exists() else None for path in paths)
-    return source, target
-
-
-# all ranks
-
-
-def test_a_strategy_that_contents_contradict_is_followed_with_a_warning(tmp_path: Path) -> None:
-    for rank in range(4):
-        contents = {name: tensor(np.roll(VALUES, shift)[2 * (rank % 2) :][:2]) for shift, name in enumerate("abc")}
-        write_rank(tmp_path / "src", rank, contents)
-    wrong = FileLayout((2, 2), ((1,), ()), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=(4, 2))
-    write_strategy_file(tmp_path / "rows.ckpt", {0: dict.fromkeys("abc", wrong)})
-    with pytest.warns(UserWarning, match=r"is this strategy the checkpoint's own\? .*'a' differs on rank_0, rank_1"):
-        mindspore.transform_checkpoints(
-            str(tmp_path / "src"), str(tmp_path / "out"), "net_", str(tmp_path / "rows.ckpt")
-        )
-    assert read_tree(tmp_path / "out")[0].keys() == {*"abc"}
-
-
-def of_ranks(count: int, tensor_map: tuple, *shape: int) -> FileLayout:
-    return FileLayout((count,), tensor_map, nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=shape)
-
-
-def test_equal_experts_stay_slices(tmp_path: Path) -> None:
-    experts = np.arange(2 * 32 * 16, dtype=np.float32).reshape(2, 32, 16)
-    attention = np.arange(32 * 32, dtype=np.float32).reshape(32, 32)
-    for rank in range(4):
-        write_rank(tmp_path / "src", rank, {"experts": tensor(experts), "attn": tensor(attention)})
-    for count in (4, 2):
-        layouts = {
-            "experts": of_ranks(count, ((0,), (), ()), 8, 32, 16),
-            "attn": of_ranks(count, ((), ()), 32, 32),
-        }
-        write_strategy_file(tmp_path / f"{count}.ckpt", {0: layouts})
-    strategies = str(tmp_path / "4.ckpt"), str(tmp_path / "2.ckpt")
-    with pytest.warns(UserWarning, match="'experts' is the same on rank_0, rank_1, which should hold diff"):
-        mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_", *strategies)
-    twice = tensor(np.concatenate([experts, experts]))
-    assert read_tree(tmp_path / "out") == {rank: {"experts": twice, "attn": tensor(attention)} for rank in (0, 1)}
-    files = {rank: str(tmp_path / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(4)}
-    with pytest.warns(UserWarning, match="'experts' is the same on"):
-        mindspore.transform_checkpoint_by_rank(1, files, str(tmp_path / "1.ckpt"), *strategies)
-    assert read_ckpt(tmp_path / "1.ckpt")["experts"] == twice
-
-
-def test_ranks_that_were_saved_whole_are_taken_for_slices_with_a_warning(rows: Path) -> None:
-    for rank in range(2):
-        write_rank(rows / "src", rank, {"w": tensor(VALUES)})
-    message = (
-        r"ranks hold the same where the strategy .*: 'w' is the same on rank_0, rank_1, [^-]*The strategy is followed"
-    )
-    with pytest.warns(UserWarning, match=message) as caught:
-        transform(rows, dst_strategy_file=None)
-    assert [each.filename for each in caught] == [__file__]
-    assert read_tree(rows / "out") == {0: {"w": tensor(np.concatenate([VALUES, VALUES]))}}
-    # where shapes are known, they decide
-    write_strategy_file(rows / "rows.json", {0: {"w": ROWS}})
-    transform(rows, src_strategy_file=str(rows / "rows.json"), dst_strategy_file=None)
-    assert read_tree(rows / "out") == {0: {"w": tensor(VALUES)}}
+from tests.support.transformed import COLUMNS, ROWS, VALUES, strategies, tensor, transform, write_rank
 
 
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.directory.name)
@@ -146,17 +47,6 @@ def test_a_merged_strategy_of_one_stage_makes_parts_too(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"no source file holds them, .*: b\. The files are named _part0"):
         mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_", *strategies)
     assert sorted(path.name for path in (tmp_path / "out").glob("*/*")) == ["net_0_part0.ckpt", "net_1_part0.ckpt"]
-
-
-def test_what_the_target_has_no_place_for_is_left_out_with_a_warning(rows: Path) -> None:
-    for rank in range(2):
-        half = VALUES[2 * rank : 2 * rank + 2]
-        write_rank(rows / "src", rank, {"w": tensor(half), "adam_m.w": tensor(half)})
-    write_strategy_file(rows / "rows.ckpt", {0: {"w": ROWS, "adam_m.w": ROWS}})
-    with pytest.warns(UserWarning, match=r"left out, .*: adam_m\.w$") as caught:
-        transform(rows)
-    assert caught[0].filename == __file__
-    assert {name for contents in read_tree(rows / "out").values() for name in contents} == {"w"}
 
 
 def test_files_of_other_names_stay_and_others_are_replaced(rows: Path) -> None:
@@ -229,42 +119,6 @@ def test_a_rank_is_missing(rows: Path) -> None:
         transform(rows)
 
 
-def test_moments_are_left_out_where_weights_alone_were_saved(rows: Path) -> None:
-    moments = {name: {"w": layout, "adam_m.w": layout} for name, layout in (("rows", ROWS), ("columns", COLUMNS))}
-    for name, layouts in moments.items():
-        write_strategy_file(rows / f"{name}.ckpt", {0: layouts})
-    with pytest.warns(UserWarning, match=r"left out, because no source file holds them, .*: adam_m\.w$"):
-        transform(rows)
-    assert read_tree(rows / "out")[0] == {"w": tensor(VALUES[:, :1])}
-    files = {rank: str(rows / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(2)}
-    with pytest.warns(UserWarning, match=r"left out, because no source file holds them, .*: adam_m\.w$") as caught:
-        mindspore.transform_checkpoint_by_rank(
-            1, files, str(rows / "1.ckpt"), str(rows / "rows.ckpt"), str(rows / "columns.ckpt")
-        )
-    assert caught[0].filename == __file__
-    assert read_ckpt(rows / "1.ckpt") == {"w": tensor(VALUES[:, 1:])}
-
-
-def test_nothing_in_common_with_the_strategies(rows: Path) -> None:
-    for name in ("rows", "columns"):
-        write_strategy_file(rows / f"{name}.ckpt", {0: {"v": ROWS}})
-    with pytest.raises(ValueError, match="holds none of the parameters that the strategies know"):
-        transform(rows)
-
-
-@pytest.fixture
-def stages(tmp_path: Path) -> Path:
-    """`src/`, `a` on the two ranks of stage 0, `b` on those of stage 1; `own_0/0.ckpt` and `own_1/1.ckpt`."""
-    for stage, name in enumerate("ab"):
-        for rank in range(2):
-            write_rank(tmp_path / "src", 2 * stage + rank, {name: tensor(VALUES[2 * rank : 2 * rank + 2])})
-        (tmp_path / f"own_{stage}").mkdir()
-        write_strategy_file(tmp_path / f"own_{stage}" / f"{stage}.ckpt", {stage: {name: ROWS}})
-    write_strategy_file(tmp_path / "both.ckpt", {0: {"a": COLUMNS, "b": COLUMNS}})
-    write_strategy_file(tmp_path / "two.ckpt", {0: {"0-a": COLUMNS}, 1: {"1-b": COLUMNS}})
-    return tmp_path
-
-
 @pytest.mark.parametrize(("stage", "target"), [(0, None), (1, None), (0, "two.ckpt"), (1, "two.ckpt")])
 def test_one_stage_makes_no_whole_model(stages: Path, stage: int, target: str | None) -> None:
     others = "rank_2, rank_3" if stage == 0 else "rank_0, rank_1"
@@ -313,149 +167,12 @@ def test_what_a_stage_did_not_save_does_not_make_its_part_the_whole(stages: Path
     assert [path.name for path in (stages / "out" / "rank_0").iterdir()] == ["net_0_part0.ckpt"]
 
 
-# which files and ranks
-
-
-def test_folders_may_have_zeros_in_front(rows: Path) -> None:
-    for rank in range(2):
-        (rows / "src" / f"rank_{rank}").rename(rows / "src" / f"rank_{rank:03}")
-    transform(rows)
-    assert read_tree(rows / "out")[1] == {"w": tensor(VALUES[:, 1:])}
-    write_rank(rows / "src", 0, {"w": tensor(VALUES)})
-    with pytest.raises(ValueError, match="rank_0 and rank_000 are both rank 0's folder: remove the one that is not"):
-        transform(rows)
-
-
-@pytest.mark.parametrize(
-    ("names", "taken"),
-    [
-        (["net-9_5", "net-10_5"], "net-9_5"),  # the last by name, as MindSpore documents it
-        (["net-1_1", "net"], "net"),
-        (["a-2_1", "b-1_1"], "b-1_1"),
-        (["net-1_1", "net-1_1_breakpoint"], "net-1_1_breakpoint"),
-        (["zet{rank}-1_1", "a{rank}-2_1"], "zet{rank}-1_1"),
-    ],
-)
-def test_of_several_files_the_last_by_name_is_taken_with_a_warning(rows: Path, names: list[str], taken: str) -> None:
-    for rank in range(2):
-        (rows / "src" / f"rank_{rank}" / "net.ckpt").unlink()
-        for number, name in enumerate(names):
-            values = VALUES[2 * rank : 2 * rank + 2] + 100 * number
-            write_rank(rows / "src", rank, {"w": tensor(values)}, name.format(rank=rank))
-    message = rf"rank_0 has 2 checkpoint files \(.*\); {taken.format(rank=0)}\.ckpt is taken, the last by name$"
-    with pytest.warns(UserWarning, match=message) as caught:
-        transform(rows, dst_strategy_file=None)
-    assert caught[0].filename == __file__
-    assert read_tree(rows / "out")[0] == {"w": tensor(VALUES + 100 * names.index(taken))}
-
-
-def test_steps_are_not_mixed(rows: Path) -> None:
-    for rank, steps in enumerate((("1_1", "2_1"), ("1_1",))):
-        (rows / "src" / f"rank_{rank}" / "net.ckpt").unlink()
-        for step in steps:
-            write_rank(rows / "src", rank, {"w": tensor(VALUES[2 * rank : 2 * rank + 2])}, f"net-{step}")
-    with pytest.warns(
-        UserWarning, match=r"net-1_1\.ckpt is taken, the last by name that all ranks have, not .* rank_0$"
-    ):
-        transform(rows)
-    (rows / "src" / "rank_1" / "net-1_1.ckpt").unlink()
-    write_rank(rows / "src", 1, {"w": tensor(VALUES[:2])}, "net-3_1")
-    with pytest.raises(ValueError, match="rank_0 has 2 .*no step and prefix is on all of the ranks that are needed"):
-        transform(rows)
-
-
-def test_files_of_different_steps(rows: Path) -> None:
-    for rank in range(2):
-        half = {"w": tensor(VALUES[2 * rank : 2 * rank + 2]), "global_step": tensor(np.array([rank], np.float32))}
-        write_rank(rows / "src", rank, half)
-    with pytest.raises(ValueError, match=r"DIFFERENT STEPS.* Replace the files that are of another step$"):
-        transform(rows)
-
-
-@pytest.mark.parametrize("files", ["weights", "moments"])
-def test_ranks_that_are_not_needed_may_be_missing(repeated: tuple, tmp_path: Path, files: str) -> None:
-    _, strategy = repeated
-    for rank in (2, 3):
-        shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
-    out = tmp_path / "out"
-    if files == "moments":
-        write_strategy_file(Path(strategy), {0: {"w": REPEATED_ROWS, "adam_m.w": REPEATED_ROWS}})
-    with pytest.warns(UserWarning, match=r"src: rank_2, rank_3 are missing, which no target rank needs$"):
-        mindspore.transform_checkpoints(str(tmp_path / "src"), str(out), "net_", strategy)
-    assert read_tree(out) == {0: {"w": tensor(VALUES)}}
-
-
-def test_ranks_that_are_needed_or_may_hold_more_are_missing(repeated: tuple, tmp_path: Path) -> None:
-    _, strategy = repeated
-    source, out = str(tmp_path / "src"), str(tmp_path / "out")
-    for rank in (2, 3):
-        shutil.rmtree(tmp_path / "src" / f"rank_{rank}")
-    with pytest.raises(ValueError, match="has files of rank_0, rank_1; others are needed and missing: rank_2, rank_3$"):
-        mindspore.transform_checkpoints(source, out, "net_", strategy, strategy)
-    # redundancy may have been removed, so that the others hold it
-    write_strategy_file(Path(strategy), {0: {"w": REPEATED_ROWS, "v": REPEATED_ROWS}})
-    with pytest.raises(ValueError, match="no existing file holds v: files of rank_2, rank_3 may, and are missing"):
-        mindspore.transform_checkpoints(source, out, "net_", strategy)
-    with (tmp_path / "src" / "rank_1" / "net.ckpt").open("r+b") as file:
-        file.truncate(20)
-    with pytest.raises(ValueError, match=r"checkpoint files cannot be used:\n  rank_1: "):
-        mindspore.transform_checkpoints(source, out, "net_", strategy)
-
-
-# messages, which are checked for options of the command in conftest.py
-
-
-def test_encrypted_files(rows: Path) -> None:
-    encrypted = FIXTURES / "formats" / "encrypted_AES-GCM.ckpt"
-    for rank in range(2):
-        shutil.copy(encrypted, rows / "src" / f"rank_{rank}" / "net.ckpt")
-    message = (
-        r"rank_0/net\.ckpt: is encrypted, and this function takes no key: load it by load_checkpoint with its 'dec_key'"
-    )
-    with pytest.raises(ValueError, match=message):
-        transform(rows)
-    files = {rank: str(rows / "src" / f"rank_{rank}" / "net.ckpt") for rank in range(2)}
-    with pytest.raises(ValueError, match=message):
-        mindspore.transform_checkpoint_by_rank(0, files, str(rows / "a.ckpt"), str(rows / "rows.ckpt"))
-
-
 def test_a_damaged_file_that_others_could_stand_in_for(repeated: tuple, tmp_path: Path) -> None:
     files, strategy = repeated
     with Path(files[1]).open("r+b") as file:
         file.truncate(20)
     with pytest.raises(ValueError, match=r"rank_1/net\.ckpt"):
         mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_", strategy)
-
-
-def test_dtypes_that_mindspore_does_not_know(rows: Path) -> None:
-    for rank in range(2):
-        (rows / "src" / f"rank_{rank}" / "net.ckpt").unlink()
-        save_file({"w": np.zeros((2, 2), np.complex64)}, rows / "src" / f"rank_{rank}" / "net.safetensors")
-    with pytest.raises(ValueError, match=r"has parameters of dtypes that MindSpore does not know: w \(C64\)"):
-        transform(rows)
-
-
-def test_one_rank_of_a_source_without_redundancy(tmp_path: Path) -> None:
-    fixture = FIXTURES / "formats" / "redundancy_removed" / "src_safetensors" / "rank_1"
-    shutil.copytree(fixture, tmp_path / "src" / "rank_0")
-    with pytest.raises(
-        ValueError, match="was saved with remove_redundancy=True: .* and their strategy, 'src_strategy_fi"
-    ):
-        mindspore.transform_checkpoints(str(tmp_path / "src"), str(tmp_path / "out"), "net_")
-
-
-def test_parts_of_some_stages_only(stages: Path) -> None:
-    own, both = stages / "own_1" / "1.ckpt", str(stages / "both.ckpt")
-    transform(stages, "parts", src_strategy_file=str(own), dst_strategy_file=both)
-    (stages / "src").rename(stages / "former")
-    (stages / "parts").rename(stages / "src")
-    with pytest.raises(
-        ValueError, match="its files have the parts of stages 1 only, and none holds a: .* missing, add them"
-    ):
-        transform(stages, src_strategy_file=both, dst_strategy_file=None)
-    shutil.rmtree(stages / "src" / "rank_1")
-    with pytest.raises(ValueError, match="its files have the parts of stages 1 only, not of 0: add them"):
-        transform(stages, src_strategy_file=None, dst_strategy_file=None)
 
 
 def test_another_process_converts_into_the_destination(rows: Path) -> None:
@@ -465,20 +182,6 @@ def test_another_process_converts_into_the_destination(rows: Path) -> None:
         pytest.raises(ValueError, match="out: another process is converting into it; wait for it"),
     ):
         transform(rows)
-
-
-def test_a_target_parameter_that_is_in_no_file_is_left_out_with_a_warning(rows: Path) -> None:
-    write_strategy_file(rows / "rows.ckpt", {1: {"1-w": ROWS}, 0: {"0-v": ROWS}})
-    write_strategy_file(rows / "columns.ckpt", {0: {"w": COLUMNS, "v": COLUMNS}})
-    for rank in range(2):
-        write_rank(rows / "src", rank + 2, {"w": tensor(VALUES[2 * rank : 2 * rank + 2])})
-        write_rank(rows / "src", rank, {"step": tensor(VALUES)})
-    with pytest.warns(
-        UserWarning, match=r"left out, because no source file holds them, .* strategy has them: v$"
-    ) as caught:
-        transform(rows)
-    assert caught[0].filename == __file__
-    assert read_tree(rows / "out")[0].keys() == {"w", "step"}
 
 
 def test_the_source_cannot_be_the_destination(rows: Path) -> None:
@@ -521,50 +224,6 @@ def test_both_kinds_of_files(rows: Path) -> None:
     save_file({"w": VALUES}, rows / "src" / "rank_0" / "net.safetensors")
     with pytest.raises(ValueError, match="both .ckpt and .safetensors files"):
         transform(rows)
-
-
-# one rank
-
-
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.directory.name)
-def test_just_the_ranks_that_are_listed_are_needed(case: Case, tmp_path: Path) -> None:
-    for rank, wanted in case.want.items():
-        ranks = mindspore.rank_list_for_transform(rank, *strategies(case))
-        assert ranks == sorted(set(ranks), reverse=True)
-        files = {each: str(next((case.directory / "src" / f"rank_{each}").iterdir())) for each in ranks}
-        path = tmp_path / "out" / f"{rank}.ckpt"
-        mindspore.transform_checkpoint_by_rank(rank, files, str(path), *strategies(case))
-        assert read_ckpt(path) == wanted
-    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".ckpt"}
-
-
-@pytest.fixture
-def repeated(tmp_path: Path) -> tuple[dict[int, str], str]:
-    """Four ranks that hold `w` twice, by rows, and their strategy."""
-    write_strategy_file(tmp_path / "rows.ckpt", {0: {"w": REPEATED_ROWS}})
-    halves = [VALUES[:2], VALUES[2:]] * 2
-    files = {rank: write_rank(tmp_path / "src", rank, {"w": tensor(half)}) for rank, half in enumerate(halves)}
-    return files, str(tmp_path / "rows.ckpt")
-
-
-@pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (0, 3), (1, 2), (0, 1, 2, 3)])
-def test_any_ranks_that_hold_it_will_do(ranks: tuple[int, ...], repeated: tuple, tmp_path: Path) -> None:
-    files, strategy = repeated
-    path = tmp_path / "whole.ckpt"
-    mindspore.transform_checkpoint_by_rank(0, {rank: files[rank] for rank in ranks}, str(path), strategy)
-    assert read_ckpt(path) == {"w": tensor(VALUES)}
-
-
-@pytest.mark.parametrize(("ranks", "named"), [((0, 2), "rank_1"), ((3,), "rank_0"), ((), "rank_0, rank_1")])
-def test_a_rank_that_is_needed_is_not_given(
-    ranks: tuple[int, ...], named: str, repeated: tuple, tmp_path: Path
-) -> None:
-    files, strategy = repeated
-    with pytest.raises(ValueError, match=f"rank 0 is made from .*{named}"):
-        mindspore.transform_checkpoint_by_rank(
-            0, {rank: files[rank] for rank in ranks}, str(tmp_path / "a.ckpt"), strategy
-        )
-    assert not (tmp_path / "a.ckpt").exists()
 
 
 def test_another_stages_parameters_are_none_of_a_ranks(tmp_path: Path) -> None:
@@ -615,28 +274,6 @@ def test_refused_arguments_of_one_rank(rows: Path) -> None:
             mindspore.transform_checkpoint_by_rank(*arguments)
 
 
-# which ranks
-
-
-def test_without_a_source_strategy_rank_0_has_all(rows: Path) -> None:
-    assert mindspore.rank_list_for_transform(1, None, str(rows / "columns.ckpt")) == [0]
-
-
-def test_the_rank_in_the_same_place_stands_for_those_that_share_its_slice(repeated: tuple) -> None:
-    _, strategy = repeated
-    assert [mindspore.rank_list_for_transform(rank, strategy, strategy) for rank in range(4)] == [[0], [1], [2], [3]]
-
-
-def test_any_rank_of_a_stage_may_be_given_the_whole(repeated: tuple, tmp_path: Path) -> None:
-    files, strategy = repeated
-    lists = [mindspore.rank_list_for_transform(rank, strategy) for rank in range(4)]
-    assert lists == [[1, 0], [1, 0], [3, 2], [3, 2]]
-    for rank, ranks in enumerate(lists):
-        path = tmp_path / f"{rank}.ckpt"
-        mindspore.transform_checkpoint_by_rank(rank, {each: files[each] for each in ranks}, str(path), strategy)
-        assert read_ckpt(path) == {"w": tensor(VALUES)}
-
-
 def test_refused_arguments_of_the_list(rows: Path) -> None:
     strategy = str(rows / "rows.ckpt")
     (rows / "empty.ckpt").touch()
@@ -652,13 +289,6 @@ def test_refused_arguments_of_the_list(rows: Path) -> None:
     for kind, message, arguments in refused:
         with pytest.raises(kind, match=message):
             mindspore.rank_list_for_transform(*arguments)
-
-
-def test_layouts_that_do_not_fit_each_other(tmp_path: Path) -> None:
-    write_strategy_file(tmp_path / "a.ckpt", {0: {"w": ROWS}})
-    write_strategy_file(tmp_path / "b.ckpt", {0: {"w": FileLayout((2,), ((0,), (), ()), False, 0, 0, (2, 2, 2))}})
-    with pytest.raises(ValueError, match="'w': it has 2 axes in the source's strategy, 3 in the target's"):
-        mindspore.rank_list_for_transform(0, str(tmp_path / "a.ckpt"), str(tmp_path / "b.ckpt"))
 
 
 def test_the_names_of_2_10_are_the_same_functions() -> None:
