@@ -93,7 +93,7 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class ReshardedParameter:
-    """A parameter that is sharded anew.
+    """A parameter whose shards are made by the target's layouts.
 
     Attributes:
         name: the parameter's name in the target.
@@ -102,7 +102,7 @@ class ReshardedParameter:
         sources: the source parameters that it is made from; usually one.
         pieces: boxes of the sources that fill it exactly once; usually one, the whole source.
         target_layouts: target stage -> layout there.
-        steps: declared changes besides casts: `split`, `joined`, `transposed`, `renamed`.
+        steps: declared changes other than casts: `split`, `joined`, `transposed`, `renamed`.
     """
 
     name: str
@@ -138,7 +138,7 @@ class PassedThroughParameter:
         source_name: its name in the source's files.
         owners: the source ranks that hold it.
         dtype: element type in the target.
-        steps: declared changes besides casts: `renamed`.
+        steps: declared changes other than casts: `renamed`.
     """
 
     name: str
@@ -153,7 +153,7 @@ class ParameterMatch:
     """What becomes of every parameter; names in the source files' order.
 
     Attributes:
-        resharded: parameters that are sharded anew.
+        resharded: parameters with new shards.
         passed_through: parameters that are copied unchanged to every target rank.
         dropped: names in the source's strategy, as changed, that the target's lacks.
         missing: names in the target's strategy that no source file holds, and that may be missing or were left out.

@@ -67,7 +67,7 @@ class Recipe:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The changes besides casts, in order, each once."""
+        """The changes other than casts, in order, each once."""
         kinds = {SplitRule: "split", JoinRule: "joined", TransposeRule: "transposed"}
         found: dict[str, None] = {}
 

@@ -1,10 +1,10 @@
-r"""Which parameters a conversion takes, and what becomes of them besides being cut anew: what a user may declare.
+r"""Declared changes: the selection of parameters, and their new names, shapes and dtypes.
 
-Steps happen in one order, whatever the order they are declared in, and each sees names as the one before left them:
-select, split, join, transpose, rename, cast. They are given as options, or in one YAML or JSON document, or both.
+Steps have a fixed order, however they are declared, and each sees the names that the one before left: select, split,
+join, transpose, rename, cast. They are given as options, or in one YAML or JSON document, or both.
 
-Rules of splits and joins follow one another: each sees what those before it left. Of several transpositions, renames
-and casts that fit a parameter the first counts, so that two names can be swapped. A rule that fits nothing is an error.
+Splits and joins follow one another: each sees the results of those before it. If several transpositions, renames or
+casts fit a parameter, the first counts, so that two names can be swapped. A rule that fits nothing is an error.
 """
 
 import re
@@ -16,19 +16,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, fie
 from reshard.core.runtime.wording import quoted
 
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
-"""Dtypes that parameters can be cast to, as they are spelled here, and their names in `reshard.core.tensor.dtypes`."""
-_REGULAR = "re:"
+"""Spelling of a dtype to cast to -> its name in `reshard.core.tensor.dtypes`."""
+_EXPRESSION_PREFIX = "re:"
 
 
 class Selection(StrEnum):
-    """Which of a training's parameters are taken."""
+    """The parameters of a training to convert."""
 
     ALL = "all"
     WEIGHTS_ONLY = "weights-only"
 
 
 class OverflowPolicy(StrEnum):
-    """What happens if finite values become infinite in the dtype that they are cast to."""
+    """What to do if finite values become infinite in the dtype that they are cast to."""
 
     FAIL = "fail"
     ALLOW = "allow"
@@ -49,8 +49,8 @@ def _dtype(name: str) -> str:
 
 
 def _check_new_name(pattern: str, name: str) -> None:
-    """Makes sure that the groups in a new name are groups of the pattern."""
-    # a pattern that may as well be empty matches, and every group that it has can be asked for; the line ends comments
+    """Check that the groups in a new name are groups of the pattern."""
+    # with an empty alternative the pattern matches, and has all its groups; the line break ends comments
     match = re.compile(f"{pattern}\n|").fullmatch("")
     try:
         if match is not None:
@@ -63,11 +63,11 @@ def _check_new_name(pattern: str, name: str) -> None:
 
 Item = TypeVar("Item")
 Several = Annotated[tuple[Item, ...], FailFast()]
-"""Of a list the first error is told: there may be one for every two bytes of a document."""
+"""Reports the first error of a list only: a document may have one for every two bytes."""
 Name = Annotated[str, Field(min_length=1)]
 Regular = Annotated[Name, AfterValidator(_regular)]
 Axis = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-"""Strict: `true` is no number, nor is a text."""
+"""Strict: neither `true` nor a text is a number."""
 Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 
 
@@ -79,8 +79,8 @@ class SplitRule(_Rule):
     r"""A fused parameter becomes several, along one axis.
 
     `parameters` is a regular expression of the whole name; `into` are the new names, with its groups (`\\1`); `parts`
-    are how many shares of the axis each gets, as many as the others unless said. `groups`: the axis is so many runs,
-    each of them with all parts in turn, as in query, key and value of each head, interleaved.
+    are the shares of the axis that each gets, by default equal ones. `groups`: the axis has so many groups, each with
+    all parts in turn, as the interleaved query, key and value of each head.
     """
 
     parameters: Regular
@@ -101,7 +101,7 @@ class SplitRule(_Rule):
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """How many shares of the axis each part gets."""
+        """Shares of the axis that each part gets."""
         return self.parts or (1,) * len(self.into)
 
     def __str__(self) -> str:
@@ -112,8 +112,8 @@ class JoinRule(_Rule):
     r"""Several parameters become one, along one axis; the reverse of a split.
 
     `parameters` are regular expressions of whole names, one for each part; those with the same groups are joined under
-    the name `into`, which may have them (`\\1`). `groups`: the axis becomes so many runs, each of them with an equal
-    share of every part in turn.
+    the name `into`, which may have them (`\\1`). `groups`: the axis gets so many groups, each with an equal share of
+    every part in turn.
     """
 
     parameters: Annotated[Several[Regular], Field(min_length=2)]
@@ -134,7 +134,7 @@ class JoinRule(_Rule):
 
 
 class TransposeRule(_Rule):
-    """Parameters whose axes change order: reversed, or as `axes` says (target axis i is source axis `axes[i]`).
+    """Parameters whose axes are reordered: reversed, or by `axes` (target axis i is source axis `axes[i]`).
 
     `parameters` is a shell-style pattern.
     """
@@ -154,7 +154,7 @@ class TransposeRule(_Rule):
 
 
 class RenameRule(_Rule):
-    """Other names: exactly `name`, or what the regular expression `pattern` matches as a whole, is then called `to`."""
+    """New names: `name`, or any name that the regular expression `pattern` matches as a whole, becomes `to`."""
 
     name: str = ""
     pattern: Annotated[str, AfterValidator(_regular)] = ""
@@ -169,7 +169,7 @@ class RenameRule(_Rule):
         return self
 
     def new_name(self, name: str) -> str | None:
-        """What a parameter is called then; None if the rule is not about it."""
+        """Return a parameter's new name; None if the rule does not fit it."""
         if self.name:
             return self.to if name == self.name else None
         match = re.fullmatch(self.pattern, name)
@@ -180,7 +180,7 @@ class RenameRule(_Rule):
 
 
 class CastRule(_Rule):
-    """Another element type, of floating-point parameters; `parameters` is a shell-style pattern."""
+    """Another dtype for floating-point parameters; `parameters` is a shell-style pattern."""
 
     parameters: Name
     dtype: Annotated[str, AfterValidator(_dtype)]
@@ -190,7 +190,7 @@ class CastRule(_Rule):
 
 
 class Changes(_Rule):
-    """All that is declared; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names."""
+    """All declared changes; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names."""
 
     select: Selection = Selection.ALL
     include: Several[Name] = ()
@@ -207,24 +207,24 @@ NO_CHANGES = Changes()
 
 
 def parse_rename(text: str) -> RenameRule:
-    """A rename as `OLD=NEW` or `re:PATTERN=NEW`.
+    """Parse a rename: `OLD=NEW` or `re:PATTERN=NEW`.
 
     Raises:
         ValueError: it is neither.
     """
     old, equals, new = text.rpartition("=")
-    regular = old.startswith(_REGULAR)
-    if not equals or not new or not old.removeprefix(_REGULAR) or (not regular and "=" in old):
+    regular = old.startswith(_EXPRESSION_PREFIX)
+    if not equals or not new or not old.removeprefix(_EXPRESSION_PREFIX) or (not regular and "=" in old):
         raise ValueError(f"{quoted(text)} must be OLD=NEW or re:PATTERN=NEW")
     if not regular:
         return RenameRule(name=old, to=new)
-    pattern = _regular(old.removeprefix(_REGULAR))
+    pattern = _regular(old.removeprefix(_EXPRESSION_PREFIX))
     _check_new_name(pattern, new)
     return RenameRule(pattern=pattern, to=new)
 
 
 def parse_cast(text: str) -> CastRule:
-    """A cast as `PATTERN=DTYPE`.
+    """Parse a cast: `PATTERN=DTYPE`.
 
     Raises:
         ValueError: it is none.

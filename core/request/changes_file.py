@@ -1,7 +1,7 @@
-"""The changes that a request declares: by its options, and in the document that it names.
+"""The changes of a request: declared by its options, and in the document that it names.
 
-Options come before what the document says: a selection or overflow policy other than the default replaces it, patterns
-of what is included and excluded are added to, and rules of options count before the document's.
+Options take precedence over the document: a selection or overflow policy other than the default replaces its, patterns
+to include and exclude are added to its, and rules of options come before its.
 """
 
 import json
@@ -19,96 +19,96 @@ from reshard.core.runtime.wording import listed_lines
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import parse_url
 
-_LARGEST_DOCUMENT_BYTES = 2**20
-_MOST_NODES = 2**20
-_MOST_VALUES = 2**17
+_MAX_DOCUMENT_BYTES = 2**20
+_MAX_NODES = 2**20
+_MAX_VALUES = 2**17
 
-_TOLD = {
+_MESSAGES = {
     "extra_forbidden": "there is no such field",
     "missing": "is missing",
     "model_type": "must be a mapping of a rule's fields, such as {parameters: …}",
     "string_type": "must be a text",
     "tuple_type": "must be a list, between [ and ]",
 }
-"""What is wrong with a field, by pydantic's kinds of errors, in the words of documents."""
+"""pydantic's kind of error -> message in the words of documents."""
 
 Member = TypeVar("Member")
 
 
 def declared_changes(request: ConversionOptions) -> Changes:
-    """All changes that a request asks for; its options come before what its document says.
+    """Return all changes of a request; its options take precedence over its document.
 
     Raises:
-        InputError: the document is not understood.
+        InputError: the document is malformed.
         StorageError: it cannot be read.
     """
     document = read_changes(request.changes) if request.changes else NO_CHANGES
     transpose = tuple(TransposeRule(parameters=pattern) for pattern in request.transpose)
     return document.model_copy(
         update={
-            "select": _first_told(request.select, document.select, NO_CHANGES.select),
+            "select": _option_or(request.select, document.select, NO_CHANGES.select),
             "include": (*request.include, *document.include),
             "exclude": (*request.exclude, *document.exclude),
             "transpose": transpose + document.transpose,
             "rename": (*map(parse_rename, request.rename), *document.rename),
             "cast": (*map(parse_cast, request.cast), *document.cast),
-            "cast_overflow": _first_told(request.cast_overflow, document.cast_overflow, NO_CHANGES.cast_overflow),
+            "cast_overflow": _option_or(request.cast_overflow, document.cast_overflow, NO_CHANGES.cast_overflow),
         }
     )
 
 
 def read_changes(url: str) -> Changes:
-    """The changes that a document declares.
+    """Read the changes that a document declares.
 
     Raises:
-        InputError: it is neither YAML nor JSON, or says what changes do not have; names each field.
+        InputError: it is neither YAML nor JSON, or has wrong fields; names each.
         StorageError: it cannot be read.
     """
-    return parse_changes(read_small_file(parse_url(url), _LARGEST_DOCUMENT_BYTES), url)
+    return parse_changes(read_small_file(parse_url(url), _MAX_DOCUMENT_BYTES), url)
 
 
 def parse_changes(data: bytes, origin: str) -> Changes:
-    """The changes that the bytes of a document declare; `origin` is what messages call it.
+    """Parse the changes that a document declares; `origin` is its name in messages.
 
     Raises:
-        InputError: it is neither YAML nor JSON, or says what changes do not have; names each field.
+        InputError: it is neither YAML nor JSON, or has wrong fields; names each.
     """
     try:
         text = data.decode()
-        said = _from_json(text) if origin.endswith(".json") else _from_yaml(text)
-    # the last three are what PyYAML raises for values that are not what their tags say, such as !!bool maybe
+        document = _from_json(text) if origin.endswith(".json") else _from_yaml(text)
+    # PyYAML raises the last three for values that do not fit their tags, such as !!bool maybe
     except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
-        told = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
-        raise InputError(f"{origin}: not a readable document of changes: {told}{_advice(told)}") from error
-    if said is None:
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise InputError(f"{origin}: not a readable document of changes: {problem}{_advice(problem)}") from error
+    if document is None:
         return NO_CHANGES
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise InputError(f"{origin}: not a document of changes: it must be a mapping, such as 'exclude: [adam_*]'")
     try:
-        return Changes.model_validate(said)
+        return Changes.model_validate(document)
     except ValidationError as error:
-        problems = [_told(detail) for detail in error.errors(include_url=False, include_input=False)]
+        problems = [_field_problem(detail) for detail in error.errors(include_url=False, include_input=False)]
         raise InputError("\n".join(f"{origin}: {problem}" for problem in listed_lines(problems))) from error
 
 
-def _first_told(option: Member, said: Member, default: Member) -> Member:
-    return said if option == default else option
+def _option_or(option: Member, declared: Member, default: Member) -> Member:
+    return declared if option == default else option
 
 
-def _advice(told: str) -> str:
-    """What to do about backslashes, of which regular expressions are full."""
-    if "unknown escape character" in told:
+def _advice(problem: str) -> str:
+    """Advice about backslashes, which are frequent in regular expressions."""
+    if "unknown escape character" in problem:
         return ". In double quotes a backslash begins an escape: put expressions between 'single quotes'"
-    return r": a backslash is written \\ in JSON" if "Invalid \\escape" in told else ""
+    return r": a backslash is written \\ in JSON" if "Invalid \\escape" in problem else ""
 
 
-def _told(detail: Any) -> str:
-    """What is wrong with a field: `split[0].into: …`."""
+def _field_problem(detail: Any) -> str:
+    """Format what is wrong with a field: `split[0].into: …`."""
     place = ""
     for part in detail["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    told = _TOLD.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
-    return f"{place}: {told.replace('Input should be', 'must be')}"
+    problem = _MESSAGES.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
+    return f"{place}: {problem.replace('Input should be', 'must be')}"
 
 
 def _from_json(text: str) -> Any:
@@ -127,8 +127,8 @@ def _from_yaml(text: str) -> Any:
     while left:
         node = left.pop()
         count += 1
-        if count > _MOST_NODES:  # what aliases repeat counts each time: a few lines of them can stand for billions
-            raise ValueError(f"it has more than {_MOST_NODES} values, with what its aliases repeat")
+        if count > _MAX_NODES:  # repeated aliases count each time: a few lines can expand to billions of values
+            raise ValueError(f"it has more than {_MAX_NODES} values, with what its aliases repeat")
         if isinstance(node, yaml.MappingNode):
             _check_once([name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
             left.extend(each for pair in node.value for each in pair)
@@ -146,17 +146,13 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self._count += 1
-        if self._count > _MOST_VALUES:
-            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        if self._count > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES} values")
         return super().compose_node(parent, index)
 
 
 def _check_once(names: Sequence[str]) -> None:
-    """Makes sure that no name is there twice: what the first one says would be lost without a word.
-
-    Raises:
-        ValueError: one is.
-    """
+    """Raise ValueError if a name is there twice: the first value would be lost silently."""
     counts = Counter(names)
     twice = next((name for name in names if counts[name] > 1), None)
     if twice is not None:

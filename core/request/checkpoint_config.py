@@ -18,7 +18,7 @@ from reshard.core.request.fields import check_key_name
 from reshard.core.request.info_texts import InfoValue, check_info, format_info
 
 _FROM_TRAINING = ("epoch_num", "step_num")
-"""What MindSpore takes from the training that saves; a conversion keeps what the source has."""
+"""Values that MindSpore takes from the training that saves; a conversion keeps the source's."""
 
 
 _COUNTS = ("save_checkpoint_steps", "save_checkpoint_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes")
@@ -28,29 +28,29 @@ _Count = Annotated[StrictInt, Field(ge=0)] | None
 class CheckpointConfig(BaseModel):
     """How checkpoint files are written, with MindSpore's names, order, defaults and rules on what excludes what.
 
-    It differs from MindSpore's in this: the key is named, not given; `append_info` may also be a dict, and
-    `"epoch_num"` and `"step_num"` in it stand for what the source has, which is kept in any case; tensors cannot be
-    appended; encryption with a CRC is refused, where MindSpore writes a CRC that is none; `saved_network` is a dict of
-    arrays; unknown arguments are refused.
+    Differences from MindSpore's: the key is named, not given; `append_info` may also be a dict, and `"epoch_num"` and
+    `"step_num"` in it mean the source's values, which are always kept; tensors cannot be appended; encryption with a
+    CRC is refused, where MindSpore writes an invalid CRC; `saved_network` is a dict of arrays; unknown arguments are
+    refused.
 
     Attributes:
-        save_checkpoint_steps: of training only: kept, without effect, as all that are marked so below.
-        save_checkpoint_seconds: None if there are steps, which then count alone.
-        keep_checkpoint_max: how many checkpoints are kept, the newest. Not 0: `keep_checkpoint_per_n_minutes` does not
-            count, and is None. If both are 0, one, as in MindSpore.
-        keep_checkpoint_per_n_minutes: of checkpoints that were made within so many minutes one is kept.
-        integrated_save: of training only.
-        async_save: of training only; whether, or `process` or `thread`.
-        saved_network: of training only.
-        append_info: what every file gets: a dict of numbers, flags and texts, or a list with one.
-        enc_key: where the key is kept: env:NAME, file:PATH or block:NAME. None: nothing is encrypted.
-        enc_mode: how; counts only if there is a key.
-        exception_save: of training only.
-        crc_check: whether files get a CRC.
-        remove_redundancy: whether only one of the ranks that share a slice keeps it.
+        save_checkpoint_steps: for training only: kept, without effect, as all fields marked so below.
+        save_checkpoint_seconds: None if there are steps, which take precedence.
+        keep_checkpoint_max: number of the newest checkpoints to keep. Unless 0, `keep_checkpoint_per_n_minutes` does
+            not count, and is None. If both are 0, one, as in MindSpore.
+        keep_checkpoint_per_n_minutes: keep one of the checkpoints that were made within so many minutes.
+        integrated_save: for training only.
+        async_save: for training only; a bool, `process` or `thread`.
+        saved_network: for training only.
+        append_info: entries for every file: a dict of numbers, flags and texts, or a list with one.
+        enc_key: name of the key: env:NAME, file:PATH or block:NAME. None: no encryption.
+        enc_mode: mode of encryption; counts only with a key.
+        exception_save: for training only.
+        crc_check: write a CRC into files.
+        remove_redundancy: keep a slice on one of the ranks that share it only.
         format: kind of the files.
-        incremental: of training only.
-        enable_redundance: of training only.
+        incremental: for training only.
+        enable_redundance: for training only.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -118,11 +118,11 @@ class CheckpointConfig(BaseModel):
 
     @property
     def map_param_inc(self) -> bool:
-        """Whether training saves increments of map parameters only."""
+        """True if training saves increments of map parameters only."""
         return self.incremental
 
     def get_checkpoint_policy(self) -> dict[str, Any]:
-        """Training's settings: when to save, what, and how many checkpoints to keep."""
+        """Return training's settings: when to save, what, and how many checkpoints to keep."""
         return {
             "save_checkpoint_steps": self.save_checkpoint_steps,
             "save_checkpoint_seconds": self.save_checkpoint_seconds,
@@ -171,7 +171,7 @@ class CheckpointConfig(BaseModel):
     @field_validator("enc_key", mode="before")
     @classmethod
     def _check_key(cls, value: object) -> object:
-        # what is no name may be the key itself: it is not repeated
+        # an invalid name may be the key itself: it is not repeated
         return value if value is None else check_key_name(value if isinstance(value, str) else "?")
 
     @model_validator(mode="after")
@@ -207,7 +207,7 @@ class CheckpointConfig(BaseModel):
         return self
 
     def options(self) -> dict[str, Any]:
-        """The fields of a ConversionRequest that say the same; retention is no matter of one conversion."""
+        """Return the equivalent fields of a ConversionRequest; retention does not concern a single conversion."""
         encryption = {"encrypt_key": self.enc_key, "encrypt_mode": self.enc_mode} if self.enc_key else {}
         return {
             "format": self.format,
@@ -218,7 +218,7 @@ class CheckpointConfig(BaseModel):
         }
 
     def latest_options(self) -> dict[str, Any]:
-        """The fields of a LatestConversionRequest that say the same: those of every conversion, and what is kept."""
+        """Return the equivalent fields of a LatestConversionRequest: those of every conversion, and retention."""
         return self.options() | {
             "keep_checkpoint_max": self.keep_checkpoint_max or 0,
             "keep_checkpoint_per_n_minutes": self.keep_checkpoint_per_n_minutes or 0,

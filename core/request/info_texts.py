@@ -1,4 +1,4 @@
-"""Information to be appended to checkpoint files, as text: NAME=VALUE."""
+"""Entries to append to checkpoint files, as text: NAME=VALUE."""
 
 import re
 from collections.abc import Iterable
@@ -10,14 +10,14 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TEXT_MARK = "text:"
 _BOOLS = {"true": True, "false": False}
 _TOO_LARGE = float.fromhex("0x1.ffffffp+127")
-"""From here on Float32 rounds to infinity."""
+"""The smallest value that Float32 rounds to infinity."""
 
 
 def parse_info(texts: Iterable[str]) -> tuple[tuple[str, InfoValue], ...]:
-    """Names and values of texts such as `epoch_num=5`.
+    """Parse names and values of texts such as `epoch_num=5`.
 
-    A value is true or false (in any case), an integer, a decimal number, or else text; what follows `text:` is text
-    whatever it looks like.
+    A value is true or false (in upper or lower case), an integer, a decimal number, or else text; after `text:` it is
+    always text.
 
     Raises:
         ValueError: one has no name, a name comes twice, or a number is too large.
@@ -34,7 +34,7 @@ def parse_info(texts: Iterable[str]) -> tuple[tuple[str, InfoValue], ...]:
 
 
 def format_info(name: str, value: InfoValue) -> str:
-    """The text that `parse_info` reads as this name and value."""
+    """Format a name and a value for `parse_info`."""
     if isinstance(value, bool):
         return f"{name}={str(value).lower()}"
     if isinstance(value, int | float):
@@ -43,17 +43,17 @@ def format_info(name: str, value: InfoValue) -> str:
 
 
 def check_info(name: str, value: InfoValue) -> InfoValue:
-    """A value as it is.
+    """Return a value unchanged.
 
     Raises:
-        ValueError: a checkpoint file cannot hold it as MindSpore does: numbers as Int64, UInt64 or Float32; or it, or
-            its name, is no text.
+        ValueError: a checkpoint file cannot hold it as MindSpore does, numbers as Int64, UInt64 or Float32; or it is no
+            UTF-8 text.
     """
     texts = [name, value] if isinstance(value, str) else [name]
     if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
         raise ValueError(f"{name!r}: its name or its text is not UTF-8")
     if isinstance(value, str) and value.endswith("\0"):
-        raise ValueError(f"{name!r}: its text ends in a zero byte, which nobody who reads the file would see")
+        raise ValueError(f"{name!r}: its text ends in a zero byte, which readers of the file would not see")
     if isinstance(value, float) and not abs(value) < _TOO_LARGE:
         raise ValueError(f"{name!r}: {value} is no finite Float32, as which MindSpore saves such a number")
     if isinstance(value, int) and not -(2**63) <= value < 2**64:

@@ -1,4 +1,4 @@
-"""What a request names and does not hold, put in force: the options of its storages, and its keys."""
+"""Activates what a request names: the options of its storages, and its keys."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ Naming = ConversionOptions | SourceRequest
 
 @contextmanager
 def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Makes a request's storages and keys known inside the block, and sets its memory limit.
+    """Activate a request's storages, keys and memory limit inside the block.
 
     Raises:
-        InputError: a name cannot be resolved, or what it stands for cannot be used.
+        InputError: a name cannot be resolved, or its value cannot be used.
     """
     with (
         metadata_limited(request.memory_limit_bytes),
@@ -30,13 +30,13 @@ def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = Non
 
 
 def names_in(request: Naming) -> tuple[str, ...]:
-    """All names of storages and keys in a request; empty where there is none."""
+    """Return all names of storages and keys in a request; empty ones are not set."""
     keys = key_names(request)
     return *(name for _, name in storage_pairs(request)), keys.source, keys.target
 
 
 def key_names(request: Naming) -> KeyNames:
-    """The keys that a request names."""
+    """Return the names of a request's keys."""
     if isinstance(request, SourceRequest):
         return KeyNames(request.decrypt_key, request.decrypt_mode)
     return KeyNames(request.decrypt_key, request.decrypt_mode, request.encrypt_key, request.encrypt_mode)
@@ -44,13 +44,13 @@ def key_names(request: Naming) -> KeyNames:
 
 @contextmanager
 def storages_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Opens what a request names with the storage options that it names; see `named_storages`."""
+    """Open a request's URLs with the storage options that it names; see `named_storages`."""
     with named_storages(storage_pairs(request), resolvers):
         yield
 
 
 def storage_pairs(request: Naming) -> Pairs:
-    """The URLs of a request, and the names of the options that open them."""
+    """Return the URLs of a request with the names of their storage options."""
     storage = request.source_storage
     source = (request.source, storage), (request.source_strategy, storage)
     if isinstance(request, SourceRequest):
