@@ -1,4 +1,4 @@
-"""Where leases are, in the tests of leases and of those who watch them."""
+"""Directories of files and of leases, on a local file system and on a storage without locks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from reshard.core.storage.urls import Location, parse_url
+from tests.support.leases import DEAD_AFTER_SECONDS
+from tests.support.small_files import CONTENT
 
 
 @pytest.fixture
@@ -16,6 +18,7 @@ def local(tmp_path: Path) -> Location:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
     monkeypatch.setattr("reshard.core.storage.remote_lease.RENEWAL_SECONDS", 0.05)
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", DEAD_AFTER_SECONDS)
     location = parse_url("memory://bucket/leases")
     yield location
     location.fs.store.clear()
@@ -25,4 +28,22 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
 @pytest.fixture(params=["local", "remote"])
 def directory(request: pytest.FixtureRequest) -> Location:
     location: Location = request.getfixturevalue(request.param)
+    return location
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Location]:
+    if request.param == "local":
+        yield parse_url(str(tmp_path))
+        return
+    location = parse_url("memory://bucket/directory")
+    yield location
+    location.fs.store.clear()
+    location.fs.pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def file(folder: Location) -> Location:
+    location = folder.child("content.bin")
+    folder.fs.pipe_file(location.path, CONTENT)
     return location

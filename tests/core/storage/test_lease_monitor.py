@@ -1,6 +1,7 @@
 """Leases as other processes see them: nothing appears once the run is over, and work in vain is stopped."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.storage.lease import LeaseName, current_lease, held_lease
 from reshard.core.storage.lease_holder import new_holder
-from reshard.core.storage.lease_monitor import watched_lease
+from reshard.core.storage.lease_monitor import seen_holders, watched_lease
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes, write_file
@@ -183,3 +184,10 @@ def test_a_remote_lease_that_is_not_renewed_is_in_doubt(remote: Location, monkey
         await_stop(stop)
         with pytest.raises(TargetError, match="another run has taken over"), write_file(remote.child("file")):
             pytest.fail("it must not begin")
+
+
+def test_looking_at_leases_waits_for_no_pipe(local: Location) -> None:
+    os.makedirs(local.path)
+    os.mkfifo(local.child("0123abcd.json").path)
+    with pytest.raises(StorageError, match="a pipe, not a regular file"):
+        seen_holders(local)

@@ -1,0 +1,213 @@
+"""Leases on object stores: alive as long as they are renewed."""
+
+import errno
+import json
+import threading
+import time
+from dataclasses import asdict
+
+import pytest
+
+from reshard.core.errors import StorageError, TargetError
+from reshard.core.storage.copying import copy_file
+from reshard.core.storage.lease import held_lease, living_holders
+from reshard.core.storage.lease_holder import LeaseHolder, new_holder
+from reshard.core.storage.urls import Location
+from reshard.core.storage.write_guard import check_claim
+from reshard.core.storage.writing import write_bytes, write_file
+from tests.support.leases import DEAD_AFTER_SECONDS, leases_in, take
+
+
+def leave_lease(directory: Location, *ranks: int, run: str = "0dead000") -> LeaseHolder:
+    """What a run that was killed leaves behind."""
+    holder = LeaseHolder(run, "far", "someone", 7, "2026-01-01T00:00:00+00:00", ranks)
+    directory.fs.pipe_file(directory.child(f"{run}.json").path, json.dumps(asdict(holder) | {"renewal": 3}).encode())
+    return holder
+
+
+def test_a_dead_lease_is_taken_over_after_watching_it(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    started = time.monotonic()
+    with held_lease(remote, new_holder([1, 2])):
+        assert time.monotonic() - started >= DEAD_AFTER_SECONDS
+        assert len(leases_in(remote)) == 1
+
+
+def test_dead_leases_of_other_ranks_are_not_waited_for(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    started = time.monotonic()
+    take(remote, 2)
+    assert time.monotonic() - started < DEAD_AFTER_SECONDS
+
+
+def test_a_dead_run_is_not_among_the_living(remote: Location) -> None:
+    leave_lease(remote, 0, 1)
+    mine = new_holder([2])
+    with held_lease(remote, mine):
+        assert living_holders(remote, mine) == []
+        assert len(leases_in(remote)) == 1
+
+
+def test_the_living_among_the_dead(remote: Location) -> None:
+    leave_lease(remote, 0)
+    living = new_holder([1])
+    with held_lease(remote, living):
+        assert living_holders(remote, new_holder([2])) == [living]
+
+
+def renewals() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "reshard-lease"]
+
+
+def await_renewal(directory: Location) -> None:
+    [path] = leases_in(directory)
+    first = directory.fs.cat_file(path)
+    deadline = time.monotonic() + 10
+    while directory.fs.cat_file(path) == first:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_lease_is_renewed_until_it_is_given_back(remote: Location) -> None:
+    with held_lease(remote, new_holder([0])):
+        await_renewal(remote)
+        assert len(renewals()) == 1
+    assert renewals() == []
+    assert leases_in(remote) == []
+
+
+def test_a_failed_renewal_is_made_up_for(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file, failures = type(remote.fs).pipe_file, iter([OSError(errno.EBUSY, "SlowDown")] * 2)
+
+    def failing(*args: object, **kwargs: object) -> None:
+        for error in failures:
+            raise error
+        pipe_file(*args, **kwargs)
+
+    with held_lease(remote, new_holder([0])):
+        monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
+        await_renewal(remote)
+    assert list(failures) == []
+
+
+def test_two_that_start_at_the_same_moment_both_refuse(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file = type(remote.fs).pipe_file
+
+    def other_writes_first(*args: object, **kwargs: object) -> None:
+        monkeypatch.setattr(type(remote.fs), "pipe_file", pipe_file)
+        leave_lease(remote, 0, run="0ther000")
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", other_writes_first)
+    with pytest.raises(TargetError, match="run 0ther000 of someone on far"):
+        take(remote, 0)
+    assert leases_in(remote) == [remote.child("0ther000.json").path]
+
+
+def test_a_lease_that_cannot_be_read_at_the_moment_is_not_taken_for_given_back(
+    remote: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_lease(remote, 0)
+
+    def busy(*_: object, **__: object) -> bytes:
+        raise OSError(errno.EBUSY, "SlowDown")
+
+    monkeypatch.setattr(type(remote.fs), "cat_file", busy)
+    with pytest.raises(StorageError, match="0dead000.json: cannot read .*: SlowDown"):
+        take(remote, 0)
+    assert len(leases_in(remote)) == 1
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b'{"ranks": [1]}'])
+def test_an_unreadable_remote_lease_is_named(remote: Location, text: bytes) -> None:
+    remote.fs.pipe_file(remote.child("bad.json").path, text)
+    with pytest.raises(TargetError, match="memory:///bucket/leases/bad.json: not a readable lease; remove it if"):
+        take(remote, 0)
+
+
+def await_loss(message: str) -> None:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            check_claim()
+        except TargetError as error:
+            assert message in str(error)
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_whose_lease_was_removed_makes_nothing_appear_any_more(remote: Location) -> None:
+    """As a run does that takes it for dead."""
+    result = remote.parent.child("result")
+    with held_lease(remote, new_holder([0])):
+        write_bytes(result, b"before")
+        [path] = leases_in(remote)
+        remote.fs.rm_file(path)
+        await_loss("its lease was removed")
+        with pytest.raises(
+            TargetError, match="leases: this run was considered dead, because it could not renew its lease"
+        ):
+            write_bytes(result, b"after")
+        with pytest.raises(TargetError, match="Start again when nobody else"), write_file(result) as file:
+            file.write(b"after")
+        with pytest.raises(TargetError, match="considered dead"):
+            copy_file(result, remote.parent.child("copy"))
+        time.sleep(0.2)
+        assert leases_in(remote) == [], "it is not taken up again"
+    assert result.fs.cat_file(result.path) == b"before"
+    write_bytes(result, b"after")
+
+
+def test_a_run_beside_which_another_one_stays_gives_way(remote: Location) -> None:
+    with held_lease(remote, new_holder([0, 1])):
+        leave_lease(remote, 1, run="0ther000")
+        await_loss("another run has taken over: run 0ther000 of someone on far")
+
+
+def test_runs_for_other_ranks_are_in_nobodys_way(remote: Location) -> None:
+    with held_lease(remote, new_holder([0])), held_lease(remote, new_holder([1])):
+        await_renewals = time.monotonic() + 0.4
+        while time.monotonic() < await_renewals:
+            check_claim()
+            time.sleep(0.01)
+
+
+def test_who_cannot_renew_its_lease_waits_until_it_can(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.core.storage.remote_lease.IN_DOUBT_AFTER_SECONDS", 0.3)
+    pipe_file, broken = type(remote.fs).pipe_file, threading.Event()
+
+    def failing(*args: object, **kwargs: object) -> None:
+        if broken.is_set():
+            raise OSError(errno.EBUSY, "SlowDown")
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", failing)
+    with held_lease(remote, new_holder([0])):
+        broken.set()
+        time.sleep(0.5)
+        with pytest.raises(
+            StorageError, match=r"the lease could not be renewed for \d+ s, so that another run"
+        ) as caught:
+            check_claim()
+        assert caught.value.transient
+        broken.clear()
+        await_renewal(remote)
+        time.sleep(0.1)
+        check_claim()
+
+
+def test_a_renewal_without_an_answer_holds_nobody_up(remote: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_file, hanging = type(remote.fs).pipe_file, threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> None:
+        if threading.current_thread().name == "reshard-renewal":
+            hanging.wait(5)
+        pipe_file(*args, **kwargs)
+
+    monkeypatch.setattr(type(remote.fs), "pipe_file", slow)
+    began = time.monotonic()
+    with held_lease(remote, new_holder([0])):
+        time.sleep(0.3)
+    assert time.monotonic() - began < 3
+    hanging.set()

@@ -1,0 +1,19 @@
+"""Leases taken and looked for in tests."""
+
+from reshard.core.storage.lease import held_lease
+from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.urls import Location
+
+DEAD_AFTER_SECONDS = 0.5
+"""In tests a remote lease that is not renewed is dead after so long."""
+
+
+def leases_in(directory: Location) -> list[str]:
+    if not directory.fs.exists(directory.path):
+        return []
+    return [path for path in directory.fs.ls(directory.path, detail=False) if str(path).endswith(".json")]
+
+
+def take(directory: Location, *ranks: int) -> None:
+    with held_lease(directory, new_holder(ranks)):
+        pass
