@@ -31,7 +31,8 @@ from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.tasks.conversion import transform_rank
 from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
-from tests.support.flow_runs import Run, failing
+from tests.support.conversions import failing
+from tests.support.flow_runs import Run
 
 FOUR_TO_THREE = case(7009)
 """MindSpore itself refuses it: the device counts do not divide."""

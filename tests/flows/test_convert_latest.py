@@ -20,7 +20,8 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
 from tests.support.checkpoints import read_tree
-from tests.support.flow_runs import Run, failing
+from tests.support.conversions import failing
+from tests.support.flow_runs import Run
 from tests.support.training import CASE, latest_request, save_step, saving_slowly
 
 

@@ -19,7 +19,7 @@ from reshard.core.runtime.progress import Progress, reporting_to
 from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
-from tests.support.flow_runs import failing
+from tests.support.conversions import failing
 
 FOUR_TO_THREE = case(7009)
 

@@ -32,7 +32,8 @@ from reshard.tasks.conversion import transform_rank, transform_ranks
 from reshard.tasks.progress import RunProgress
 from tests.support.checkpoints import case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
-from tests.support.flow_runs import Run, failing
+from tests.support.conversions import failing
+from tests.support.flow_runs import Run
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7001)

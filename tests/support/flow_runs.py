@@ -1,19 +1,15 @@
-"""Runs of flows in this process, as Prefect's API tells of them, and ranks that fail in them on purpose."""
+"""Runs of flows in this process, as Prefect's API shows them."""
 
 import time
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 from uuid import UUID
 
-import pytest
 from prefect import Flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.objects import TaskRun as PrefectTaskRun
 from prefect.client.schemas.sorting import TaskRunSort
-
-from reshard.core.conversion.dispatch import Unit
-from reshard.core.conversion.rank_work import RankWork
 
 Request = TypeVar("Request")
 Report = TypeVar("Report")
@@ -53,19 +49,3 @@ class Run(Generic[Request, Report]):
                 return found
             assert time.monotonic() < deadline, found.keys()
             time.sleep(0.1)
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], BaseException | None]) -> list[int]:
-    """Makes writing a rank raise what `fails` says; returns the list of the ranks that were tried."""
-    tried: list[int] = []
-    make = RankWork.make
-
-    def step(work: RankWork, unit: Unit) -> Any:
-        tried.append(unit.rank)
-        error = fails(unit.rank)
-        if error is not None:
-            raise error
-        return make(work, unit)
-
-    monkeypatch.setattr(RankWork, "make", step)
-    return tried

@@ -1,16 +1,13 @@
 """The conversion as a whole: resuming, publishing, sharing the work, and what is refused."""
 
-import dataclasses
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +15,28 @@ import fsspec
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
-from reshard.core.conversion.convert import convert, run_ranks
-from reshard.core.conversion.dispatch import Kind, Unit
-from reshard.core.conversion.finish import finish
+from reshard.core.checkpoint.manifest import ShardRecord
+from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.rank_work import RankWork
-from reshard.core.conversion.report import ConversionReport
-from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import CatalogError, ConversionError, InputError, PlanError, StorageError, TargetError
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.runtime.retry import WORK, RetryPolicy
-from reshard.core.storage.publishing import PARTIAL_SUFFIX, other_files, publish
-from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.files import read_strategy, write_strategy
+from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
-from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
-from reshard.core.tensor.layout import ParameterLayout, whole_layout
+from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.writer import transform_ranks
-from reshard.core.verification.files import RankVerification, verify_rank
+from reshard.core.verification.files import verify_rank
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_ckpt, read_tree
 from tests.support.ckpt_writer import CheckpointMessage, checkpoint_bytes
+from tests.support.conversions import outcomes, stop_before_commit, whole_copies
 from tests.support.places import PROJECT
 from tests.support.records import change_record
+from tests.support.runs import partial
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
@@ -53,26 +45,6 @@ PIPELINES = case(7011)
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "out"
-
-
-def partial(target: Path) -> Path:
-    return target.with_name(target.name + ".reshard-partial")
-
-
-def outcomes(report: object) -> list[str]:
-    return [rank.outcome.value for rank in report.ranks]  # type: ignore[attr-defined]
-
-
-def whole_copies(tmp_path: Path, ranks: int, extra: str = "") -> str:
-    """A strategy file under which every one of `ranks` ranks holds all of FOUR_TO_THREE's parameters whole."""
-    strategy = read_strategy(str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"))
-    [stage] = strategy.stages
-    layouts = {name: whole_layout(len(layout.tensor_map), ranks) for name, layout in stage.layouts.items()}
-    if extra:
-        layouts[extra] = whole_layout(1, ranks)
-    path = str(tmp_path / f"whole_{ranks}{extra}.ckpt")
-    write_strategy(dataclasses.replace(strategy, stages=(dataclasses.replace(stage, layouts=layouts),)), path)
-    return path
 
 
 # ---- resuming ----
@@ -126,33 +98,6 @@ def test_copies_of_a_failed_rank_are_not_written(target: Path, monkeypatch: pyte
     assert others == [first, first]
 
 
-def test_a_file_that_does_not_match_its_record_is_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_before_commit(monkeypatch, target)
-    file = partial(target) / "rank_2" / "checkpoint_2.ckpt"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    report = convert(FOUR_TO_THREE.request(target))
-    assert outcomes(report) == ["resumed", "resumed", "written"]
-    assert read_tree(target) == FOUR_TO_THREE.want
-
-
-def test_a_damaged_record_is_done_again(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_before_commit(monkeypatch, target)
-    (partial(target) / ".reshard" / "records" / "rank_0.json").write_text("{")
-    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["written", "resumed", "resumed"]
-
-
-def stop_before_commit(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
-        )
-        with pytest.raises(StorageError, match="stopped"):
-            convert(FOUR_TO_THREE.request(target))
-    assert not target.exists()
-
-
 SLOW_RUN = """
 import sys, time
 from reshard.core.conversion.convert import convert
@@ -192,24 +137,6 @@ def test_killed_in_the_middle_and_run_again(target: Path, blocks: int) -> None:
 
 
 # ---- publishing ----
-
-
-def test_a_second_run_finds_all_done(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    before = {path: path.stat().st_mtime_ns for path in target.rglob("*")}
-    report = convert(FOUR_TO_THREE.request(target))
-    assert outcomes(report) == ["resumed"] * 3
-    assert report.committed
-    assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
-    assert not partial(target).exists()
-
-
-def test_a_finished_target_is_mended(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    (target / "rank_1" / "checkpoint_1.ckpt").unlink()
-    report = convert(FOUR_TO_THREE.request(target))
-    assert outcomes(report) == ["resumed", "written", "resumed"]
-    assert read_tree(target) == FOUR_TO_THREE.want
 
 
 def test_another_checkpoint_at_the_target_needs_overwrite(target: Path) -> None:
@@ -274,15 +201,6 @@ def test_a_file_at_the_target_is_refused(target: Path) -> None:
         convert(FOUR_TO_THREE.request(target))
 
 
-def test_another_plan_does_not_take_over_unfinished_work(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_before_commit(monkeypatch, target)
-    with pytest.raises(TargetError, match="an unfinished conversion by another plan.*--overwrite"):
-        convert(FOUR_TO_THREE.request(target, prefix="other_"))
-    report = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
-    assert outcomes(report) == ["written"] * 3
-    assert sorted(path.name for path in target.rglob("*.ckpt")) == ["other_0.ckpt", "other_1.ckpt", "other_2.ckpt"]
-
-
 def test_source_and_target_inside_each_other(tmp_path: Path) -> None:
     source = tmp_path / "src"
     shutil.copytree(FOUR_TO_THREE.directory / "src", source)
@@ -302,52 +220,12 @@ def test_source_and_target_inside_each_other(tmp_path: Path) -> None:
 
 
 def test_unfinished_work_is_no_source(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_before_commit(monkeypatch, target)
+    stop_before_commit(monkeypatch, FOUR_TO_THREE.request(target))
     again = {"source_strategy": str(FOUR_TO_THREE.directory / "dst_strategy.ckpt"), "target_strategy": ""}
     with pytest.raises(CatalogError, match="unfinished conversion"):
         convert(FOUR_TO_THREE.request(target.parent / "next", source=str(partial(target)), **again))
     convert(FOUR_TO_THREE.request(target))
     assert convert(FOUR_TO_THREE.request(target.parent / "next", source=str(target), **again)).committed
-
-
-# ---- sharing the work ----
-
-
-def test_ranks_done_by_several_runs_are_committed_by_the_last(target: Path) -> None:
-    first = convert(FOUR_TO_THREE.request(target, ranks="0,2"))
-    assert (first.committed, first.missing_ranks) == (False, (1,))
-    assert not target.exists()
-    last = convert(FOUR_TO_THREE.request(target, ranks="1"))
-    assert last.committed
-    assert read_tree(target) == FOUR_TO_THREE.want
-
-
-def test_copies_whose_original_is_done_elsewhere_are_written(target: Path) -> None:
-    strategy = whole_copies(target.parent, 3)
-    report = convert(FOUR_TO_THREE.request(target, target_strategy=strategy, ranks="1-2"))
-    assert outcomes(report) == ["written", "written"]
-    assert convert(FOUR_TO_THREE.request(target, target_strategy=strategy, ranks="0")).committed
-    [first, *others] = read_tree(target).values()
-    assert others == [first, first]
-
-
-def test_two_runs_into_one_target(target: Path) -> None:
-    request = FOUR_TO_THREE.request(target)
-    with open_session(request, make_plan(request)):
-        with pytest.raises(TargetError, match=r"another run is already converting into this target: run \w{8} of .* "):
-            convert(request)
-        with pytest.raises(TargetError, match="It holds target ranks 0, 1, 2"):
-            convert(FOUR_TO_THREE.request(target, ranks="0-2"))
-    assert convert(request).committed
-
-
-def test_other_ranks_may_be_done_at_the_same_time(target: Path) -> None:
-    request = FOUR_TO_THREE.request(target, ranks="0")
-    with open_session(request, make_plan(request)):
-        assert not convert(FOUR_TO_THREE.request(target, ranks="1-2")).committed
-        with pytest.raises(TargetError, match="is converting something else into it"):
-            convert(FOUR_TO_THREE.request(target, ranks="1", prefix="p_", overwrite=True))
-    assert convert(request).committed
 
 
 def test_unknown_ranks(target: Path) -> None:
@@ -356,19 +234,6 @@ def test_unknown_ranks(target: Path) -> None:
 
 
 # ---- what may go wrong ----
-
-
-def test_source_changed_after_planning(tmp_path: Path, target: Path) -> None:
-    source = tmp_path / "src"
-    shutil.copytree(FOUR_TO_THREE.directory / "src", source)
-    request = FOUR_TO_THREE.request(target, source=str(source))
-    plan = make_plan(request)
-    file = source / "rank_1" / "checkpoint_1.ckpt"
-    os.utime(file, ns=(1, 1))
-    with open_session(request, plan) as session:
-        failures = run_ranks(session, threading.Event())
-        with pytest.raises(InputError, match=r"rank_1: .*checkpoint_1.ckpt changed while it was being converted"):
-            finish(session, failures, 1.0)
 
 
 def test_disk_full(tmp_path: Path) -> None:
@@ -520,14 +385,6 @@ def test_verifying_what_was_never_converted(tmp_path: Path) -> None:
         verify_target(str(tmp_path), VerifyLevel.STRUCTURE)
 
 
-@pytest.mark.parametrize("level", ["none", "structure", "checksum"])
-def test_levels_are_recorded(target: Path, level: str) -> None:
-    assert convert(FOUR_TO_THREE.request(target, verify=level)).verified == level
-    manifest = json.loads((target / ".reshard" / "manifest.json").read_text())
-    assert manifest["verified"] == level
-    assert manifest["target_world_size"] == 3
-
-
 def test_the_step_is_chosen_and_recorded(target: Path) -> None:
     source = target.parent / "src"
     for rank in range(4):
@@ -608,19 +465,6 @@ def test_links_from_the_source_into_the_target(tmp_path: Path, target: Path) -> 
     assert len(read_tree(target)) == 4
 
 
-def test_a_record_that_names_another_file_is_not_gone_on_from(target: Path) -> None:
-    """A correct file elsewhere made a rank count as done."""
-    convert(FOUR_TO_THREE.request(target))
-    record = target / ".reshard/records/rank_0.json"
-    for file in ("rank_0/other.ckpt", f"../{target.name}/rank_0/checkpoint_0.ckpt"):
-        fields = json.loads(record.read_text()) | {"file": file}
-        record.write_text(json.dumps(fields))
-        assert verify_target(str(target), VerifyLevel.CHECKSUM).problems
-        assert convert(FOUR_TO_THREE.request(target)).committed
-        assert json.loads(record.read_text())["file"] == "rank_0/checkpoint_0.ckpt"
-        assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-
-
 def test_what_a_format_cannot_hold_is_told_even_if_it_stays_the_same(tmp_path: Path, target: Path) -> None:
     header = b'{"format":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
@@ -690,155 +534,8 @@ def test_equal_contents_tell_nothing_if_they_are_one_value(tmp_path: Path, targe
     assert read_tree(target)[0]["w"] == ("Int32", (16,), values * 2)
 
 
-def damage(path: Path) -> None:
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-
-
-def do_ranks(session: Session) -> None:
-    assert not run_ranks(session, threading.Event())
-
-
-def test_a_finished_target_verified_more_closely_later_stays_sound(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target, verify="none"))
-    assert convert(FOUR_TO_THREE.request(target, verify="checksum")).committed
-    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-    assert json.loads((target / ".reshard" / "manifest.json").read_text())["verified"] == "checksum"
-
-
-def test_a_run_whose_target_was_completed_by_another_says_so(target: Path) -> None:
-    first, last = FOUR_TO_THREE.request(target, ranks="0-1"), FOUR_TO_THREE.request(target, ranks="2")
-    plan = make_plan(first)
-    with open_session(last, plan) as slow:
-        do_ranks(slow)
-        with open_session(first, plan) as quick:
-            do_ranks(quick)
-            assert finish(quick, {}, 0).committed
-        report = finish(slow, {}, 0)
-    assert (report.committed, report.missing_ranks) == (True, ())
-    assert [rank.rank for rank in report.ranks] == [2]
-    assert not partial(target).exists()
-
-
-def test_a_run_whose_target_is_completed_by_another_while_it_reads_the_records(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, last = FOUR_TO_THREE.request(target, ranks="0-1"), FOUR_TO_THREE.request(target, ranks="2")
-    plan = make_plan(first)
-    read_record = Workspace.read_record
-
-    def slow_read(workspace: Workspace, rank: int) -> ShardRecord:
-        if rank == 1 and workspace.directory.path.endswith(PARTIAL_SUFFIX) and not ended:
-            ended.append(True)
-            assert finish(quick, {}, 0).committed
-        return read_record(workspace, rank)
-
-    ended: list[bool] = []
-    with open_session(last, plan) as slow:
-        do_ranks(slow)
-        with open_session(first, plan) as quick:
-            do_ranks(quick)
-            monkeypatch.setattr(Workspace, "read_record", slow_read)
-            report = finish(slow, {}, 0)
-    assert ended
-    assert (report.committed, report.missing_ranks) == (True, ())
-    assert [rank.outcome for rank in report.ranks] == ["written"]
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert not partial(target).exists()
-
-
-@pytest.mark.parametrize("moment", ["list", "read"])
-def test_a_run_whose_target_is_completed_by_another_while_it_begins(
-    target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    convert(FOUR_TO_THREE.request(target, ranks="0-1"))
-    method = {"list": Workspace.recorded_ranks, "read": Workspace.read_record}[moment]
-    begun: list[bool] = []
-
-    def after_another_run(workspace: Workspace, *arguments: int) -> object:
-        if not begun:
-            begun.append(True)
-            assert convert(FOUR_TO_THREE.request(target, ranks="2")).committed
-        return method(workspace, *arguments)  # type: ignore[operator]
-
-    monkeypatch.setattr(Workspace, method.__name__, after_another_run)
-    report = convert(FOUR_TO_THREE.request(target, ranks="0-1"))
-    assert report.committed
-    assert outcomes(report) == ["resumed", "resumed"]
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_run_whose_target_is_completed_by_a_less_careful_one_while_it_checks(
-    target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    """It used to fail, or to begin another target beside; it checks its file where that is by then."""
-    ended: list[bool] = []
-
-    def slow_verify(*args: Any, **kwargs: Any) -> RankVerification:
-        found = verify_rank(*args, **kwargs) if moment == "after" else None
-        if not ended:
-            ended.append(True)
-            assert convert(FOUR_TO_THREE.request(target, ranks="0-1", verify="none")).committed
-        return found or verify_rank(*args, **kwargs)
-
-    with open_session(FOUR_TO_THREE.request(target, ranks="0-1", verify="none"), plan_of(target)) as session:
-        do_ranks(session)
-    monkeypatch.setattr("reshard.core.conversion.rank_work.verify_rank", slow_verify)
-    report = convert(FOUR_TO_THREE.request(target, ranks="2", verify="checksum"))
-    assert ended
-    assert report.committed
-    assert [(rank.rank, rank.verified) for rank in report.ranks] == [(2, VerifyLevel.CHECKSUM)]
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
-
-
-@pytest.mark.parametrize(
-    "look", ["reshard.core.target.workspace.Workspace.recorded_ranks", "reshard.core.target.target.other_files"]
-)
-def test_a_target_that_is_replaced_by_another_plan_while_it_is_looked_at(
-    target: Path, monkeypatch: pytest.MonkeyPatch, look: str
-) -> None:
-    """The other one's records and manifest used to be removed, or its files to be taken for nobody's."""
-    convert(FOUR_TO_THREE.request(target))
-    function: Any = {"recorded_ranks": Workspace.recorded_ranks, "other_files": other_files}[look.rpartition(".")[2]]
-
-    def slow_look(*arguments: Any) -> object:
-        monkeypatch.setattr(look, function)
-        replaced = convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
-        assert replaced.committed
-        return function(*arguments)
-
-    monkeypatch.setattr(look, slow_look)
-    with pytest.raises(TargetError, match="is not empty. Name another target, or pass --overwrite"):
-        convert(FOUR_TO_THREE.request(target))
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
-
-
 def plan_of(target: Path) -> ConversionPlan:
     return make_plan(FOUR_TO_THREE.request(target))
-
-
-def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second used to pass the first one's gate, publish, and have its target moved aside by the first."""
-    convert(FOUR_TO_THREE.request(target, ranks="2"))
-    others: list[Future[ConversionReport]] = []
-
-    def slow_publish(*locations: Location) -> None:
-        if not others:
-            others.append(pool.submit(convert, FOUR_TO_THREE.request(target, ranks="2")))
-            time.sleep(0.5)
-        publish(*locations)
-
-    monkeypatch.setattr("reshard.core.target.claim.publish", slow_publish)
-    with ThreadPoolExecutor(1) as pool:
-        assert convert(FOUR_TO_THREE.request(target, ranks="0-1")).committed
-    assert others[0].result().committed
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
 def test_a_damaged_manifest_can_be_overwritten(target: Path) -> None:
@@ -848,87 +545,6 @@ def test_a_damaged_manifest_can_be_overwritten(target: Path) -> None:
         convert(FOUR_TO_THREE.request(target))
     assert convert(FOUR_TO_THREE.request(target, overwrite=True)).committed
     assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-
-
-def test_mending_where_a_refused_run_left_its_place(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    (partial(target) / ".reshard" / "leases").mkdir(parents=True)
-    damage(next((target / "rank_1").iterdir()))
-    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
-    assert read_tree(target) == FOUR_TO_THREE.want
-
-
-def test_mending_while_another_plan_is_unfinished(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    convert(FOUR_TO_THREE.request(target, prefix="other_", ranks="0", overwrite=True))
-    damage(next((target / "rank_1").iterdir()))
-    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert partial(target).exists()
-
-
-def test_two_runs_that_mend_a_target_complete_it_at_the_same_moment(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    damage(next((target / "rank_1").iterdir()))
-    request = FOUR_TO_THREE.request(target)
-    with open_session(request, make_plan(request)) as session:
-        assert finish(session, run_ranks(session, threading.Event()), 1.0).committed
-        manifest = read_manifest(parse_url(str(target)))
-        assert manifest is not None
-        session.target.commit(
-            manifest, dump_plan(session.plan)
-        )  # as the other run does, which saw all ranks there and no manifest yet
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-
-
-def test_a_target_replaced_by_another_plan_just_before_it_is_mended(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    request = FOUR_TO_THREE.request(target, overwrite=True)
-    mended = Target(parse_url(str(target)), make_plan(request), overwrite=True)
-    assert mended.workspace.directory == mended.final
-    convert(FOUR_TO_THREE.request(target, prefix="other_", overwrite=True))
-    with pytest.raises(TargetError, match="was replaced by another conversion"), mended.claimed([0]):
-        pass
-    assert read_tree(target) == FOUR_TO_THREE.want
-    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-
-
-def test_what_a_killed_run_was_writing_is_in_nobodys_way_and_removed(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    left = [
-        target / "rank_1" / ".checkpoint_1.ckpt.0123abcd.tmp",
-        target / ".reshard" / "records" / ".rank_1.json.0123abcd.tmp",
-    ]
-    for path in left:
-        path.write_bytes(b"half")
-    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed"] * 3
-    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-    damage(next((target / "rank_1").glob("*.ckpt")))
-    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
-    assert not [path for path in left if path.exists()]
-
-
-def test_a_target_that_cannot_be_mended_stays_where_it_is(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    damage(next((target / "rank_1").iterdir()))
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "reshard.core.conversion.rank_work.transform_ranks",
-            lambda *_, **__: (_ for _ in ()).throw(StorageError("no")),
-        )
-        with pytest.raises(ConversionError, match="1 of 3 target ranks failed"):
-            convert(FOUR_TO_THREE.request(target))
-    assert len(list(target.glob("rank_*/*"))) == 3
-    assert not (target / ".reshard" / "manifest.json").exists()
-    assert outcomes(convert(FOUR_TO_THREE.request(target))) == ["resumed", "written", "resumed"]
-    assert not verify_target(str(target), VerifyLevel.CHECKSUM).problems
-    assert sorted(path.name for path in (target / ".reshard").iterdir()) == [
-        "identity",
-        "manifest.json",
-        "plan.json.gz",
-        "records",
-    ]
 
 
 def test_what_a_crash_left_of_the_old_target_is_removed_by_the_next_run(target: Path) -> None:
@@ -962,111 +578,3 @@ def test_overwriting_an_object_store_target_spares_what_its_name_would_match(mem
     convert(FOUR_TO_THREE.request(f"{memory}/{name}", prefix="p_", overwrite=True))
     assert {path: fs.cat_file(path) for path in fs.find(f"{memory}/out1")} == spared
     assert not verify_target(f"{memory}/{name}", VerifyLevel.CHECKSUM).problems
-
-
-def test_a_rank_that_was_written_again_after_its_check_is_not_taken_for_done(tmp_path: Path) -> None:
-    """A task that was given to two workers: one ends when the other's file is checked already."""
-    request = FOUR_TO_THREE.request(tmp_path / "out")
-    with open_session(request, make_plan(request)) as session:
-        work = session.work(lambda _: None)
-        for rank in (0, 1, 2):
-            work.make(Unit(Kind.WRITE, (rank,)))
-            work.check(rank)
-        work.make(Unit(Kind.WRITE, (1,)))
-        with pytest.raises(StorageError, match="rank_1: said to be done, but no checked file is recorded"):
-            finish(session, {}, 1.0)
-    assert not (tmp_path / "out").exists()
-    assert convert(request).committed
-
-
-# ---- a source that is rewritten and given its old modification time ----
-
-
-@pytest.fixture
-def own_source(tmp_path: Path) -> Path:
-    shutil.copytree(FOUR_TO_THREE.directory / "src", tmp_path / "src")
-    return tmp_path / "src"
-
-
-def rewrite_with_its_old_time(file: Path) -> None:
-    status, data = file.stat(), bytearray(file.read_bytes())
-    file.chmod(0o600)
-    data[len(data) // 2] ^= 1  # amid a parameter's contents
-    file.write_bytes(data)
-    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert file.stat().st_mtime_ns == status.st_mtime_ns
-
-
-def test_a_source_rewritten_with_its_old_time_while_it_is_converted(own_source: Path, target: Path) -> None:
-    request = FOUR_TO_THREE.request(target, source=str(own_source))
-    plan = make_plan(request)
-    rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
-    with open_session(request, plan) as session:
-        failures = run_ranks(session, threading.Event())
-        message = (
-            r"rank_1: .*checkpoint_1.ckpt changed while it was being converted .* it was rewritten and given its old"
-        )
-        with pytest.raises(InputError, match=message):
-            finish(session, failures, 1.0)
-
-
-def test_a_source_rewritten_with_its_old_time_before_an_interrupted_run_goes_on(
-    own_source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = FOUR_TO_THREE.request(target, source=str(own_source))
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "reshard.core.target.target.Target.commit", lambda *_: (_ for _ in ()).throw(StorageError("stopped"))
-        )
-        with pytest.raises(StorageError):
-            convert(request)
-    rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
-    message = (
-        r"of a source that has changed since.*--overwrite.*src/rank_1/checkpoint_1.ckpt is of the same size and mod"
-    )
-    with pytest.raises(TargetError, match=message):
-        convert(request)
-    again = request.model_copy(update={"overwrite": True})
-    assert outcomes(convert(again)) == ["written"] * 3
-
-
-def test_a_source_rewritten_with_its_old_time_after_its_conversion(own_source: Path, target: Path) -> None:
-    request = FOUR_TO_THREE.request(target, source=str(own_source))
-    convert(request)
-    rewrite_with_its_old_time(own_source / "rank_1/checkpoint_1.ckpt")
-    with pytest.raises(
-        TargetError, match=r"is not empty.*--overwrite to replace it .*it was made from the same source"
-    ):
-        convert(request)
-    assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
-    assert verify_target(str(target), VerifyLevel.CONTENT).problems
-
-
-def test_a_source_of_which_only_the_mode_or_the_links_changed(own_source: Path, target: Path) -> None:
-    request = FOUR_TO_THREE.request(target, source=str(own_source))
-    convert(request)
-    assert outcomes(convert(request)) == ["resumed"] * 3
-    (own_source / "rank_0/checkpoint_0.ckpt").chmod(0o400)
-    os.link(own_source / "rank_2/checkpoint_2.ckpt", own_source.parent / "backup")
-    with pytest.raises(TargetError) as caught:
-        convert(request)
-    assert str(caught.value) == (
-        f"{target}: is not empty. Name another target, or pass --overwrite to replace it (it was made from the same "
-        f"source, of which {own_source}/rank_2/checkpoint_2.ckpt is of the same size and modification time, but "
-        "changed since: it was rewritten and given its old time, or its mode, owner or links were changed; "
-        f"reshard verify {target} --level content compares the values)"
-    )
-    assert verify_target(str(target), VerifyLevel.CONTENT).problems == ()
-
-
-def test_values_are_compared_although_an_earlier_version_recorded_no_change_times(
-    own_source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "reshard.core.storage.reading.local_version", lambda status: f"{status.st_size}-{status.st_mtime_ns}"
-        )
-        convert(FOUR_TO_THREE.request(target, source=str(own_source)))
-    report = verify_target(str(target), VerifyLevel.CONTENT)
-    assert report.problems == ()
-    assert report.compared
