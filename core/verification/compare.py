@@ -1,7 +1,7 @@
-"""Whether two checkpoints, whatever their strategies and formats, are the same model.
+"""Compares two checkpoints, whatever their strategies and formats: are they the same model?
 
-Each side's files and layout alone give every parameter's dtype, shape and fingerprint; all copies are read. What
-differs is read once more, from both sides, to say where and how much.
+The dtype, shape and fingerprint of each parameter follow from a side's own files and layout; all replicas are read.
+Parameters that differ are read again from both sides, to locate and measure the difference.
 """
 
 import time
@@ -31,17 +31,17 @@ from reshard.core.verification.differences import Located, common_float, locate
 from reshard.core.verification.fingerprint_file import ModelFingerprint, names_fingerprints
 from reshard.core.verification.views import CheckpointView, Tensor, View, open_checkpoint_view, open_fingerprints
 
-_LONGEST_TEXT = 40
+_MAX_TEXT_LENGTH = 40
 
 
 def compare_checkpoints(
     request: ComparisonRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
 ) -> ComparisonReport:
-    """Compares two checkpoints; `resolvers` look up names of keys and storages of other kinds than env: and file:.
+    """Compare two checkpoints; `resolvers` look up names of keys and storages beyond `env:` and `file:`.
 
     Raises:
-        InputError: a side is no whole checkpoint, nor a document of fingerprints, or options are wrong.
-        StorageError: one cannot be read.
+        InputError: a side is neither a complete checkpoint nor a document of fingerprints, or options are wrong.
+        StorageError: a side cannot be read.
     """
     started = time.monotonic()
     with reporting_to(progress or SilentProgress()):
@@ -58,11 +58,11 @@ def compare_checkpoints(
         only_a = tuple(name for name in a.tensors if name not in b.tensors)
         only_b = tuple(name for name in b.tensors if name not in a.tensors)
         if differences and not (isinstance(a, CheckpointView) and isinstance(b, CheckpointView)):
-            notes.append("of fingerprints alone it cannot be told where contents differ, and how much")
+            notes.append("fingerprints alone do not show where contents differ, and by how much")
         if only_a and only_b and len(only_a) == len(a.tensors):
             notes.append(
-                "no parameter is called alike in A and B; if one of them has other names, convert the other with the "
-                "same --rename, and compare what that makes"
+                "A and B have no parameter name in common; if parameters of one were renamed, convert the other with "
+                "the same --rename, and compare the result"
             )
         sides = (_summary(a, comparison.contents_a), _summary(b, comparison.contents_b))
         faults = list(_faults(sides, only_a, only_b, differences))
@@ -83,7 +83,7 @@ def compare_checkpoints(
 def fingerprint_checkpoint(
     request: FingerprintRequest, progress: Progress | None = None, resolvers: Mapping[str, Resolver] | None = None
 ) -> ModelFingerprint:
-    """The fingerprints of a checkpoint's parameters.
+    """Return the fingerprints of a checkpoint's parameters.
 
     Raises:
         InputError: the checkpoint is incomplete, or options are wrong.
@@ -99,7 +99,7 @@ def fingerprint_checkpoint(
 
 
 def _check_selection(unused: frozenset[str], urls: list[str]) -> None:
-    """Patterns that fit nothing are mistyped, and what they should leave out would be compared."""
+    """Refuse patterns that fit nothing: a mistyped one would compare what it should leave out."""
     if unused:
         raise InputError(f"{', '.join(sorted(unused))}: no parameter of {' or '.join(urls)} has such a name")
 
@@ -117,10 +117,10 @@ class _Comparison:
     contents_a: Contents
     contents_b: Contents
     is_secret: bool
-    """A side is encrypted: what is in it is not told, for reports are printed, logged and stored."""
+    """True if a side is encrypted: reports, which are printed, logged and stored, then show no values."""
 
     def differences(self, ignore_dtype: bool) -> tuple[list[ParameterDifference], list[str]]:
-        """Parameters that both have and that differ, in the order of A, and notes on those that do not."""
+        """Differences of parameters that both have, in the order of A, and notes on some that do not differ."""
         found: list[ParameterDifference] = []
         notes: list[str] = []
         unequal: dict[str, DType] = {}
@@ -130,14 +130,14 @@ class _Comparison:
             one, other = self.a.tensors[name], self.b.tensors[name]
             if _is_same_dtype(one.dtype, other.dtype) and (one.shape == other.shape or one.dtype in (TEXT, MAP_TENSOR)):
                 ones, others = self.contents_a.fingerprints[name], self.contents_b.fingerprints[name]
-                if self._are_alike(ones, others):
-                    notes += _loose_note(name, len(ones), len(others))
+                if self._same_contents(ones, others):
+                    notes += _note_on_rank_contents(name, len(ones), len(others))
                 else:
                     unequal[name] = one.dtype
             elif one.shape == other.shape and one.dtype.is_float and other.dtype.is_float:
                 unequal[name] = common_float(one.dtype, other.dtype)
             else:
-                found.append(_told(name, one, other))
+                found.append(_difference(name, one, other))
         cast = self._equal_when_cast(unequal)
         to_locate = [name for name in unequal if not cast.get(name)]
         located = self._located(to_locate)
@@ -145,19 +145,19 @@ class _Comparison:
             if not (cast.get(name) and ignore_dtype):
                 one, other = self.a.tensors[name], self.b.tensors[name]
                 text = self._texts(name) if one.dtype is TEXT else None
-                told = _told(name, one, other, cast.get(name), located.get(name), text)
-                found.append(self._with_counts(told))
+                difference = _difference(name, one, other, cast.get(name), located.get(name), text)
+                found.append(self._with_counts(difference))
         if ignore_dtype and any(cast.values()):
             count = sum(equal is True for equal in cast.values())
             notes.append(f"{counted(count, 'parameter')} of other dtypes, equal when cast")
         order = {name: place for place, name in enumerate(self.a.tensors)}
         return sorted(found, key=lambda each: order[each.name]), notes
 
-    def _are_alike(self, ones: tuple[int, ...], others: tuple[int, ...]) -> bool:
-        """Whether contents are the same; a side may lack some of what ranks have, if a conversion would not take them.
+    def _same_contents(self, ones: tuple[int, ...], others: tuple[int, ...]) -> bool:
+        """True if ranks' contents are the same; a side may lack some that a conversion would not take.
 
         Every target rank takes those of the source rank at its place in the stage: with one stage, and no more ranks
-        than the target's stages have, none is left out.
+        than the target's stages have, all are taken.
         """
         if len(ones) == len(others):
             return set(ones) == set(others)
@@ -166,22 +166,22 @@ class _Comparison:
         return may_lack and (set(ones) <= set(others) or set(others) <= set(ones))
 
     def _with_counts(self, difference: ParameterDifference) -> ParameterDifference:
-        """Said, too, how many contents there are, if there are several on a side."""
+        """The difference, with the number of different contents if a side has several."""
         ones, others = (len(side.fingerprints[difference.name]) for side in (self.contents_a, self.contents_b))
         if max(ones, others) == 1:
             return difference
-        told = f"between ranks {ones} different contents in A, {others} in B"
-        return difference.model_copy(update={"message": "; ".join(filter(None, [difference.message, told]))})
+        counts = f"between ranks {ones} different contents in A, {others} in B"
+        return difference.model_copy(update={"message": "; ".join(filter(None, [difference.message, counts]))})
 
     def _equal_when_cast(self, unequal: Mapping[str, DType]) -> dict[str, bool | None]:
-        """Of parameters whose dtypes differ whether they are equal in the common one; None: it cannot be told."""
+        """For parameters of different dtypes: True if they are equal in the common one; None if unknown."""
         casts = [
             {name: dtype for name, dtype in unequal.items() if side.tensors[name].dtype is not dtype}
             for side in (self.a, self.b)
         ]
         if not any(casts):
             return {}
-        current_progress().note("reading parameters of different dtypes once more, to compare them in the narrower one")
+        current_progress().note("reading parameters of different dtypes again, to compare them in the narrower one")
         fingerprints = []
         for side, contents, wanted in zip((self.a, self.b), (self.contents_a, self.contents_b), casts, strict=True):
             cast = side.contents(wanted, wanted).fingerprints if wanted and isinstance(side, CheckpointView) else {}
@@ -204,7 +204,7 @@ class _Comparison:
         if not (names and isinstance(a, CheckpointView) and isinstance(b, CheckpointView)):
             return {}
         progress, stop = current_progress(), Event()
-        progress.note(f"reading {counted(len(names), 'parameter')} once more, to say where they differ")
+        progress.note(f"reading {counted(len(names), 'parameter')} again, to locate their differences")
         progress.begin(sum(side.tensors[name].size_bytes for side in (a, b) for name in names))
         advance = advancing(progress, stop)
 
@@ -221,15 +221,15 @@ class _Comparison:
         if not (isinstance(self.a, CheckpointView) and isinstance(self.b, CheckpointView)) or self.is_secret:
             return None
         texts = self.a.text(name) or "", self.b.text(name) or ""
-        return None if texts[0] == texts[1] else texts  # those of other ranks may differ
+        return None if texts[0] == texts[1] else texts  # texts of other ranks may differ
 
 
 def _is_same_dtype(one: DType, other: DType) -> bool:
-    # fingerprints alone do not tell how wide the elements of a foreign one are
+    # fingerprints alone do not tell the element size of a foreign dtype
     return one is other or (one.is_foreign and other.is_foreign and one.name == other.name)
 
 
-def _told(
+def _difference(
     name: str,
     one: Tensor,
     other: Tensor,
@@ -252,28 +252,19 @@ def _told(
         values=texts and (_shortened(texts[0]), _shortened(texts[1])),
     )
     if located is not None:
-        difference = difference.model_copy(
-            update={
-                "count": located.count,
-                "first": located.first,
-                "largest": located.largest,
-                "index": located.index,
-                "values": located.values,
-                "nan_count": located.nan_count,
-            }
-        )
+        difference = difference.model_copy(update=vars(located))
     return difference.model_copy(update={"message": "; ".join(difference_words(difference))})
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
+    return text if len(text) <= _MAX_TEXT_LENGTH else f"{text[:_MAX_TEXT_LENGTH]}…"
 
 
-def _loose_note(name: str, ones: int, others: int) -> Iterator[str]:
+def _note_on_rank_contents(name: str, ones: int, others: int) -> Iterator[str]:
     if max(ones, others) > 1:
         yield (
             f"parameter {name!r}, which no strategy knows, differs between ranks: {ones} different contents in A, "
-            f"{others} in B; those of one side are all among the other's"
+            f"{others} in B; all contents of one side are among the other's"
         )
 
 
@@ -305,7 +296,7 @@ def _faults(
             yield f"{counted(count, 'parameter')} of different {kind}"
     for side, letter in zip(sides, "AB", strict=True):
         if side.differing:
-            yield f"{letter} is no single model: {counted(len(side.differing), 'slice')} of which copies differ"
+            yield f"{letter} is not a single model: replicas of {counted(len(side.differing), 'slice')} differ"
 
 
 def _same_text(sides: tuple[SideSummary, SideSummary]) -> str:

@@ -1,4 +1,4 @@
-"""What is said of a comparison of two checkpoints."""
+"""The report of a comparison of two checkpoints."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from reshard.core.runtime.wording import counted
 
 
 class Kind(StrEnum):
-    """In what a parameter differs; the first that it does differ in."""
+    """How a parameter differs; the first kind that applies."""
 
     SHAPE = "shape"
     DTYPE = "dtype"
@@ -19,16 +19,16 @@ class Kind(StrEnum):
 
 
 class SideSummary(Summary):
-    """One of the two.
+    """One of the two checkpoints.
 
     Attributes:
         url: the checkpoint, or the document of its fingerprints.
-        step: the step looked at, if the names of its files carry one.
-        ranks: how many it has; of a unified one, how many files.
-        unified: whether it is unified.
-        parameters: how many of its parameters were compared.
-        size_bytes: of these as whole tensors.
-        differing: copies that differ although they should be alike, in sentences.
+        step: the step compared, if file names carry one.
+        ranks: the number of its ranks; of files, if it is unified.
+        unified: True if it is unified.
+        parameters: the number of its parameters that were compared.
+        size_bytes: bytes of these as whole tensors.
+        differing: replicas that differ, in sentences.
         notes: what was chosen, in sentences.
     """
 
@@ -46,19 +46,19 @@ class ParameterDifference(Summary):
     """How a parameter differs.
 
     Attributes:
-        name: its name.
-        kind: in what.
-        dtypes: that of A and that of B.
-        shapes: likewise, of whole tensors.
+        name: the parameter's name.
+        kind: how it differs.
+        dtypes: the dtypes in A and in B.
+        shapes: the shapes of the whole tensors in A and in B.
         cast_to: the dtype that both were compared in, if they are of different floating-point types.
-        equal_when_cast: whether they are equal then; None if that is not known, or not the question.
-        count: how many elements differ; None if they were not looked at.
-        first: index of the first of them.
-        largest: the largest absolute difference; None if there is none, or no floating-point numbers.
-        index: where that is, or else the first difference.
-        values: what A and B have there; None if a side is encrypted.
-        nan_count: elements that are a NaN on one side only.
-        message: all that in words.
+        equal_when_cast: whether they are equal in that dtype; None if unknown or not applicable.
+        count: the number of elements that differ; None if elements were not compared.
+        first: index of the first element that differs.
+        largest: the largest absolute difference; None if there is none, or if elements are not floating-point.
+        index: index of the largest difference, or else of the first one.
+        values: the elements of A and B at that index; None if a side is encrypted.
+        nan_count: elements that are NaN on one side only.
+        message: the difference in words.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
@@ -79,19 +79,19 @@ class ParameterDifference(Summary):
 
 
 class ComparisonReport(Summary):
-    """What came of a comparison.
+    """The result of a comparison.
 
     Attributes:
-        same: whether both are the same model.
-        verdict: the same in a sentence.
-        a: the one side.
-        b: the other.
+        same: True if both are the same model.
+        verdict: the result in a sentence.
+        a: the first checkpoint.
+        b: the second checkpoint.
         only_a: parameters that B lacks.
         only_b: parameters that A lacks.
-        differences: parameters that both have, and that differ.
-        notes: what else is worth knowing, in sentences.
-        read_bytes: contents that were read, of all copies.
-        seconds: how long it took.
+        differences: parameters that differ, of those that both have.
+        notes: remarks, in sentences.
+        read_bytes: bytes of contents read, of all replicas.
+        seconds: duration.
     """
 
     same: bool
@@ -107,13 +107,13 @@ class ComparisonReport(Summary):
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:
-        """For a table: parameter, in what it differs, and how; then the copies that differ."""
-        copies = [("A", told) for told in self.a.differing] + [("B", told) for told in self.b.differing]
+        """Rows of a table: parameter, kind of difference, and details; then the replicas that differ."""
+        replicas = [("A", text) for text in self.a.differing] + [("B", text) for text in self.b.differing]
         return [
             *((name, "only in A", "") for name in self.only_a),
             *((name, "only in B", "") for name in self.only_b),
             *((each.name, str(each.kind), each.message) for each in self.differences),
-            *(("", f"copies in {letter}", told) for letter, told in copies),
+            *(("", f"replicas in {letter}", text) for letter, text in replicas),
         ]
 
 
@@ -126,9 +126,9 @@ def difference_words(difference: ParameterDifference) -> Iterator[str]:
     if difference.equal_when_cast:
         yield f"equal when cast to {difference.cast_to}"
     elif difference.cast_to and difference.equal_when_cast is None:
-        yield "whether they are equal when cast cannot be told from fingerprints"
+        yield "fingerprints do not show whether they are equal when cast"
     elif difference.cast_to:
-        yield f"different when cast to {difference.cast_to}, too"
+        yield f"different even when cast to {difference.cast_to}"
     if difference.count is not None:
         yield from _located_words(difference)
     elif difference.values:

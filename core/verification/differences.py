@@ -1,4 +1,4 @@
-"""Where two tensors of one shape differ, and how much: both are read once more, block by block."""
+"""Locates and measures the differences of two tensors of one shape, reading both block by block."""
 
 import math
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from reshard.core.tensor.dtypes import MAP_TENSOR, DType
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
 _BLOCK_BYTES = 2**20
-"""Of one of them, at a time; what is made of it takes several times as much."""
+"""Bytes of one tensor at a time; working on them takes several times as much."""
 
 Read = Callable[[TensorSlice], np.ndarray]
-"""Gives a box's elements, as unsigned integers of its shape, until it is called again."""
+"""Reads a box's elements, as unsigned integers of its shape; valid until the next call."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Located:
     """Where two tensors differ.
 
     Attributes:
-        count: how many elements have other bits.
+        count: the number of elements with different bits.
         first: index of the first of them in the whole tensor.
-        largest: of floating-point tensors the largest absolute difference, of elements of which neither is a NaN; None
-            if there are none, or of other tensors.
-        index: where that is; of other tensors, and if there is none, `first`.
-        values: what the two have there, if that may be told.
-        nan_count: elements that are a NaN in one of them only.
+        largest: the largest absolute difference of floating-point elements, NaN aside; None if there is none, or for
+            other tensors.
+        index: index of the largest difference; `first` if there is none.
+        values: the two elements at that index; None if they must not be shown.
+        nan_count: elements that are NaN in one tensor only.
     """
 
     count: int
@@ -40,9 +40,9 @@ class Located:
 
 
 def locate(shape: Shape, read_a: Read, dtype_a: DType, read_b: Read, dtype_b: DType) -> Located | None:
-    """Where two tensors of a shape differ; None if they do not.
+    """Locate the differences of two tensors of a shape; None if they are equal.
 
-    If both are of different floating-point types, those of the wider one are cast first.
+    If their floating-point types differ, elements of the wider one are cast first.
     """
     common = common_float(dtype_a, dtype_b)
     itemsize = max(dtype_a.itemsize, dtype_b.itemsize)
@@ -56,7 +56,7 @@ def locate(shape: Shape, read_a: Read, dtype_a: DType, read_b: Read, dtype_b: DT
 
 
 def common_float(dtype_a: DType, dtype_b: DType) -> DType:
-    """The dtype that two tensors are compared in: of two floating-point types the narrower, or else the second."""
+    """The dtype that two tensors are compared in: the narrower floating-point type, or else the second."""
     return dtype_a if dtype_a.itemsize < dtype_b.itemsize else dtype_b
 
 
@@ -79,14 +79,14 @@ def _located(box: TensorSlice, a: np.ndarray, b: np.ndarray, dtype: DType) -> Lo
         _index(box, int(places[0])),
         largest,
         _index(box, int(places[chosen])),
-        (_told(one[chosen], dtype), _told(other[chosen], dtype)),
+        (_format_value(one[chosen], dtype), _format_value(other[chosen], dtype)),
         nan_count,
     )
 
 
 def _farthest(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None, int]:
-    """Which pair is farthest apart, how far, and how many are a NaN on one side only."""
-    with np.errstate(all="ignore"):  # of a signaling NaN even the cast
+    """The pair that is farthest apart, its distance, and the number of pairs with one NaN."""
+    with np.errstate(all="ignore"):  # even casting a signaling NaN warns
         one, other = one.astype(np.float64), other.astype(np.float64)
         distance = np.abs(one - other)
     nan_one, nan_other = np.isnan(one), np.isnan(other)
@@ -97,7 +97,7 @@ def _farthest(one: np.ndarray, other: np.ndarray) -> tuple[int, float | None, in
 
 
 def _joined(one: Located, other: Located) -> Located:
-    """Both together; `one` is of earlier elements."""
+    """Combine two findings; `one` is of earlier elements."""
     farther = other if other.largest is not None and (one.largest is None or other.largest > one.largest) else one
     return Located(
         one.count + other.count,
@@ -114,7 +114,7 @@ def _index(box: TensorSlice, place: int) -> Shape:
     return tuple(low + int(index) for low, index in zip(box.start, inside, strict=True))
 
 
-def _told(value: np.generic, dtype: DType) -> str:
+def _format_value(value: np.generic, dtype: DType) -> str:
     if dtype.name not in NUMPY_TYPES or dtype is MAP_TENSOR:
         return f"0x{int(value):02x}"
     return str(value)

@@ -1,4 +1,4 @@
-"""The fingerprints of a model's parameters as a document: told by one machine, compared on another."""
+"""The fingerprints of a model's parameters as a document: written on one machine, compared on another."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_record
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
-_LARGEST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 
 
 Digits = Annotated[str, Field(pattern=TEXT_PATTERN)]
@@ -26,14 +26,14 @@ class _Document(BaseModel):
 
 
 class ParameterFingerprint(_Document):
-    """One parameter.
+    """The fingerprint of one parameter.
 
     Attributes:
-        name: its name.
+        name: the parameter's name.
         dtype: name of its element type.
-        shape: shape of the whole tensor; of a text and a map tensor, its bytes.
-        fingerprint: of its contents, 16 hexadecimal digits.
-        others: if no strategy knows it and ranks have different contents, those of the others.
+        shape: shape of the whole tensor; for a text or a map tensor, its bytes.
+        fingerprint: fingerprint of its contents, 16 hex digits.
+        others: further fingerprints, if no strategy knows the parameter and ranks hold different contents.
     """
 
     name: str
@@ -44,20 +44,20 @@ class ParameterFingerprint(_Document):
 
 
 class ModelFingerprint(_Document):
-    """All of a checkpoint.
+    """The fingerprints of a checkpoint.
 
     Attributes:
-        kind: what this document is.
+        kind: the kind and version of the document.
         checkpoint: URL of the checkpoint.
-        step: the step looked at, if the names of its files carry one.
-        ranks: how many it has; of a unified one, how many files.
-        stages: how many pipeline stages its ranks are in.
-        unified: whether it is unified.
-        size_bytes: of all whole tensors.
-        fingerprint: of all parameters together: names, dtypes, shapes and contents, in the order of the names; 32
-            hexadecimal digits.
-        parameters: in the order of their names.
-        differing: what copies differ although they should be alike, in sentences: then it is no single model.
+        step: the step read, if file names carry one.
+        ranks: the number of its ranks; of files, if it is unified.
+        stages: the number of its pipeline stages.
+        unified: True if it is unified.
+        size_bytes: bytes of all whole tensors.
+        fingerprint: fingerprint of all parameters together (names, dtypes, shapes, contents, ordered by name), 32 hex
+            digits.
+        parameters: the parameters, ordered by name.
+        differing: replicas that differ, in sentences; the checkpoint is then not a single model.
         notes: what was chosen, in sentences.
     """
 
@@ -75,30 +75,30 @@ class ModelFingerprint(_Document):
 
 
 def fingerprint_of_all(parameters: Iterable[ParameterFingerprint]) -> str:
-    """The fingerprint of all parameters together, which are in the order of their names."""
+    """The fingerprint of all parameters together; they are ordered by name."""
     digest = xxhash.xxh3_128()
     for each in parameters:
         shape = ",".join(map(str, each.shape))
-        told = "\0".join([each.name, each.dtype, shape, each.fingerprint, *each.others])
-        digest.update(f"{told}\n".encode("utf-8", "surrogatepass"))
+        fields = "\0".join([each.name, each.dtype, shape, each.fingerprint, *each.others])
+        digest.update(f"{fields}\n".encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
 def names_fingerprints(url: str) -> bool:
-    """Whether a URL may be that of such a document, by its name, which is not that of an index."""
+    """True if a URL may name such a document: a JSON file, and not an index."""
     return url.endswith(".json") and not is_index_name(url.rpartition("/")[2]) and "{" not in url
 
 
 def read_model_fingerprint(url: str) -> ModelFingerprint:
-    """The document at a URL.
+    """Read the document at a URL.
 
     Raises:
-        InputError: it is none, or was changed.
-        StorageError: the storage failed in a way that may go away.
+        InputError: there is no such document, or it was changed.
+        StorageError: a transient failure.
     """
     location = parse_url(url)
     try:
-        data = read_small_file(location, _LARGEST_BYTES)
+        data = read_small_file(location, _MAX_BYTES)
         with parsing(location) as parse:
             parse.take(records_bytes(data, ParameterFingerprint.model_fields))
             document = ModelFingerprint.model_validate_json(data)
@@ -108,8 +108,8 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
         raise InputError(str(error)) from error
     except (ValidationError, CheckpointError):
         raise InputError(
-            f"{location}: is no checkpoint, nor what 'reshard fingerprint --json' tells of one: name the checkpoint's "
-            "directory, a pattern with {rank}, or its file"
+            f"{location}: is neither a checkpoint nor a document of 'reshard fingerprint --json': name the "
+            "checkpoint's directory, a pattern with {rank}, or its file"
         ) from None
     try:
         for each in document.parameters:

@@ -278,7 +278,7 @@ def test_floats_of_another_dtype_are_compared_as_the_narrower_one(tmp_path: Path
     c = file_of(tmp_path / "c.ckpt", ("w", "BFloat16", narrow))
     [difference] = compared(a, c, ignore_dtype=True).differences
     assert difference.message.startswith(
-        "Float32 and BFloat16; different when cast to BFloat16, too; 1 of 1200 elements; by "
+        "Float32 and BFloat16; different even when cast to BFloat16; 1 of 1200 elements; by "
     )
     assert difference.index == (3, 7)
 
@@ -301,8 +301,8 @@ def test_ranks_whose_copies_differ_are_named(tmp_path: Path) -> None:
     checkpoint, strategy = model.write(tmp_path, CheckpointFormat.CKPT)
     report = compared(checkpoint, checkpoint, strategy_a=strategy, strategy_b=strategy)
     assert report.verdict == (
-        "NOT the same: A is no single model: 1 slice of which copies differ, "
-        "B is no single model: 1 slice of which copies differ"
+        "NOT the same: A is not a single model: replicas of 1 slice differ, "
+        "B is not a single model: replicas of 1 slice differ"
     )
     assert report.a.differing == ("parameter 'w', [2:4, 0:3]: one content on rank_2, another on rank_3",)
 
@@ -378,7 +378,7 @@ def test_what_every_rank_has_for_itself_may_be_a_part_of_the_other_sides(tmp_pat
     assert list(report.notes) == [
         (
             "parameter 'cur_rank', which no strategy knows, differs between ranks: 2 different contents in A, 1 in B; "
-            "those of one side are all among the other's"
+            "all contents of one side are among the other's"
         )
     ]
     other = file_of(
@@ -432,7 +432,7 @@ def test_fingerprints_stand_for_a_checkpoint(tmp_path: Path) -> None:
     report = compared(other, document, include=["global_step", "learning_rate"])
     assert not report.same
     assert report.differences[0].message == ""
-    assert "of fingerprints alone it cannot be told where contents differ, and how much" in report.notes
+    assert "fingerprints alone do not show where contents differ, and by how much" in report.notes
 
 
 def test_whether_other_dtypes_are_equal_when_cast_cannot_always_be_told_from_fingerprints(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_whether_other_dtypes_are_equal_when_cast_cannot_always_be_told_from_fin
         path.with_suffix(".json").write_text(fingerprint_checkpoint(request).model_dump_json())
     assert told(a, tmp_path / "b.json") == "Float32 and Float16; equal when cast to Float16"
     assert told(tmp_path / "a.json", b) == (
-        "Float32 and Float16; whether they are equal when cast cannot be told from fingerprints"
+        "Float32 and Float16; fingerprints do not show whether they are equal when cast"
     )
 
 
@@ -467,8 +467,8 @@ def test_the_models_fingerprint_changes_with_every_part_of_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", "is no checkpoint, nor what 'reshard fingerprint --json' tells of one"),
-        ("not JSON", "is no checkpoint, nor what 'reshard fingerprint --json' tells of one"),
+        ("{}", "is neither a checkpoint nor a document of 'reshard fingerprint --json'"),
+        ("not JSON", "is neither a checkpoint nor a document of 'reshard fingerprint --json'"),
         (None, "cannot read it: no such file"),
     ],
 )
@@ -524,7 +524,9 @@ def test_where_all_names_differ_it_is_said_what_to_do_with_renamed_ones(tmp_path
     value = np.ones(2, np.float32)
     a = file_of(tmp_path / "a.ckpt", ("w", "Float32", value))
     [note] = compared(a, file_of(tmp_path / "b.ckpt", ("v", "Float32", value))).notes
-    assert note.startswith("no parameter is called alike in A and B; if one of them has other names, convert the other")
+    assert note.startswith(
+        "A and B have no parameter name in common; if parameters of one were renamed, convert the other"
+    )
     both = file_of(tmp_path / "both.ckpt", ("w", "Float32", value), ("v", "Float32", value))
     assert not compared(a, both).notes
 
