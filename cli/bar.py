@@ -14,11 +14,11 @@ from reshard.core.runtime.wording import printable_lines, seconds_text, size_tex
 
 
 class Bar:
-    """A bar with bytes, rate and the time that is left; it goes when all is done. Safe for use by many threads."""
+    """A bar with bytes, rate and remaining time, removed at the end; thread-safe."""
 
     def __init__(self, verb: str, console: Console | None = None) -> None:
         self._verb = verb
-        # where a terminal is narrow the bar gives way, not the words
+        # on a narrow terminal the bar shrinks, not the text
         columns = (
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
@@ -26,7 +26,7 @@ class Bar:
             _StateColumn(table_column=Column(no_wrap=True)),
         )
         self._display = RichProgress(*columns, console=console or Console(stderr=True), transient=True)
-        # until it is known how much there is to do: reading strategies and headers
+        # while strategies and headers are read, the total is unknown
         self._task = self._display.add_task("looking", total=None)
 
     def __enter__(self) -> Self:
@@ -39,15 +39,15 @@ class Bar:
         self._display.stop()
 
     def note(self, message: str) -> None:
-        """Something worth a line happened."""
+        """Print a message above the bar."""
         self._display.console.print(printable_lines(scrubbed(message)), markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, total_bytes: int) -> None:
-        """The long part begins."""
+        """Start the bar at zero of `total_bytes`."""
         self._display.reset(self._task, total=total_bytes, description=self._verb)
 
     def advance(self, count_bytes: int) -> None:
-        """So much more is done."""
+        """Advance the bar."""
         self._display.advance(self._task, count_bytes)
 
 
@@ -55,7 +55,7 @@ class _StateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text("")
-        # what is tried again is counted again
+        # retried bytes are counted twice
         parts = [f"{size_text(min(task.completed, task.total))} of {size_text(task.total)}"]
         if task.speed:
             parts.append(f"{size_text(task.speed)}/s")

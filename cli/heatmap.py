@@ -1,7 +1,7 @@
 """The picture of a plan on a terminal: a row for each target rank, a column for each source rank, shaded by bytes.
 
-It has a ground of its own, as nobody knows whether the terminal's is light or dark. Where there are no colors, or too
-few of them, characters of growing density stand for the shades. Ranks are binned to what fits.
+Cells set their own background, since the terminal's may be light or dark. Without enough colors, characters of
+increasing density replace the shades. Ranks are binned to fit.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from rich.text import Text
 from reshard.core.conversion.views.picture import FIRST_DARK, SHADES, Feeds, feeds_of, legend_of, levels_of, ranks_of
 from reshard.core.plan.plan import ConversionPlan
 
-_MOST_LINES = 32
-_MOST_LABELS = 8
-_MOST_NUMBERED = 16
+_MAX_LINES = 32
+_MAX_LABELS = 8
+_MAX_NUMBERED = 16
 _NUMBER_WIDTH = 6
-"""Characters of a cell with a number such as `1023M`."""
+"""Characters in a cell with a number such as `1023M`."""
 _SQUARE_WIDTH = 2
 """A character is about twice as high as it is wide."""
 _DENSITIES = " ·░▒▓█"
@@ -31,13 +31,13 @@ _UNITS = "KMGTP"
 
 @dataclass(frozen=True)
 class _Drawing:
-    """How cells are drawn.
+    """The style of cells.
 
     Attributes:
-        cell_width: characters of a cell.
+        cell_width: characters in a cell.
         rows_per_line: rows of cells in a line of the terminal.
-        numbered: each cell tells its bytes.
-        densities: a character for each level; empty: there are colors.
+        numbered: each cell shows its bytes.
+        densities: a character for each level; empty: colors are used.
     """
 
     cell_width: int
@@ -47,13 +47,13 @@ class _Drawing:
 
 
 def print_feeds(plan: ConversionPlan, console: Console | None = None) -> None:
-    """Draws which source ranks feed which target ranks, as large as the terminal allows; nothing if nothing is cut."""
+    """Draw which source ranks feed which target ranks, as large as the terminal allows; nothing without resharding."""
     console = console or Console()
     targets, sources = ranks_of(plan)
     label_width = len(str(targets[-1]))
     room = max(_NUMBER_WIDTH, console.width - label_width - 3)
     drawing = _drawing(console, len(targets), len(sources), room)
-    feeds = feeds_of(plan, _MOST_LINES * drawing.rows_per_line, room // drawing.cell_width)
+    feeds = feeds_of(plan, _MAX_LINES * drawing.rows_per_line, room // drawing.cell_width)
     if not feeds.counts_bytes.any():
         return
     for line in (_heading(feeds), _ticks(feeds, drawing, label_width), *_rows(feeds, drawing, label_width)):
@@ -63,16 +63,16 @@ def print_feeds(plan: ConversionPlan, console: Console | None = None) -> None:
         for line in _legend(feeds, drawing, console.width):
             console.print(line, soft_wrap=True)
     if plan.match.passed_through:
-        console.print("What no strategy knows is on every rank, and not in the picture.", highlight=False)
+        console.print("Parameters that no strategy knows are on every rank, and not in the picture.", highlight=False)
 
 
 def _drawing(console: Console, rows: int, columns: int, room: int) -> _Drawing:
     colored = not console.no_color and console.color_system in ("truecolor", "256")
     encodable = _can_show(_DENSITIES + _HALF, console.encoding)
     densities = "" if colored else _DENSITIES if encodable else _ASCII_DENSITIES
-    if columns * _NUMBER_WIDTH <= room and rows <= _MOST_NUMBERED:
+    if columns * _NUMBER_WIDTH <= room and rows <= _MAX_NUMBERED:
         return _Drawing(_NUMBER_WIDTH, 1, True, densities)
-    if not (colored and encodable) or (columns * _SQUARE_WIDTH <= room and rows <= _MOST_LINES):
+    if not (colored and encodable) or (columns * _SQUARE_WIDTH <= room and rows <= _MAX_LINES):
         return _Drawing(_SQUARE_WIDTH, 1, False, densities)
     return _Drawing(1, 2, False, "")
 
@@ -114,7 +114,7 @@ def _rows(feeds: Feeds, drawing: _Drawing, label_width: int) -> Iterator[Text]:
     levels = levels_of(feeds.counts_bytes)
     lines = range(0, len(levels), drawing.rows_per_line)
     step = 1
-    while not drawing.numbered and len(lines) > _MOST_LABELS * step:
+    while not drawing.numbered and len(lines) > _MAX_LABELS * step:
         step *= 2
     for number, row in enumerate(lines):
         label = str(feeds.ranks_of_row(row)[0]) if number % step == 0 else ""
@@ -128,7 +128,7 @@ def _rows(feeds: Feeds, drawing: _Drawing, label_width: int) -> Iterator[Text]:
 
 
 def _append_halves(line: Text, levels: np.ndarray) -> None:
-    """Two rows of cells, the upper and the lower halves of characters; the last line may have one only."""
+    """Append two rows of cells, as upper and lower halves of characters; the last line may have one row."""
     for column in levels.T.tolist():
         upper, *lower = (SHADES[level] for level in column)
         line.append(_HALF, Style(color=upper, bgcolor=lower[0] if lower else None))
@@ -147,12 +147,12 @@ def _append_cells(line: Text, levels: np.ndarray, counts_bytes: np.ndarray, draw
 
 def _legend(feeds: Feeds, drawing: _Drawing, width: int) -> Iterator[Text]:
     line = Text()
-    for level, said in legend_of(feeds):
+    for level, label in legend_of(feeds):
         if drawing.densities:
             item = Text(f"[{drawing.densities[level] * 2}]")
         else:
             item = Text.styled("  ", Style(bgcolor=SHADES[level]))
-        item.append(f" {said}  ")
+        item.append(f" {label}  ")
         if line and len(line) + len(item) > width:
             yield line
             line = Text()
@@ -161,7 +161,7 @@ def _legend(feeds: Feeds, drawing: _Drawing, width: int) -> Iterator[Text]:
 
 
 def _short_size(count_bytes: int) -> str:
-    """Bytes in at most five characters: `512`, `1.5K`, `167K`, `1023M`."""
+    """Format bytes in at most five characters: `512`, `1.5K`, `167K`, `1023M`."""
     number = float(count_bytes)
     for unit in ("", *_UNITS):
         if number < 1023.5 or unit == _UNITS[-1]:

@@ -1,7 +1,7 @@
-"""The command `reshard`: which commands there are, and how every one of them ends.
+"""The command `reshard`: its subcommands and their exit codes.
 
-Exit codes: 0 done, or yes; 1 the answer is no; 2 the input is wrong; 3 it failed all the same; 70 a bug; 130 Ctrl-C.
-A command's module is imported when the command is called, so that `reshard --help` takes no time.
+Exit codes: 0 done, or yes; 1 the answer is no; 2 wrong input; 3 runtime failure; 70 a bug; 130 Ctrl-C. A command's
+module is imported when the command is called, so `reshard --help` is fast.
 """
 
 import errno
@@ -26,19 +26,19 @@ _COMMANDS = {
     "convert": ("reshard.cli.convert", "Convert a checkpoint to another sharding strategy."),
     "convert-latest": ("reshard.cli.convert_latest", "Convert the newest step that training has saved completely."),
     "plan": ("reshard.cli.plan", "Show what a conversion would read and write."),
-    "recover": ("reshard.cli.recover", "Tell whether a damaged checkpoint can be recovered."),
-    "doctor": ("reshard.cli.doctor", "Tell whether a strategy belongs to a checkpoint."),
+    "recover": ("reshard.cli.recover", "Check whether a damaged checkpoint can be recovered."),
+    "doctor": ("reshard.cli.doctor", "Check whether a strategy belongs to a checkpoint."),
     "verify": ("reshard.cli.verify", "Check a converted checkpoint."),
-    "diff": ("reshard.cli.diff", "Tell whether two checkpoints are the same model."),
-    "fingerprint": ("reshard.cli.fingerprint", "Fingerprint parameters, to compare them elsewhere."),
-    "join-parts": ("reshard.cli.join_parts", "Join stages converted one by one to one checkpoint."),
+    "diff": ("reshard.cli.diff", "Compare two checkpoints: are they the same model?"),
+    "fingerprint": ("reshard.cli.fingerprint", "Print fingerprints of parameters, to compare them elsewhere."),
+    "join-parts": ("reshard.cli.join_parts", "Join separately converted stages into one checkpoint."),
     "merge-strategy": ("reshard.cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "make-strategy": ("reshard.cli.make_strategy", "Make a strategy for other numbers of devices."),
-    "inspect": ("reshard.cli.inspect", "Show what is in a checkpoint or a strategy."),
-    "deploy": ("reshard.cli.deploy", "Make the deployments on a Prefect server, for workers."),
-    "serve": ("reshard.cli.serve", "Serve them from this process, without a worker."),
+    "inspect": ("reshard.cli.inspect", "Show the content of a checkpoint or a strategy."),
+    "deploy": ("reshard.cli.deploy", "Create the deployments on a Prefect server, for workers."),
+    "serve": ("reshard.cli.serve", "Serve the deployments from this process, without a worker."),
 }
-"""Command -> the module whose `command` it is, and what it does in one line."""
+"""Command -> its module, and its summary in one line."""
 
 
 class _LazyGroup(click.Group):
@@ -58,10 +58,11 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="reshard", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Converts distributed MindSpore checkpoints from one sharding strategy to another.
+    """Convert distributed MindSpore checkpoints from one sharding strategy to another.
 
-    A checkpoint saved by M ranks becomes one for N ranks: whatever the numbers of devices and pipeline stages, with or
-    without optimizer parallel, .ckpt or .safetensors. What was written is read back and checked before it counts.
+    A checkpoint saved by M ranks becomes one for N ranks, for any numbers of devices and pipeline stages, with or
+    without optimizer parallel, .ckpt or .safetensors. Written files are read back and checked before the checkpoint
+    appears.
 
     \b
     Examples:
@@ -71,14 +72,14 @@ def cli() -> None:
 
     \b
     Exit codes:
-      0  done, or the answer is yes        3   it failed all the same: I/O, a full disk
+      0  done, or the answer is yes        3   runtime failure: I/O, a full disk
       1  the answer is no                  70  a bug
-      2  the input is wrong                130 interrupted; the same command goes on
+      2  wrong input                       130 interrupted; the same command resumes
     """
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line and returns its exit code; every error is told on stderr, none is raised."""
+    """Run a command line and return its exit code; errors are printed on stderr, none is raised."""
     try:
         with naming_shortage(), rare_collections(), cli.make_context("reshard", list(arguments)) as context:
             result = cli.invoke(context)
@@ -96,18 +97,18 @@ def run(arguments: Sequence[str]) -> int:
         print_error(str(error))
         return _exit_code(error)
     except BrokenPipeError:
-        # whoever read the output has gone; what is still buffered must not fail once more at exit
+        # the reader of the output is gone; flushing the buffered rest must not fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            click.echo(err=True)  # the terminal shows ^C, and goes on in that line
+            click.echo(err=True)  # the terminal shows ^C and stays on that line
         click.echo("reshard: interrupted; a rerun of the same command resumes where it stopped", err=True)
         return INTERRUPTED
     except OSError as error:
         if error.errno != errno.ENOSPC:
             return _bug(error)
-        # what the core writes is told by its own errors: this was our output
+        # errors of files that core writes have their own class: this was our output
         click.echo("reshard: error: the output cannot be written: no space left on the device", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -116,14 +117,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _bug(error: Exception) -> int:
-    print_line(f"reshard: internal error: {_one_line(error)}, please report; {_kept_traceback()}", err=True)
+    print_line(f"reshard: internal error: {_one_line(error)}, please report; {_saved_traceback()}", err=True)
     return BUG
 
 
 def main() -> None:
-    """The console command."""
+    """Run the console command."""
     for stream in (sys.stdout, sys.stderr):
-        # names of files and parameters may hold what the terminal's encoding cannot show
+        # names of files and parameters may contain characters outside the terminal's encoding
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(run(sys.argv[1:]))
 
@@ -144,8 +145,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _kept_traceback() -> str:
-    """Writes the traceback of the exception being handled to a file, and says where."""
+def _saved_traceback() -> str:
+    """Write the traceback of the current exception to a file, and return a text that names it."""
     import tempfile
     import traceback
 
@@ -155,7 +156,7 @@ def _kept_traceback() -> str:
         ) as file:
             file.write(printable_lines(scrubbed(traceback.format_exc())))
     except OSError as error:
-        return f"the traceback could not be kept: {error}"
+        return f"the traceback could not be saved: {error}"
     return f"the traceback is in {file.name}"
 
 

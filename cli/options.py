@@ -1,4 +1,4 @@
-"""The options of a conversion, made from the fields of its request: names, help texts, values and defaults."""
+"""Click options made from the fields of requests: names, help texts, values and defaults."""
 
 from collections.abc import Callable, Collection
 from enum import StrEnum
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 GROUPS = {
-    "What is converted": (
+    "Source and target": (
         *("source_strategy", "target_strategy", "step", "source_prefix", "ranks"),
         *("integrated_save", "unmatched", "allow_missing", "shared_parameters"),
     ),
-    "Which parameters, and how they are changed": (
+    "Parameters and their changes": (
         *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
     ),
-    "What is written": (
+    "Output": (
         *(
             "layout",
             "max_shard_size",
@@ -35,16 +35,16 @@ GROUPS = {
         *("remove_redundancy", "replicas"),
     ),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
-    "How careful it is": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
-    "When a step counts as saved, which conversions stay": (
+    "Checks": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
+    "Detecting saved steps, and retention": (
         *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
     ),
-    "Where it runs, and with what": (
+    "Resources": (
         *("workers", "memory_limit", "source_storage", "target_storage", "dask_scheduler", "concurrency_limit"),
     ),
 }
-"""Fields of the requests but source and target, as the help shows them."""
-_OF_LATEST = (*GROUPS["When a step counts as saved, which conversions stay"], "dry_run")
+"""Fields of the requests, in the groups of the help; source and target are arguments."""
+_OF_LATEST = (*GROUPS["Detecting saved steps, and retention"], "dry_run")
 _OF_PREFECT = ("dask_scheduler", "concurrency_limit")
 _OF_ONE_STEP = ("step", "ranks", "recover", "fault_ranks", "overwrite")
 _ALL = tuple(name for names in GROUPS.values() for name in names)
@@ -52,9 +52,9 @@ _ALL = tuple(name for names in GROUPS.values() for name in names)
 CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)
 """Fields of a whole conversion."""
 PLANNING = tuple(name for name in CONVERTING if name not in ("verify", *_OF_PREFECT))
-"""Those that decide what is planned."""
+"""Fields that affect a plan."""
 CONVERTING_LATEST = tuple(name for name in _ALL if name not in (*_OF_ONE_STEP, *_OF_PREFECT))
-"""Those of a scheduled conversion, which this command does without Prefect."""
+"""Fields of a scheduled conversion, which the command runs without Prefect."""
 
 _METAVARS = {
     "source_strategy": "URL",
@@ -103,7 +103,7 @@ Command = Callable[..., Any]
 def conversion_options(
     names: Collection[str], model: type["BaseModel"] = ConversionRequest
 ) -> Callable[[Command], Command]:
-    """Gives a command the options of these fields of a request; it is called with a keyword argument for each."""
+    """Add options for these fields of a request to a command, which gets a keyword argument for each."""
 
     def decorated(command: Command) -> Command:
         for name in reversed(list(names)):
@@ -114,10 +114,10 @@ def conversion_options(
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows the options of a conversion in groups, and its own at the end."""
+    """A command whose help shows the options of a conversion in groups, and its own options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options into the help."""
+        """Write the options into the help."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         shown = {str(option.name): option.get_help_record(ctx) for option in options}
         own = tuple(name for name in shown if name not in _ALL)
@@ -134,7 +134,7 @@ def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:
     option = f"--{name.replace('_', '-')}"
     if kind is bool:
         settings |= {"is_flag": True}
-        # what is done by default can only be switched off
+        # a default of True needs an option that switches it off
         option = f"{option}/--no-{option.removeprefix('--')}" if field.default else option
     elif kind is int:
         settings |= {"type": click.INT}

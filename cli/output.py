@@ -1,4 +1,4 @@
-"""How things are printed: errors, tables, JSON. Nothing wraps or reads brackets as markup.
+"""Printing errors, tables and JSON, without wrapping or markup.
 
 Names in the output are not trusted: control characters and secrets in URLs are replaced before text reaches the
 terminal. JSON uses its own escapes.
@@ -17,26 +17,26 @@ from reshard.core.runtime.wording import printable, printable_lines
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-MOST_ROWS_IN_PIPES = 16
+MAX_ROWS_IN_PIPES = 16
 
 
 def print_line(text: str, *, err: bool = False) -> None:
-    """Prints one line that may contain foreign names."""
+    """Print one line, which may contain foreign names."""
     click.echo(printable(scrubbed(text)), err=err)
 
 
 def print_lines(text: str, *, err: bool = False) -> None:
-    """Prints several such lines; line breaks in names must be escaped before."""
+    """Print several lines; line breaks in names must be escaped before."""
     click.echo(printable_lines(scrubbed(text)), err=err)
 
 
 def print_error(message: str) -> None:
-    """Prints an error message on stderr."""
+    """Print an error message on stderr."""
     print_lines(f"reshard: error: {message}", err=True)
 
 
 def print_json(document: "BaseModel | dict[str, Any]") -> None:
-    """Prints a result as JSON on stdout, with control characters in JSON's own escapes."""
+    """Print a result as JSON on stdout; control characters are escaped."""
     if isinstance(document, dict):
         text = json.dumps(document, indent=2, ensure_ascii=False)
     else:
@@ -51,7 +51,7 @@ def _json_line(line: str) -> str:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Lines of a name and what is to be said of it, aligned."""
+    """Print aligned lines of a name and its text."""
     rows = list(facts)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
@@ -59,7 +59,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[str] = ()) -> None:
-    """A table as wide as its contents; the columns named in `right` are aligned to the right."""
+    """Print a table as wide as its contents; the columns in `right` are right-aligned."""
     lines = [list(headers), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     to_right = [header in set(right) for header in headers]
@@ -72,5 +72,5 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, rig
 
 
 def wants_table(row_count: int) -> bool:
-    """Whether a table beside a result is welcome: to a person it is, in a log only a short one."""
-    return row_count <= MOST_ROWS_IN_PIPES or sys.stdout.isatty()
+    """True if a result should include a table: always on a terminal, in logs only a short one."""
+    return row_count <= MAX_ROWS_IN_PIPES or sys.stdout.isatty()

@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar on a terminal, now and then a line elsewhere. Both are on stderr."""
+"""Progress of a long command on stderr: a bar on a terminal, periodic lines elsewhere."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ LINE_EVERY_SECONDS = 10.0
 
 @contextmanager
 def shown_progress(verb: str) -> Iterator[Progress]:
-    """Shows the progress of what the block does; `verb` is what that is, `converting` say."""
+    """Show the progress of the block; `verb` names its work, such as `converting`."""
     if not sys.stderr.isatty():
         yield LineProgress(verb)
         return
@@ -26,8 +26,8 @@ def shown_progress(verb: str) -> Iterator[Progress]:
 
 
 def state_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
-    """How far it is after so many seconds: `25 %, 1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31.4 s left`."""
-    # what is tried again is counted again
+    """Format the progress after so many seconds: `25 %, 1.0 GiB of 4.0 GiB, 100.0 MiB/s, 31.4 s left`."""
+    # retried bytes are counted twice
     done_bytes = min(done_bytes, total_bytes)
     share = done_bytes * 100 // total_bytes if total_bytes else 100
     text = f"{share} %, {size_text(done_bytes)} of {size_text(total_bytes)}"
@@ -38,7 +38,7 @@ def state_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
 
 
 class LineProgress:
-    """Tells by plain lines, for logs: every note, and the state every few seconds. Safe for use by many threads."""
+    """Prints plain lines for logs: each note, and the state every few seconds; thread-safe."""
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._verb = verb
@@ -46,28 +46,28 @@ class LineProgress:
         self._lock = threading.Lock()
         self._done_bytes = 0
         self._total_bytes = 0
-        self._began = self._told = clock()
+        self._began = self._printed = clock()
 
     def note(self, message: str) -> None:
-        """Something worth a line happened."""
+        """Print a message."""
         with self._lock:
-            self._tell(message)
+            self._print(message)
 
     def begin(self, total_bytes: int) -> None:
-        """The long part begins."""
+        """Start counting at zero of `total_bytes`."""
         with self._lock:
             self._done_bytes = 0
             self._total_bytes = total_bytes
-            self._began = self._told = self._clock()
+            self._began = self._printed = self._clock()
 
     def advance(self, count_bytes: int) -> None:
-        """So much more is done."""
+        """Count bytes; print the state if the last line is old enough."""
         with self._lock:
             self._done_bytes += count_bytes
             now = self._clock()
-            if now - self._told >= LINE_EVERY_SECONDS:
-                self._told = now
-                self._tell(f"{self._verb}: {state_text(self._done_bytes, self._total_bytes, now - self._began)}")
+            if now - self._printed >= LINE_EVERY_SECONDS:
+                self._printed = now
+                self._print(f"{self._verb}: {state_text(self._done_bytes, self._total_bytes, now - self._began)}")
 
-    def _tell(self, message: str) -> None:
+    def _print(self, message: str) -> None:
         print_lines(f"reshard: {message}", err=True)

@@ -14,16 +14,16 @@ from reshard.cli.output import print_line
     metavar="N",
     default=1,
     show_default=True,
-    help="Runs at once, each in a process of its own; the others wait.",
+    help="Concurrent runs, each in a process of its own; the others wait.",
 )
 def command(limit: int) -> None:
-    """Serves conversions to a Prefect server from this process, without a worker.
+    """Serve conversions to a Prefect server from this process, without a worker.
 
-    The server is the one that PREFECT_API_URL or the active profile names. Its pages then show the deployments convert,
-    convert-latest, verify and merge-strategy; their runs are started there, on schedules, or by `prefect deployment
-    run`, and are carried out on this machine as long as this process runs. Ctrl-C ends it, and the runs under way; they
-    resume when they are retried. Schedules, limits and automations that are on the server already are left as they are.
-    For several machines, and for a server that many use, rather deploy to a work pool: reshard deploy.
+    The server is the one named by PREFECT_API_URL or the active profile. Its pages show the deployments convert,
+    convert-latest, verify and merge-strategy. Runs are started there, on schedules, or by `prefect deployment run`, and
+    execute on this machine while this process runs. Ctrl-C stops it and its runs, which resume when they are retried.
+    Existing schedules, limits and automations on the server are kept. For several machines, or a shared server, deploy
+    to a work pool instead: reshard deploy.
 
     \b
     Examples:
@@ -45,5 +45,5 @@ def command(limit: int) -> None:
         needed = make_what_runs_need(client, descriptions)
         for line in chain(needed, register(client, runner, descriptions, deployments)):
             print_line(line, err=True)
-        print_line(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C ends it", err=True)
+        print_line(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C stops it", err=True)
     serve_here(runner, descriptions)

@@ -1,4 +1,4 @@
-"""Storage options and keys by name, for commands: their options, and Prefect's blocks if one of them is named."""
+"""Named storage options and keys for commands, and the options that name them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,14 +18,14 @@ storage_option = click.option(
     "--storage",
     metavar="NAME",
     default="",
-    help="Where endpoint and keys of the storage are kept: env:NAME, file:PATH or block:NAME, which hold fsspec's "
-    "storage options as a JSON object. Empty: as the environment says.",
+    help="The source of the storage's endpoint and keys: env:NAME, file:PATH or block:NAME, with fsspec's storage "
+    "options as a JSON object. Empty: from the environment.",
 )
-"""For commands that are about one place."""
+"""For commands with one storage."""
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command that is about one place the options --decrypt-key and --decrypt-mode."""
+    """Add the options --decrypt-key and --decrypt-mode to a command with one storage."""
     key = click.option("--decrypt-key", metavar="NAME", default="", help=KEY_DESCRIPTION)
     mode = click.option(
         "--decrypt-mode",
@@ -39,7 +39,7 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def storage_named(name: str, *urls: str) -> Iterator[None]:
-    """Opens these URLs, and what is below them, with the storage options of a name."""
+    """Open these URLs, and everything below them, with named storage options."""
     from reshard.core.storage.named_options import named_storages
 
     with named_storages([(url, name) for url in urls], resolvers_for(name)):
@@ -48,11 +48,7 @@ def storage_named(name: str, *urls: str) -> Iterator[None]:
 
 @contextmanager
 def key_named(name: str, mode: str) -> Iterator[None]:
-    """Decrypts with the key of a name, whether it is a source's or what a conversion has written.
-
-    Raises:
-        InputError: it is no name, or there is no such key.
-    """
+    """Decrypt sources and converted checkpoints with a named key."""
     from reshard.core.runtime.keys import KeyNames, named_keys
 
     chosen = EncryptionMode(mode)
@@ -66,7 +62,7 @@ def key_named(name: str, mode: str) -> Iterator[None]:
 
 @contextmanager
 def resources_named_in(request: "Naming") -> Iterator[None]:
-    """Opens what a request names with the storage options and the keys that it names."""
+    """Provide the storage options and keys that a request names."""
     from reshard.core.request.resources import names_in, resources_of
 
     with resources_of(request, resolvers_for(*names_in(request))):
@@ -74,11 +70,7 @@ def resources_named_in(request: "Naming") -> Iterator[None]:
 
 
 def check_output(url: str) -> None:
-    """Makes sure that files a command writes at a URL outlive the command.
-
-    Raises:
-        InputError: the files would be kept in its memory.
-    """
+    """Check that files written at a URL outlive the command, unlike those in memory."""
     from reshard.core.storage.filesystems import check_lasting
 
     check_lasting(url)

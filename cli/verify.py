@@ -26,15 +26,15 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     default=str(VerifyLevel.CHECKSUM),
     show_default=True,
     help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing, "
-    "and the CRC of files that have one. content: also every value, of every copy, against the source's, which has to "
+    "and the CRC of files that have one. content: also every value, in all replicas, against the source, which has to "
     "be where it was.",
 )
 @key_options
 @storage_option
 @click.option(
-    "--source-storage", metavar="NAME", default="", help="As --storage, for the source, which --level content reads."
+    "--source-storage", metavar="NAME", default="", help="Like --storage, for the source, which --level content reads."
 )
-@click.option("--source-decrypt-key", metavar="NAME", default="", help="As --decrypt-key, for an encrypted source.")
+@click.option("--source-decrypt-key", metavar="NAME", default="", help="Like --decrypt-key, for an encrypted source.")
 @click.option(
     "--source-decrypt-mode",
     type=click.Choice([str(mode) for mode in EncryptionMode]),
@@ -44,17 +44,16 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(as_json: bool, **options: str) -> int:
-    """Checks the converted checkpoint TARGET against its manifest, which was written with it.
+    """Check the converted checkpoint TARGET against its manifest.
 
-    Every file is compared with its record: that it is there and holds what it was written with. Ends with 0 if all is
-    right and with 1 if anything is not. Needs nothing but TARGET, and its key if it is encrypted; --level content needs
-    its source as well.
+    Compares each file with the record made when it was written. Exits with 0 if all files are right, with 1 if not.
+    Needs only TARGET, and its key if it is encrypted; --level content also needs the source.
 
     \b
     Examples:
       reshard verify out
       reshard verify out --level structure      reads headers only
-      reshard verify out --level content        reads the source again, all of it
+      reshard verify out --level content        reads all of the source again
       reshard verify s3://bucket/out --json
     """
     from reshard.core.request.validation import build_options
@@ -84,5 +83,5 @@ def _print_report(report: "VerificationReport") -> None:
             f"; the values of {counted(report.compared, 'parameter')} compared, {size_text(report.compared_bytes)} of "
             "the source's read"
         )
-    right = "all is as written, and as in the source" if report.compared else "all is as written"
-    print_line(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else right}")
+    verdict = "all is as written, and as in the source" if report.compared else "all is as written"
+    print_line(f"{checked}: {counted(len(report.problems), 'problem') if report.problems else verdict}")

@@ -140,7 +140,7 @@ def test_a_dry_run_writes_nothing(reshard: Callable[..., Any], tmp_path: Path) -
 def test_a_table_only_of_few_ranks(
     reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.cli.output.MOST_ROWS_IN_PIPES", 1)
+    monkeypatch.setattr("reshard.cli.output.MAX_ROWS_IN_PIPES", 1)
     assert "rank_0/checkpoint_0.ckpt  " not in reshard("convert", SOURCE, tmp_path / "out", *DIRECT).out
 
 
