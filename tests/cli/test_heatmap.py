@@ -46,7 +46,7 @@ def test_few_ranks_have_numbers() -> None:
         "        0     1     2     3     4     5     6     7",
         "0 |   14K   14K   14K   14K   37K   25K   25K   25K|",
         "1 |   14K   14K   14K   14K   37K   25K   25K   25K|",
-        "What no strategy knows is on every rank, and not in the picture.",
+        "Parameters that no strategy knows are on every rank, and not in the picture.",
     ]
 
 

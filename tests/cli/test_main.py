@@ -199,7 +199,7 @@ def test_a_bug_is_told_though_its_traceback_cannot_be_kept(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     shown = reshard("convert", "a", "b", "--engine", "direct")
     assert shown.code == 70
-    assert "ZeroDivisionError: division by zero, please report; the traceback could not be kept" in shown.err
+    assert "ZeroDivisionError: division by zero, please report; the traceback could not be saved" in shown.err
     assert len(shown.err.splitlines()) == 1
 
 
