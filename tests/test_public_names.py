@@ -19,6 +19,7 @@ from reshard import options
 from reshard.cli.main import _COMMANDS as COMMANDS
 from reshard.core.errors import InputError, ReshardError
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.source import FingerprintRequest, SourceRequest
 from tests.support.places import PROJECT
 
 _LEFT_TO_FLOWS = {"dask_scheduler", "concurrency_limit"}
@@ -93,8 +94,8 @@ def test_a_function_takes_all_fields_of_its_request(
         (options.ConvertOptions, reshard.ConversionRequest),
         (options.LatestOptions, reshard.LatestConversionRequest),
         (options.LoadOptions, reshard.ConversionRequest),
-        (options.FingerprintOptions, reshard.ConversionRequest),
-        (options.RecoverOptions, reshard.ConversionRequest),
+        (options.FingerprintOptions, FingerprintRequest),
+        (options.RecoverOptions, SourceRequest),
         (options.DiffOptions, reshard.ComparisonRequest),
         (options.VerifyOptions, reshard.VerificationRequest),
     ],
