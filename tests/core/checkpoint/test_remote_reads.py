@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.checkpoint import remote_reads
-from reshard.core.checkpoint.remote_reads import PrefetchedEnds, read_ahead, read_coalesced, read_split
+from reshard.core.checkpoint.memory_file import MemoryFile
+from reshard.core.checkpoint.remote_reads import PrefetchedEnds, read_ahead, read_coalesced, read_in_blocks, read_split
 from reshard.core.errors import CheckpointError
 from reshard.core.storage.transfers import submitted
 from tests.support.remote_file import RemoteFile
@@ -106,3 +107,15 @@ class TestEnds:
         file = remote(5)
         ends = PrefetchedEnds(file)
         assert (ends.location, ends.size_bytes, ends.version) == (file.location, 5, file.version)
+
+
+@pytest.mark.parametrize("file", [MemoryFile(bytes(range(100)), "file"), remote(100)], ids=["local", "remote"])
+def test_blocks_of_ranges(file: MemoryFile | RemoteFile) -> None:
+    ranges = [(50, 10), (0, 3), (7, 0), (98, 2)]
+    found: dict[int, bytes] = {}
+    for number, block in read_in_blocks(file, iter(ranges), block_bytes=4):
+        assert file.location.is_local <= (len(block) <= 4)
+        found[number] = found.get(number, b"") + bytes(block)
+    expected = file.read_many(ranges)
+    assert found == {number: expected[number] for number in (0, 1, 3)}
+    assert list(found) == [0, 1, 3]

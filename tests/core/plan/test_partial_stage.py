@@ -1,16 +1,14 @@
 """One pipeline stage converted by itself: when it is a part, what it holds, and as MindSpore does it."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import PlanError
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan
-from reshard.core.request.conversion import ConversionRequest, build_request
+from reshard.core.request.conversion import build_request
 from reshard.core.strategy.model import StageStrategy, Strategy
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree
 from tests.support.places import FIXTURES
@@ -98,41 +96,3 @@ def test_what_lacks_nothing_is_no_part() -> None:
     plan = plan_of(catalog, own(0, "a"), target("a", "b"))
     assert plan.part is None
     assert plan.file_name(0) == "rank_0/checkpoint_0.ckpt"
-
-
-class TestTheFirstStage:
-    """Its strategy may be that of a checkpoint without stages, which lacks parameters."""
-
-    @pytest.fixture
-    def alone(self, tmp_path: Path) -> ConversionRequest:
-        for rank in range(4):
-            shutil.copytree(CASE / f"src/rank_{rank}", tmp_path / f"src/rank_{rank}")
-        (tmp_path / "strategies").mkdir()
-        shutil.copy(CASE / "src_stages/strategy_0.ckpt", tmp_path / "strategies/strategy_0.ckpt")
-        return build_request(
-            source=str(tmp_path / "src"),
-            target=str(tmp_path / "out"),
-            source_strategy=str(tmp_path / "strategies/strategy_0.ckpt"),
-            target_strategy=str(CASE / "dst_strategy.ckpt"),
-        )
-
-    def test_is_not_taken_for_one_where_nothing_shows_others(self, alone: ConversionRequest) -> None:
-        beside = Path(alone.source_strategy).parent
-        shutil.copy(beside / "strategy_0.ckpt", beside / "strategy_1.ckpt")
-        (beside / "strategy_2.ckpt").write_bytes(b"none")
-        message = r"4 parameters of the target's strategy are in no source file .*put another stage's strategy beside"
-        with pytest.raises(PlanError, match=message):
-            make_plan(alone)
-        make_plan(alone.model_copy(update={"allow_missing": ["*"]}))
-
-    def test_is_one_where_ranks_or_strategies_show_others(self, alone: ConversionRequest) -> None:
-        shutil.copytree(CASE / "src/rank_4", Path(alone.source, "rank_4"))
-        with pytest.raises(Exception, match=r"another checkpoint's, or one pipeline stage's"):
-            make_plan(alone)
-        for rank in range(5, 8):
-            shutil.copytree(CASE / f"src/rank_{rank}", Path(alone.source, f"rank_{rank}"))
-        assert make_plan(alone).part == 0
-        for rank in range(4, 8):
-            shutil.rmtree(Path(alone.source, f"rank_{rank}"))
-        shutil.copy(CASE / "src_stages/strategy_4.ckpt", Path(alone.source_strategy).parent)
-        assert make_plan(alone).part == 0

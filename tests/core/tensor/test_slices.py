@@ -67,3 +67,9 @@ def test_boxes_that_are_none() -> None:
         TensorSlice((2,), (1,))
     with pytest.raises(ValueError, match="does not lie inside"):
         TensorSlice((0,), (3,)).relative_to(TensorSlice((1,), (4,)))
+
+
+def test_a_box_in_other_coordinates_and_back() -> None:
+    box, origin = TensorSlice((1, 2), (3, 5)), (10, 20)
+    assert box.shifted(origin) == TensorSlice((11, 22), (13, 25))
+    assert box.shifted(origin).relative_to(TensorSlice(origin, (20, 30))) == box
