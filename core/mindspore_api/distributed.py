@@ -4,8 +4,8 @@ Intended differences from MindSpore:
 
 - `network` is a dict of arrays to fill (see `networks`), or None to write files. Its rank is `rank_id`, which MindSpore
   ignores, or the environment's `RANK_ID`; 0 without both, with a warning if there are several ranks.
-- `predict_strategy` of whole parameters may also be the layouts that `build_searched_strategy` returns, whatever the
-  ranks; MindSpore takes them for a single rank only.
+- `predict_strategy` of whole parameters may also be the layouts that `build_searched_strategy` returns, for any
+  number of ranks; MindSpore takes them for a single rank only.
 - Parameters that only the strategy has, or only the files, are a Python warning; MindSpore ignores them silently. A
   strategy without any parameter of the files is an error.
 - A rank that the strategy lacks is a ValueError; MindSpore raises an IndexError. So is a parameter in the map that its
@@ -80,34 +80,33 @@ def load_distributed_checkpoint(
     """Write ranks' slices into `dst_safetensors_dir/rank_{rank}/net.{output_format}`, or fill a network with one's.
 
     Args:
-        network: arrays by name, which are filled with this rank's slices; None to write files.
-        checkpoint_filenames: of format `ckpt`, the files of all ranks in their order.
-        predict_strategy: how the ranks hold the parameters; None for one rank that holds all. Of `.safetensors` a
-            strategy file or what `build_searched_strategy` returns; of .ckpt lists by name: device matrix, tensor map,
-            param_split_shape, field.
-        train_strategy_filename: of format `ckpt`, the strategy of those files.
-        strict_load: whether only full names count, and arrays of `network` must have the dtypes of what is loaded.
+        network: arrays by name, to fill with this rank's slices; None to write files.
+        checkpoint_filenames: for format `ckpt`, the files of all ranks in their order.
+        predict_strategy: the ranks' layouts; None for a single rank with whole parameters. For `.safetensors`, a
+            strategy file or the result of `build_searched_strategy`; for `.ckpt`, lists by name: device matrix, tensor
+            map, param_split_shape, field.
+        train_strategy_filename: for format `ckpt`, the strategy of those files.
+        strict_load: match full names only, and refuse values of another dtype than their array.
         dec_key: the key of encrypted files.
-        dec_mode: how they are encrypted.
+        dec_mode: their encryption.
         format: `ckpt`, or `safetensors` for a directory of whole parameters.
         unified_safetensors_dir: that directory, as `unified_safetensors` writes it.
-        dst_safetensors_dir: where files are written.
-        rank_id: the rank whose file is written, None for all of them; or that of the network, None for the
-            environment's.
+        dst_safetensors_dir: target directory.
+        rank_id: the rank to write, None for all; or the rank of the network, None for the environment's.
         output_format: `safetensors` or `ckpt`.
-        name_map: names of parameters in the strategy and those that they have in the files.
-        max_process_num: the most files that are written at a time.
-        return_param_dict: whether the slices are returned, and `network` is left alone.
+        name_map: name of a parameter in the strategy -> its name in the files.
+        max_process_num: maximum number of files written at a time.
+        return_param_dict: return the slices, and leave `network` alone.
 
     Returns:
-        True; of a directory with a network: the names in the network that were not loaded and those that were not in
-        it, or the slices by name.
+        True; for a directory with a network: the names in the network without a value, and the names of unused values;
+        or the slices by name.
 
     Raises:
-        TypeError: `network` is no dict of arrays, or another argument is of a type that it cannot have.
-        ValueError: arguments do not go together; files or strategies are not there, cannot be read, or do not fit.
+        TypeError: `network` is no dict of arrays, or another argument has a wrong type.
+        ValueError: arguments contradict each other; files or strategies are missing, unreadable, or do not fit.
         NotADirectoryError: `dst_safetensors_dir` is a file.
-        RuntimeError: what is loaded does not fit an array of the network.
+        RuntimeError: a value does not fit its array of the network.
         OSError: a file cannot be written.
     """
     for name, given in (("format", format), ("output_format", output_format)):

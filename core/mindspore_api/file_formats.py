@@ -51,8 +51,8 @@ def ckpt_to_safetensors(
         file_path: a file; or a directory, whose files in folders that begin with `rank` are converted.
         save_path: the directory for the new files, of a directory's in folders as there; None for beside the old ones.
         name_map: old names of parameters and their new ones; others keep theirs.
-        file_name_regex: what is found in the names of files that are converted.
-        processes_num: files that are converted at a time.
+        file_name_regex: pattern in the names of the files to convert.
+        processes_num: number of files converted at a time.
 
     Raises:
         ValueError: there is nothing at the path, or no such folders and files in it; the file is no .ckpt, or its name

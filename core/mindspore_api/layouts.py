@@ -2,13 +2,13 @@
 
 Intended differences from MindSpore:
 
-- `build_searched_strategy` refuses what is no strategy, or has no layouts, by a ValueError, as documented; MindSpore
-  raises a TypeError for some, and returns an empty dict for others.
+- `build_searched_strategy` refuses files that are no strategy, or have no layouts, with a ValueError, as documented;
+  MindSpore raises a TypeError for some, and returns an empty dict for others.
 - `merge_sliced_parameter` takes arrays, `{"name", "data"}`, or parameters with a `name` that become arrays, and returns
   an array, bfloat16 where the slices are; MindSpore makes float32 of it. Arrays have no names: with them `strategy` has
   to be of one parameter. Slices of different dtypes are an error. Optimizer shards and tensor axes that several device
-  axes cut are merged right; MindSpore passes over both and merges wrongly.
-- `get_ckpt_path_with_strategy` takes the rank from the environment's `RANK_ID`, and from the path where there is none;
+  axes cut are merged correctly; MindSpore ignores both and merges wrongly.
+- `get_ckpt_path_with_strategy` takes the rank from the environment's `RANK_ID`, or else from the path;
   MindSpore takes 0 then. It finds all ranks that hold the same slice of every parameter; MindSpore finds fewer where
   the parameters' groups are not nested, looks at all pipeline stages at once, takes `rank_1` in `rank_12` for rank 1,
   and puts the other rank in place of every `rank_{number}` in a path, be it of this rank or not. Strategies that cannot

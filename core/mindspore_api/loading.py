@@ -93,7 +93,7 @@ def load_checkpoint(
         TypeError: the file's name is no string, or in memory though a .ckpt; prefixes are no strings.
         ValueError: the file is not there, of another format, damaged, encrypted with another key or not at all; or no
             parameter is left; or an argument is of a wrong type, or goes with the other format only.
-        RuntimeError: what is loaded does not fit an array of `net`.
+        RuntimeError: a value does not fit its array of `net`.
     """
     choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
     check_key("dec_key", dec_key)
@@ -128,7 +128,7 @@ def load_segmented_checkpoints(
         TypeError: the directory's name is no string; prefixes are no strings.
         ValueError: it is no directory, or has no such files; one cannot be read; two hold a parameter with different
             values; no parameter is left.
-        RuntimeError: what is loaded does not fit an array of `net`.
+        RuntimeError: a value does not fit its array of `net`.
     """
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"the directory's name has to be a string, not {type(ckpt_file_dir).__name__}")

@@ -84,9 +84,9 @@ def save_checkpoint(
             ranks share. `incremental` and `global_step_num` are accepted for .ckpt files, and ignored.
 
     Raises:
-        TypeError: `save_obj` or something in it, `append_dict`, the file's name, `integrated_save` or `async_save` is
-            of a type that it cannot have.
-        ValueError: another argument is, or goes with the other format only; the file cannot hold what is saved.
+        TypeError: `save_obj` or a value in it, `append_dict`, the file's name, `integrated_save` or `async_save` has
+            a wrong type.
+        ValueError: another argument has a wrong type, or is for the other format only; the file cannot hold a value.
         IsADirectoryError: the file is a directory.
         OSError: it cannot be written.
     """

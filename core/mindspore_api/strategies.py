@@ -5,7 +5,7 @@ Intended differences of merging from MindSpore:
 - Stages that are missing, and files of one stage that contradict each other, are a ValueError; MindSpore merges what
   there is, and of a stage whichever file the directory lists first.
 - The merged file's kind is that of its name, JSON for `.json`, so that it can be read; MindSpore writes the kind of the
-  source files whatever the name.
+  source files under any name.
 - A directory without strategy files is a ValueError; MindSpore writes a strategy that is empty.
 - A merged file in the directory itself is replaced, and is no source the next time; a stage's own one is not replaced.
 
@@ -29,11 +29,11 @@ from reshard.core.strategy.groups import MAX_FILE_BYTES
 from reshard.core.strategy.strategy_pb2 import ParallelGroupMap
 
 _STAGE_KEY = b"\x08"
-"""What a strategy file begins with, and a group info file never has: field 1 as a number."""
+"""The first byte of a strategy file, which no group info file has: field 1 as a number."""
 
 
 def merge_pipeline_strategys(src_strategy_dirs: str, dst_strategy_file: str) -> None:
-    """Merges the strategy files (`*.ckpt` or `*.json`) of a job's pipeline stages into one, replacing what is there.
+    """Merge the strategy files (`*.ckpt` or `*.json`) of a job's pipeline stages into one, replacing what is there.
 
     Raises:
         NotADirectoryError: `src_strategy_dirs` is not a directory.
@@ -64,13 +64,13 @@ def _check_not_a_stages_own(target: str) -> None:
     try:
         found = read_strategy(target)
     except StrategyError:
-        return  # what cannot be used is not lost
+        return  # replacing an unusable file loses nothing
     if not found.merged:
         raise StrategyError(f"{target}: is one of the stages' own files; name another one for the merged strategy")
 
 
 def restore_group_info_list(group_info_file_name: str) -> list[int]:
-    """The ranks from whose checkpoints a rank may be restored, from its group info file.
+    """Return the ranks from whose checkpoints a rank may be restored, from its group info file.
 
     Raises:
         TypeError: `group_info_file_name` is no string.
@@ -94,6 +94,6 @@ def restore_group_info_list(group_info_file_name: str) -> list[int]:
         what = "is incomplete" if content else "is empty"
         raise ValueError(f"{group_info_file_name}: {what}, and names no ranks to restore from")
     if content.startswith(_STAGE_KEY):
-        # its texts would be taken for ranks
+        # else its texts would be read as ranks
         raise ValueError(f"{group_info_file_name}: is a strategy file, not a group info file")
     return list(message.ckpt_restore_rank_list.dim)

@@ -2,13 +2,13 @@
 
 Intended differences from MindSpore:
 
-- Any number of devices becomes any other; MindSpore refuses where neither divides the other.
+- Any number of devices becomes any other; MindSpore refuses unless one divides the other.
 - Of several files in a rank's folder the last by name is taken, as MindSpore documents, with a warning; only steps and
   prefixes that every rank has count. MindSpore mixes steps if ranks have different ones.
 - Ranks that no target rank needs may be missing, with a warning. Parameters that only the target's strategy has are
   left out as in MindSpore, with a warning that names them. Parameters that only a missing rank may hold are an error.
 - A pipeline stage's own strategy without the target's is a ValueError if there are other stages; MindSpore writes half
-  a model, of the first stage, or says that none of the parameters is known.
+  a model, of the first stage, or reports that none of the parameters is known.
 - Files that hold different steps are a ValueError.
 - Parameters of the source's strategy that the target's lacks are left out, with a warning that names them; MindSpore
   writes one rank's slice under the whole parameter's name.
@@ -17,7 +17,7 @@ Intended differences from MindSpore:
 - Several ranks without a source strategy are a ValueError; MindSpore takes rank 0 for the whole.
 - Pipelines in `.safetensors` keep all their parameters, unevenly cut ones their rows, bfloat16 NaNs their bits.
 - A pipeline stage converted by itself becomes parts from `.safetensors` too; MindSpore names them like the whole.
-- `.ckpt` becomes `.safetensors` if that is asked for; MindSpore refuses. An unknown `output_format` is always refused.
+- `.ckpt` becomes `.safetensors` on request; MindSpore refuses. An unknown `output_format` is always refused.
 - Nothing appears in the destination before all ranks are written and checked; files of other names stay as they are. It
   may not be the source itself, nor a checkpoint that `reshard` converted.
 - `process_num` is the number of threads.
@@ -105,7 +105,7 @@ def transform_checkpoints(
         )
     work = os.path.join(directory, _WORK_DIRECTORY)
     if os.path.islink(work):
-        raise ValueError(f"{work}: is a link, and what it leads to would be replaced; remove it")
+        raise ValueError(f"{work}: is a link, whose target would be replaced; remove it")
     with reading():
         request = build_options(
             ConversionRequest,
@@ -257,7 +257,7 @@ def _plan_of_all(
 
 
 def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan: ConversionPlan) -> tuple[str, ...]:
-    """What a part of the target's network lacks if the source has no other stages; MindSpore makes a part."""
+    """A warning if a part of the target's network lacks parameters and the source has no other stages."""
     if plan.part is None or source is None or not set(found.ranks) <= set(source.ranks):
         return ()
     lacking = listed(sorted(plan.match.elsewhere))

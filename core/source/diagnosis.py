@@ -38,7 +38,7 @@ from reshard.core.strategy.files import read_strategy
 from reshard.core.strategy.model import Strategy
 
 CHECKS = ("ranks", "files", "stages", "names", "shapes", "contents")
-"""What is checked, in this order."""
+"""The checks, in their order."""
 _MAX_LOST = 4
 _MAX_GROUPS = 8
 _SAMPLES = 512
@@ -205,7 +205,7 @@ def _not_integrated_finding(samples: SampleFindings) -> Finding:
 
 
 def _check_match(catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave) -> list[Finding]:
-    """What else a conversion would refuse, and parameters on no rank."""
+    """Find other reasons to refuse a conversion, and parameters on no rank."""
     try:
         match = match_parameters(PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked))
     except InputError as error:

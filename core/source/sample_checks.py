@@ -117,11 +117,11 @@ class _Sample:
 
 @dataclass(frozen=True)
 class SampleFindings:
-    """What samples of contents show.
+    """The results of sampling contents.
 
     Attributes:
         found: contradictions to the strategy, one finding per cause.
-        compared: stage -> number of parameters whose samples say something.
+        compared: stage -> number of parameters with meaningful samples.
         contradicting: stage -> number of those that contradict the strategy.
         whole: cut parameters that are the same on all ranks, and where; empty if any cut parameter differs.
         sliced: cut parameters that differ between ranks, and where.

@@ -108,7 +108,7 @@ def test_a_link_in_the_place_of_the_working_directory(rows: Path) -> None:
     (rows / "precious/rank_0/net_0.ckpt").write_text("mine")
     (rows / "out").mkdir()
     (rows / "out/.reshard-transform").symlink_to(rows / "precious")
-    with pytest.raises(ValueError, match=r"\.reshard-transform: is a link, and what it leads to would be replaced"):
+    with pytest.raises(ValueError, match=r"\.reshard-transform: is a link, whose target would be replaced"):
         transform(rows)
     assert (rows / "precious/rank_0/net_0.ckpt").read_text() == "mine"
 
