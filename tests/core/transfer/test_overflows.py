@@ -11,14 +11,19 @@ import reshard.core.conversion.rank_work as rank_work_module
 from reshard.core.checkpoint.manifest import ShardRecord, dump_record, parse_shard_record, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.report import ConversionReport
-from reshard.core.errors import InputError
+from reshard.core.errors import CastError, InputError
 from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.changes import OverflowPolicy
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.overflows import overflow_notes
 from reshard.core.transfer.writer import transform_ranks
+from tests.support.buffers import Buffers
+from tests.support.changed_values import (
+    overflowing_plan,
+)
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.plans import make_strategy
@@ -152,3 +157,41 @@ def test_only_the_worst_are_named() -> None:
     [note] = overflow_notes({f"p{number}": number for number in range(1, 9)})
     assert note.endswith("(p8: 8, p7: 7, p6: 6, p5: 5, p4: 4, p3: 3 and 2 more)")
     assert overflow_notes({}) == ()
+
+
+def transform(plan: ConversionPlan, directory: Path, block_bytes: int = 4096) -> None:
+    budget = Buffers(scratch_bytes=4096, a_block_bytes=block_bytes, wide_bytes=block_bytes)
+    out = parse_url(str(directory / "out"))
+    for rank in plan.target_ranks:
+        transform_ranks(plan, (rank,), out, identity="i", budget=budget, prefetch=1, advance=lambda _: None)
+
+
+@pytest.mark.parametrize("block_bytes", [64, 4096])
+def test_values_that_become_infinite_are_an_error_which_says_where(tmp_path: Path, block_bytes: int) -> None:
+    plan = overflowing_plan(tmp_path, OverflowPolicy.FAIL)
+    with pytest.raises(CastError) as caught:
+        transform(plan, tmp_path, block_bytes)
+    assert str(caught.value) == (
+        "parameter 'w': 1 finite Float32 value becomes infinite as Float16; the first is at [2, 5], the largest is "
+        "70000. Cast it to a dtype that holds them (bfloat16 has the range of float32), leave it as it is, or let them "
+        "become infinite: --cast-overflow allow. A conversion that has begun otherwise is replaced with --overwrite"
+    )
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_where_is_told_in_the_target_as_a_whole(tmp_path: Path) -> None:
+    plan = overflowing_plan(tmp_path, OverflowPolicy.FAIL, transpose=True)
+    with pytest.raises(CastError, match=r"3 finite Float32 values .* first is at \[1, 20\], the largest is -1e\+06\."):
+        transform(plan, tmp_path)
+
+
+@pytest.mark.parametrize("block_bytes", [64, 4096])
+def test_values_that_may_become_infinite_are_counted(tmp_path: Path, block_bytes: int) -> None:
+    plan = overflowing_plan(tmp_path, OverflowPolicy.ALLOW)
+    budget = Buffers(scratch_bytes=4096, a_block_bytes=block_bytes, wide_bytes=block_bytes)
+    out = parse_url(str(tmp_path / "out"))
+    records = transform_ranks(plan, (0, 1), out, identity="i", budget=budget, prefetch=2, advance=lambda _: None)
+    assert [[(each.name, each.count, each.largest) for each in record.overflows] for record in records] == [
+        [("w", 1, 70000.0)],
+        [("w", 2, -1e6)],
+    ]

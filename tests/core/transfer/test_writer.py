@@ -24,6 +24,10 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer import reader
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.buffers import BUFFER_SIZES, Buffers
+from tests.support.changed_values import (
+    TARGET_DEVICES,
+    draw_job,
+)
 from tests.support.checkpoints import read_rank
 from tests.support.ckpt_writer import checkpoint_bytes, filled
 from tests.support.plans import as_layout, make_strategy
@@ -196,3 +200,39 @@ def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path)
         )
     assert threading.active_count() == before
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_the_file_holds_the_changed_shards(
+    tmp_path_factory: pytest.TempPathFactory, remote: bool, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("work")
+    job = draw_job(data, directory, remote)
+    plan = job.plan(data.draw(st.sampled_from(list(CheckpointFormat))))
+    gaps = data.draw(st.sampled_from([0, 7, 100, 10**6]))
+    buffer_bytes, scratch_bytes, wide_bytes = data.draw(st.tuples(BUFFER_SIZES, BUFFER_SIZES, BUFFER_SIZES))
+    prefetch, ranks = data.draw(st.tuples(st.integers(1, 3), st.sets(st.integers(0, TARGET_DEVICES - 1), min_size=1)))
+    budget = Buffers(
+        scratch_bytes=scratch_bytes,
+        a_block_bytes=buffer_bytes,
+        wide_bytes=max(wide_bytes, prefetch * buffer_bytes),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "GAP_WORTH_READING_BYTES", gaps)
+        patch.setattr(reader, "REMOTE_GAP_WORTH_READING_BYTES", gaps)
+        patch.setattr(reader, "MAX_REQUEST_BYTES", scratch_bytes)
+        written = transform_ranks(
+            plan,
+            sorted(ranks),
+            parse_url(str(directory / "out")),
+            identity="i",
+            budget=budget,
+            prefetch=prefetch,
+            advance=lambda _: None,
+        )
+    for record in written:
+        found = read_rank(directory / "out", record.rank)
+        assert found == job.wanted(record.rank)
+        assert not record.overflows

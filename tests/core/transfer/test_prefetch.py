@@ -1,0 +1,77 @@
+"""Prefetch threads: steps come filled and in order, whatever thread fills them."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from reshard.core.errors import StorageError
+from reshard.core.plan.model import ParameterPlan
+from reshard.core.runtime.budget import GroupBuffers
+from reshard.core.transfer.fetches import RankBlock
+from reshard.core.transfer.file_blocks import Block
+from reshard.core.transfer.prefetch import Prefetcher
+
+BLOCK_BYTES = 4
+
+
+class File:
+    parameters: Mapping[str, ParameterPlan] = {}
+
+    def crc_sums(self, block: RankBlock) -> list[int]:
+        return [int(block.buffer.sum())]
+
+
+class Reader:
+    """Reads for a while; fails at the block that begins with `fails_at`."""
+
+    def __init__(self, pause_seconds: float = 0, fails_at: int | None = None) -> None:
+        self.read_bytes = 0
+        self._pause_seconds = pause_seconds
+        self._fails_at = fails_at
+
+    def fill(self, blocks: Sequence[RankBlock]) -> None:
+        time.sleep(self._pause_seconds)
+        for block in blocks:
+            if block.buffer[0] == self._fails_at:
+                raise StorageError("broken")
+            self.read_bytes += len(block.buffer)
+
+
+def step(number: int, size: int = BLOCK_BYTES) -> list[Block | None]:
+    return [Block(size, [(0, bytes([number] * size))]), None if number % 2 else Block(1, [(0, b"\1")])]
+
+
+def buffers(wide_bytes: int = 0) -> GroupBuffers:
+    return GroupBuffers(BLOCK_BYTES, BLOCK_BYTES, 0, 1, None, 0, wide_block_bytes=wide_bytes)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("wide", [False, True])
+def test_steps_come_in_order(threads: int, wide: bool) -> None:
+    readers = [Reader(pause_seconds=0.01 / (number + 1)) for number in range(threads)]
+    sizes = [BLOCK_BYTES * 3 if wide and number % 3 == 2 else BLOCK_BYTES for number in range(9)]
+    prefetcher = (
+        Prefetcher(readers, [File(), File()], buffers(BLOCK_BYTES * 3), readers[0])
+        if wide
+        else Prefetcher(readers, [File(), File()], buffers())
+    )
+    found = [
+        [(block.buffer.tobytes(), sums) for _, block, sums in filled]
+        for filled in prefetcher.filled(step(number, size) for number, size in enumerate(sizes))
+    ]
+    want = [
+        [(bytes([number] * size), [number * size]), *([] if number % 2 else [(b"\1", [1])])]
+        for number, size in enumerate(sizes)
+    ]
+    assert found == want
+    assert prefetcher.read_bytes == sum(sizes) + 5
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_failure_is_raised_in_its_place(threads: int) -> None:
+    prefetcher = Prefetcher([Reader(fails_at=4) for _ in range(threads)], [File(), File()], buffers())
+    done: list[int] = []
+    with pytest.raises(StorageError, match="broken"):
+        done.extend(int(filled[0][1].buffer[0]) for filled in prefetcher.filled(map(step, range(9))))
+    assert done == [0, 1, 2, 3]
