@@ -4,10 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.errors import InputError, PlanError
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, SplitRule, TransposeRule
 from tests.support.composing import join_arrays, split_array
+from tests.support.plans import make_catalog, plan_of
 
 SHAPES = {"qkv": (72, 24), "gate": (24, 48), "up": (24, 48), "turned": (24, 48), "plain": (24,)}
 """All axes are multiples of 24, before and after the changes, and so divide by all random layouts."""
@@ -40,3 +45,18 @@ def random_changes(draw: st.DrawFn, wholes: Mapping[str, np.ndarray]) -> tuple[C
 
 def declared(**fields: Any) -> Changes:
     return Changes.model_validate(fields)
+
+
+def changed(entries: list[TensorEntry], **rules: object) -> ConversionPlan:
+    """The plan of one file to one file."""
+    return plan_of(make_catalog({0: entries}), None, None, changes=declared(**rules))
+
+
+def told_of(error: pytest.ExceptionInfo[InputError]) -> list[str]:
+    return [line.removeprefix("  - ") for line in str(error.value).splitlines()[1:]]
+
+
+def refusal(*entries: TensorEntry, **rules: object) -> list[str]:
+    with pytest.raises(PlanError) as error:
+        changed(list(entries), **rules)
+    return told_of(error)

@@ -30,6 +30,8 @@ def as_layout(random: RandomLayout) -> ParameterLayout:
 
 FLOAT = dtype_from_name("Float32")
 
+HALF = dtype_from_name("Float16")
+
 INT = dtype_from_name("Int32")
 
 
@@ -114,3 +116,18 @@ def sides(draw: st.DrawFn, axis_counts: list[int]) -> Side:
         if not held:
             held[0] = draw(layouts(devices, axis_counts[0]))
     return Side(devices, tuple(stages))
+
+
+def with_shape(layout: ParameterLayout, *shape: int) -> ParameterLayout:
+    return dataclasses.replace(layout, tensor_shape=shape)
+
+
+ROWS_OF_TWO = ParameterLayout((2,), ((0,), ()))
+
+
+def uneven(*lengths: int) -> ParameterLayout:
+    return ParameterLayout((len(lengths),), ((0,), ()), param_split_shape=lengths, indices_offset=(0,) * len(lengths))
+
+
+def vector2(devices: int) -> ParameterLayout:
+    return ParameterLayout((devices,), ((), (0,)), nested=True)

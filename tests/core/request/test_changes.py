@@ -1,9 +1,8 @@
-"""What may be declared: rules, and how options spell them; what only training needs."""
+"""Declared changes: rules, and how options spell them."""
 
 import pytest
 from pydantic import ValidationError
 
-from reshard.core.plan.presets import is_training_state
 from reshard.core.request.changes import (
     FLOAT_NAMES,
     CastRule,
@@ -86,38 +85,3 @@ def test_rules_that_say_nothing_clear_are_refused(kind: type[Changes], fields: d
 def test_dtypes_are_those_of_checkpoints() -> None:
     assert all(dtype_from_name(name).is_float for name in FLOAT_NAMES.values())
     assert not any(dtype_from_name(name).is_float for name in ("Int8", "Int32", "Bool", "Int4", "str", "MapTensor"))
-
-
-NAMES = {"w", "own", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "accum.w"}
-
-
-@pytest.mark.parametrize(
-    ("name", "training"),
-    [
-        *((name, True) for name in ("adam_m.w", "adam_v.backbone.w", "moment1.w", "moments.w", "vhat.w", "lamb_m.w")),
-        *((name, True) for name in ("accu_grads.w", "accu_gradsw", "accum.w", "exp_avg.w", "exp_avg_sq_row_w", "mu_w")),
-        *((name, True) for name in ("global_step", "learning_rate", "learning_rate_group_1", "beta1_power")),
-        *(
-            (name, True)
-            for name in ("scale_sense", "loss_scale", "current_iterator_step", "epoch_num", "matrix_a_inv_3")
-        ),
-        *((name, True) for name in ("linear.w", "last_overflow_iterator_step")),
-        *((name, True) for name in ("step_t", "exp_inf.w", "ax.w", "ax_.w", "mu_product_w")),
-        *(
-            (name, False)
-            for name in (
-                "w",
-                "linear.weight",
-                "ax.bias",
-                "mu",
-                "stat.mean",
-                "moment.weight",
-                "accum.bias",
-                "x.adam_m.w",
-            )
-        ),
-        *((name, False) for name in ("global_step.w", "matrix_a_inv_x", "learning_rates")),
-    ],
-)
-def test_what_only_training_needs(name: str, training: bool) -> None:
-    assert is_training_state(name, NAMES | {name}) is training

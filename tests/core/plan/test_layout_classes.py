@@ -1,0 +1,21 @@
+"""Layout classes: parameters that are planned together."""
+
+from reshard.core.request.changes import JoinRule
+from reshard.core.tensor.layout import ParameterLayout
+from tests.support.changed_plans import declared
+from tests.support.plans import entry, make_catalog, make_strategy, plan_of
+
+
+def test_layers_whose_rows_alternate_are_planned_together() -> None:
+    rows, layers = 800, 20
+    entries = [entry(f"{layer}.{name}", (rows, 4)) for layer in range(layers) for name in ("gate", "up")]
+    by_rows = ParameterLayout((8,), ((0,), ()), nested=True)
+    target = make_strategy({f"{layer}.both": by_rows for layer in range(layers)})
+    join = JoinRule(parameters=(r"(\d+)\.gate", r"(\d+)\.up"), into=r"\1.both", groups=rows)
+    plan = plan_of(make_catalog({0: entries}), None, target, changes=declared(join=[join]))
+    assert plan.layout_class_count == 1
+    parameters = plan.rank_plan(7).parameters
+    assert [len(parameter.reads) for parameter in parameters] == [2 * rows // 8] * layers
+    first, second = parameters[3].reads[:2]
+    assert (first.source, str(first.source_box), str(first.target_box)) == (0, "[700:701, 0:4]", "[0:1, 0:4]")
+    assert (second.source, str(second.source_box), str(second.target_box)) == (1, "[700:701, 0:4]", "[1:2, 0:4]")

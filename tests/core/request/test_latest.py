@@ -1,0 +1,30 @@
+"""Options of a scheduled conversion, and the conversion of one step that follows from them."""
+
+import pytest
+
+from reshard.core.errors import InputError
+from reshard.core.request.latest import LatestConversionRequest
+from reshard.core.request.validation import build_options
+
+
+def test_a_step_is_converted_into_its_own_directory() -> None:
+    request = build_options(LatestConversionRequest, source="/runs", target="/out/", workers=3, format="safetensors")
+    conversion = request.conversion_of("10_5")
+    assert (conversion.source, conversion.target, conversion.step) == ("/runs", "/out/10_5", "10_5")
+    assert (conversion.workers, conversion.format) == (3, "safetensors")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": ""}, "TARGET '': String should have at least 1 character"),
+        ({"source": "s3://user:password@bucket/x"}, "SOURCE: a URL must not carry credentials"),
+        ({"settle_seconds": 601}, "--patience-seconds 600: must be at least the settling time, 601"),
+        ({"keep_checkpoint_max": -1}, "--keep-checkpoint-max -1: Input should be greater than or equal to 0"),
+        ({"step": "10_5"}, "--step '10_5': Extra inputs are not permitted"),
+    ],
+)
+def test_refusals(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_options(LatestConversionRequest, **{"source": "/runs", "target": "/out"} | options)
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,31 @@
+"""Names of storages and keys in requests."""
+
+from reshard.core.request.conversion import build_request
+from reshard.core.request.resources import key_names, names_in, storage_pairs
+from reshard.core.request.source import SourceRequest
+
+
+def test_each_url_goes_with_its_storage() -> None:
+    request = build_request(
+        source="/a",
+        target="/b",
+        source_strategy="/s",
+        target_strategy="/t",
+        changes="/c.yaml",
+        source_storage="env:S",
+        target_storage="env:T",
+        decrypt_key="env:K",
+        encrypt_key="env:E",
+    )
+    assert dict(storage_pairs(request)) == {
+        "/a": "env:S",
+        "/s": "env:S",
+        "/c.yaml": "env:S",
+        "/b": "env:T",
+        "/t": "env:T",
+    }
+    assert (key_names(request).source, key_names(request).target) == ("env:K", "env:E")
+    assert set(names_in(request)) == {"env:S", "env:T", "env:K", "env:E"}
+    source = SourceRequest.of(request)
+    assert dict(storage_pairs(source)) == {"/a": "env:S", "/s": "env:S"}
+    assert set(filter(None, names_in(source))) == {"env:S", "env:K"}
