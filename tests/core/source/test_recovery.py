@@ -459,25 +459,6 @@ def test_groups_that_contradict_the_strategy(directory: Path) -> None:
         assess_recovery(SourceRequest.of(request_of(directory, source_strategy="")))
 
 
-def test_copies_that_are_the_same(directory: Path) -> None:
-    report = convert(request_of(directory, check_replicas=True))
-    assert "all replicas of 6 slices that several ranks hold were read, and are equal" in report.notes
-
-
-def test_copies_that_differ_are_named(directory: Path) -> None:
-    for rank in (3, 4):
-        data = file_of(directory, rank).read_bytes()
-        file_of(directory, rank).write_bytes(data[:-1] + bytes([rank]))
-    with pytest.raises(CatalogError) as told:
-        convert(request_of(directory, check_replicas=True))
-    assert str(told.value).splitlines()[1:] == [
-        "  - parameter 'c', [0:2]: one content on rank_0, rank_2, another on rank_4",
-        "  - parameter 'c', [2:4]: one content on rank_1, rank_5, another on rank_3",
-    ]
-    assert not (directory / "out").exists()
-    convert(request_of(directory))  # reads one of them only
-
-
 def own_stage(directory: Path, drop: Mapping[int, set[str]] | None = None) -> str:
     """The strategy of whole_shards' three first ranks, of which the others are then another stage's or do not fit."""
     whole_shards(directory, drop)

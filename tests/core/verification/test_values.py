@@ -1,7 +1,6 @@
 """Values of both sides compared: right conversions pass, and whatever is wrong on either side is named."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import ShardRecord, read_manifest
 from reshard.core.conversion.convert import convert
-from reshard.core.errors import InputError, VerificationError
+from reshard.core.errors import VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.storage.reading import open_source
@@ -29,9 +28,10 @@ from reshard.core.verification.shard_fingerprints import FileFingerprints
 from reshard.core.verification.values import ContentCheck, target_starts
 from tests.support.buffers import Buffers
 from tests.support.changed_values import SOURCE_DEVICES, TARGET_DEVICES, draw_job
-from tests.support.checkpoints import ALL_CASES, Case, case
+from tests.support.checkpoints import ALL_CASES, case
 from tests.support.records import change_record
 from tests.support.reference import RandomLayout, shard_of
+from tests.support.spoiling import copied, file_of, spoil
 
 FOUR_TO_THREE = case(7009)
 PIPELINES = case(7011)
@@ -44,28 +44,6 @@ def target(tmp_path: Path) -> Path:
 
 def content(url: Path) -> tuple[str, ...]:
     return verify_target(str(url), VerifyLevel.CONTENT).problems
-
-
-def spoil(path: Path, name: str, byte: int = 0) -> None:
-    """Flips a bit of a parameter's contents."""
-    file = open_source(parse_url(str(path)))
-    extent = read_index(file).entries[name].extents[0]
-    file.close()
-    data = bytearray(path.read_bytes())
-    data[extent.offset + byte] ^= 0x10
-    path.write_bytes(data)
-
-
-def copied(found: Case, directory: Path) -> Path:
-    shutil.copytree(found.directory / "src", directory)
-    for path in directory.rglob("*"):
-        path.chmod(0o755)
-    return directory
-
-
-def file_of(directory: Path, rank: int) -> Path:
-    [path] = (directory / f"rank_{rank}").iterdir()
-    return path
 
 
 # ---- what is right ----
@@ -164,30 +142,6 @@ def test_a_failed_comparison_is_not_forgotten_by_a_run_that_looks_less_closely(t
         convert(PIPELINES.request(target, source=str(differing), verify="content"))
     convert(PIPELINES.request(target, source=str(differing), verify="checksum"))
     assert json.loads((target / ".reshard/manifest.json").read_text())["verified"] == "checksum"
-
-
-@pytest.mark.parametrize("lost", ["gone", "changed"])
-def test_a_source_that_is_not_there_any_more(target: Path, tmp_path: Path, lost: str) -> None:
-    source = copied(FOUR_TO_THREE, tmp_path / "src")
-    convert(FOUR_TO_THREE.request(target, source=str(source)))
-    if lost == "gone":
-        shutil.rmtree(source)
-        told = "which does not exist any more"
-    else:
-        spoil(file_of(source, 1), "layers.0.weight_0")
-        told = "which has changed"
-    with pytest.raises(InputError) as caught:
-        content(target)
-    assert str(caught.value).startswith(f"{target}: its values are to be compared with those of {source}, {told}")
-    assert "`--level checksum`, which needs only the checkpoint itself" in str(caught.value)
-    assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
-
-
-def test_a_conversion_without_its_plan(target: Path) -> None:
-    convert(FOUR_TO_THREE.request(target))
-    (target / ".reshard/plan.json.gz").unlink()
-    with pytest.raises(InputError, match="has no plan beside it, which would name the values"):
-        content(target)
 
 
 # ---- what is wrong with the target ----
