@@ -82,6 +82,12 @@ def test_the_package_has_a_link_to_each_subpackage() -> None:
     assert PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == [PACKAGE.name]
 
 
+def test_no_other_link_is_tracked() -> None:
+    listed = subprocess.run(["git", "ls-files", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    links = [line.split("\t")[1] for line in listed.splitlines() if line.startswith("120000")]
+    assert sorted(links) == [f"{PACKAGE.name}/{name}" for name in SUBPACKAGES]
+
+
 def test_import_contracts_cover_every_subpackage() -> None:
     contracts = PROJECT["tool"]["importlinter"]
     assert contracts["root_package"] == PACKAGE.name
