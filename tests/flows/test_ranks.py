@@ -1,25 +1,21 @@
-"""How ranks become tasks: alone, in batches where there are many, and with slots of a concurrency limit."""
+"""How units of work on ranks become tasks: alone, or in batches where there are many."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import pytest
-from prefect import Task, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
+from prefect import Task
 from prefect.logging import disable_run_logger
 from prefect.states import Completed
 
 from reshard.core.conversion.dispatch import Dispatch, Kind, Unit
 from reshard.core.conversion.planning import make_plan
-from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, open_session
-from reshard.core.errors import ConversionError, InputError, StorageError
+from reshard.core.errors import ConversionError, StorageError
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.runtime.budget import WorkerPool
 from reshard.core.runtime.progress import SilentProgress
@@ -31,7 +27,7 @@ from reshard.tasks.assignment import TaskResult
 from reshard.tasks.conversion import transform_rank, transform_ranks
 from reshard.tasks.progress import RunProgress
 from tests.support.checkpoints import case, read_tree
-from tests.support.columns import COLUMN_RANKS, column_case
+from tests.support.columns import column_case
 from tests.support.conversions import failing
 from tests.support.flow_runs import Run
 
@@ -46,22 +42,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reshard.flows.ranks.MAX_SINGLE_RANKS", 2)
     monkeypatch.setattr("reshard.flows.ranks.MAX_BATCHES", 3)
     monkeypatch.setattr(transform_ranks, "retry_delay_seconds", [0.01] * 3)
-
-
-@pytest.fixture
-def limit() -> Iterator[str]:
-    """A limit of one slot."""
-    name = f"limit-{uuid4().hex[:8]}"
-    with get_client(sync_client=True) as client:
-        client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=name, limit=1))
-    yield name
-    with get_client(sync_client=True) as client, suppress(Exception):
-        client.delete_global_concurrency_limit_by_name(name)
-
-
-def slots_taken(name: str) -> int:
-    with get_client(sync_client=True) as client:
-        return int(client.read_global_concurrency_limit_by_name(name).active_slots)
 
 
 def converted(request: ConversionRequest) -> Run[ConversionRequest, ConversionReport]:
@@ -148,112 +128,6 @@ def test_a_lost_batch_fails_all_its_ranks(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_no_state_is_a_lost_task() -> None:
     [failure] = failures_of(KeyError("killed"), Unit(Kind.CHECK, (3,))).values()
     assert str(failure) == "its task was lost: KeyError: 'killed'"
-
-
-# ---- slots ----
-
-
-def test_ranks_hold_a_slot_while_they_are_written_and_checked(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[int] = []
-    at_work: list[int] = []
-    lock = threading.Lock()
-
-    def seen(step: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(work: RankWork, rank: Unit | int) -> Any:
-            number = rank.rank if isinstance(rank, Unit) else rank
-            with lock:
-                at_work.append(number)
-                taken.append(slots_taken(limit))
-                assert set(at_work) == {number}, "two at once"
-            try:
-                return step(work, rank)
-            finally:
-                at_work.remove(number)
-
-        return counted
-
-    monkeypatch.setattr(RankWork, "make", seen(RankWork.make))
-    monkeypatch.setattr(RankWork, "check", seen(RankWork.check))
-    report = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=3))
-    assert report.committed
-    assert taken == [1] * 6
-    assert slots_taken(limit) == 0
-
-
-def test_a_slot_is_freed_however_a_task_ends(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {0: StorageError("broken"), 1: SystemExit("gone"), 2: KeyError("a bug")}
-    failing(monkeypatch, ends.get)
-    with pytest.raises(KeyError):
-        convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=3))
-    assert slots_taken(limit) == 0
-
-
-def test_two_runs_share_a_limit(limit: str, tmp_path: Path) -> None:
-    reports: list[ConversionReport] = []
-
-    def convert(name: str) -> None:
-        reports.append(convert_checkpoint(FOUR_TO_THREE.request(tmp_path / name, concurrency_limit=limit)))
-
-    runs = [threading.Thread(target=convert, args=(name,)) for name in ("one", "other")]
-    for thread in runs:
-        thread.start()
-    for thread in runs:
-        thread.join()
-    assert [report.committed for report in reports] == [True, True]
-    assert slots_taken(limit) == 0
-
-
-def test_a_run_that_waits_for_a_slot_can_be_stopped(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect.concurrency.sync import concurrency
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with concurrency(limit, strict=True):
-        monkeypatch.setattr("reshard.flows.runners.ThreadRunner.check", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit))
-        assert slots_taken(limit) == 1
-    assert slots_taken(limit) == 0
-
-
-def test_a_limit_that_is_not_there_is_refused_before_any_work(tmp_path: Path) -> None:
-    state = converted(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit="nobody")).state
-    assert "concurrency_limit nobody: " in str(state.message)
-    assert "`prefect gcl create nobody --limit N`" in str(state.message)
-    with pytest.raises(InputError):
-        state.result()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_limit_that_is_deleted_meanwhile_fails_the_run(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def delete(_: int) -> None:
-        with get_client(sync_client=True) as client, suppress(Exception):
-            client.delete_global_concurrency_limit_by_name(limit)
-
-    failing(monkeypatch, delete)
-    with pytest.raises(ConversionError, match=f"no slot of the concurrency limit {limit} can be had"):
-        convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit, workers=1))
-
-
-def test_an_inactive_limit_holds_nobody_up(limit: str, tmp_path: Path) -> None:
-    with get_client(sync_client=True) as client:
-        client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(active=False))
-    assert convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "out", concurrency_limit=limit)).committed
-
-
-@pytest.mark.parametrize("ranks", [COLUMN_RANKS])
-def test_a_group_takes_one_slot(limit: str, tmp_path: Path, ranks: int) -> None:
-    columns = column_case(tmp_path)
-    report = convert_checkpoint(columns.request(workers=4, concurrency_limit=limit))
-    assert len(report.ranks) == ranks
-    assert read_tree(columns.target) == columns.want
 
 
 # ---- what is lost ----
