@@ -1,0 +1,110 @@
+"""Networks filled from the `.ckpt` files of all ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from reshard import mindspore
+from reshard.core.mindspore_api import rank_merging
+from reshard.core.tensor.layout import ParameterLayout
+from tests.support.distributed import ROWS, WHOLE, ranks
+from tests.support.strategy_writer import FileLayout, write_strategy_file
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK_ID", raising=False)
+    write_strategy_file(tmp_path / "rows.ckpt", {0: {"w": ROWS}})
+
+
+def test_a_network_from_the_files_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ranks("r", *np.split(WHOLE, 2))
+    network = {"w": np.zeros((4, 12), np.float16)}
+    assert mindspore.load_distributed_checkpoint(network, files, None, "rows.ckpt") is True
+    np.testing.assert_array_equal(network["w"], WHOLE.astype(np.float16))
+    monkeypatch.setenv("RANK_ID", "2")
+    network = {"w": np.zeros((2, 6), np.float32)}
+    predicted: dict[str, Any] = {"w": ([2, 2], [1, 0], [], 0, True, "")}
+    assert mindspore.load_distributed_checkpoint(network, files, predicted, "rows.ckpt") is True
+    np.testing.assert_array_equal(network["w"], WHOLE[2:, :6])
+
+
+def test_a_scalar_from_the_files_of_ranks() -> None:
+    scalar = FileLayout((2,), (), nested=False, optimizer_step=0, optimizer_size=0, tensor_shape=())
+    write_strategy_file(Path("s.ckpt"), {0: {"w": ROWS, "step": scalar}})
+    network = {"w": np.zeros((2, 12), np.float32), "step": np.array(0)}
+    predicted: dict[str, Any] = {"w": ([2], [0, -1], [], 0), "step": ([2], [], [], 0)}
+    mindspore.load_distributed_checkpoint(network, ranks("s", *np.split(WHOLE, 2)), predicted, "s.ckpt", rank_id=1)
+    assert network["step"] == np.array(7)
+
+
+def test_the_whole_of_what_was_cut_does_not_stay_in_memory() -> None:
+    cut = {"w": ParameterLayout((2,), ((0,), ()))}
+    assert rank_merging._shard(WHOLE.copy(), "w", cut, 1).base is None
+
+
+def test_a_network_from_encrypted_files() -> None:
+    brain = WHOLE.astype(ml_dtypes.bfloat16)
+    files = ranks("e", *np.split(brain, 2), enc_key=b"0123456789abcdef")
+    network = {"w": np.zeros((4, 12), ml_dtypes.bfloat16), "none": np.zeros(1)}
+    with pytest.warns(UserWarning, match="not in the training strategy or not in the files: none") as warned:
+        mindspore.load_distributed_checkpoint(network, files, None, "rows.ckpt", dec_key=b"0123456789abcdef")
+    assert warned[0].filename == __file__
+    assert network["w"].tobytes() == brain.tobytes()
+
+
+def test_networks_that_do_not_fit() -> None:
+    files = ranks("n", *np.split(WHOLE, 2))
+
+    def load(array: np.ndarray, **options: Any) -> None:
+        mindspore.load_distributed_checkpoint({"w": array}, files, None, "rows.ckpt", **options)
+
+    with pytest.raises(RuntimeError, match=r"parameter 'w': has shape \(4, 12\) in the checkpoint"):
+        load(np.zeros((2, 2), np.float32))
+    with pytest.raises(RuntimeError, match="parameter 'w': is float32 in the checkpoint, int32 in the network"):
+        load(np.zeros((4, 12), np.int32))
+    with pytest.raises(RuntimeError, match="is float32 in the checkpoint, float16 in the network"):
+        load(np.zeros((4, 12), np.float16), strict_load=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"network": None}, TypeError, "a dict of numpy arrays here, not <class 'NoneType'>"),
+        ({"network": {"w": 5}}, TypeError, "a network's 'w' has to be a numpy array"),
+        ({"checkpoint_filenames": None}, TypeError, "'checkpoint_filenames' has to be a list"),
+        ({"checkpoint_filenames": [5]}, ValueError, "has 5 at index 0, not a .ckpt file's name"),
+        ({"checkpoint_filenames": ["no.ckpt"]}, ValueError, "has no.ckpt at index 0, which is no file"),
+        ({"checkpoint_filenames": ["f_0.ckpt"]}, ValueError, "is for 2 ranks, 1 files were given"),
+        ({"train_strategy_filename": None}, ValueError, "'train_strategy_filename' is needed"),
+        ({"train_strategy_filename": "no.ckpt"}, ValueError, "there is no such file"),
+        ({"predict_strategy": 5}, ValueError, "has to be a dict of lists"),
+        ({"predict_strategy": {"w": 5}}, ValueError, "'predict_strategy' of 'w': has to be a list of the device"),
+        ({"predict_strategy": {"w": ([2], [0, -1], [], 1)}}, ValueError, "and 0 for the field"),
+        ({"predict_strategy": {"w": ([2], [0, -1], [], 0, True, "g")}}, ValueError, "communication group 'g'"),
+        ({"predict_strategy": {"v": ([2], [0, -1], [], 0)}}, ValueError, "has no parameter 'w'"),
+        ({"predict_strategy": {"w": ([3], [0, -1], [], 0)}}, ValueError, "3 devices cannot share evenly"),
+        ({"dec_key": "x"}, ValueError, "'dec_key' has to be None or bytes"),
+        ({"dec_key": b"0123456789abcdef"}, ValueError, "f_0.ckpt: is not encrypted"),
+    ],
+)
+def test_refused_files_of_ranks(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "network": {"w": np.zeros((4, 12), np.float32)},
+        "checkpoint_filenames": ranks("f", *np.split(WHOLE, 2)),
+        "train_strategy_filename": "rows.ckpt",
+        "rank_id": 0,
+    }
+    with pytest.raises(error, match=message):
+        mindspore.load_distributed_checkpoint(**arguments | options)
+
+
+def test_a_rank_that_lacks_a_parameter() -> None:
+    files = ranks("l", *np.split(WHOLE, 2))
+    mindspore.save_checkpoint({"step": np.array(7)}, files[1])
+    with pytest.raises(ValueError, match=r"parameter 'w' is missing in .*l_1\.ckpt, though not in other ranks' files"):
+        mindspore.load_distributed_checkpoint({"w": np.zeros((4, 12), np.float32)}, files, None, "rows.ckpt")
