@@ -72,7 +72,7 @@ def test_any_limit_is_kept_with_object_stores(
         keeps_first=keeps_first,
     )
     count = min(count, budget.max_group_ranks)
-    # from a remote storage several workers gather for one group; else each may have its own
+    # from a remote storage several workers prefetch for one group; else each may have its own
     prefetch = budget.max_prefetch if remote_source and count > 1 else 1
     buffers, wide = (budget.group_buffers(count, prefetch, wide=wide) for wide in (False, True))
     total = budget.workers // prefetch * max(buffers.total_bytes, wide.total_bytes)

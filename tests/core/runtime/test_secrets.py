@@ -7,7 +7,6 @@ import pytest
 from reshard.cli.main import run
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import build_request
-from reshard.core.runtime.named_values import NAME_ADVICE
 from reshard.core.runtime.secrets import carries_credentials, scrubbed
 from tests.support.checkpoints import case
 
@@ -49,23 +48,6 @@ def test_a_token_in_a_url_is_refused_wherever_a_url_is_taken_without_repeating_i
         shown = "".join(capsys.readouterr())
         assert "hunter2" not in shown, command
         assert "must not carry credentials" in shown, (command, shown)
-
-
-@pytest.mark.parametrize("field", ["source_storage", "target_storage"])
-@pytest.mark.parametrize(
-    "value", ['{"key": "k", "secret": "hunter2"}', "hunter2", "vault:hunter2", "env:", "env: hunter2"]
-)
-def test_storage_options_themselves_are_refused_without_repeating_them(field: str, value: str) -> None:
-    option = "--" + field.replace("_", "-")
-    with pytest.raises(InputError) as caught:
-        build_request(**{"source": "a", "target": "b", field: value})
-    assert str(caught.value) == f"{option}: {NAME_ADVICE}"
-    assert "hunter2" not in str(caught.value.__cause__)
-
-
-@pytest.mark.parametrize("name", ["", "env:MINIO", "file:/etc/reshard/minio.json", "file:~/a b.json", "block:minio"])
-def test_a_name_of_storage_options_is_taken(name: str) -> None:
-    assert build_request(source="a", target="b", source_storage=name).source_storage == name
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
-"""How often the collector comes by, inside and after."""
+"""Work in threads, and how rarely garbage is collected meanwhile."""
 
+import contextvars
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from reshard.core.runtime.threads import rare_collections
+from reshard.core.runtime.threads import in_threads, rare_collections
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +37,27 @@ def test_they_are_as_before_after_a_failure() -> None:
     with pytest.raises(KeyError), rare_collections():
         raise KeyError
     assert gc.get_threshold() == before
+
+
+def test_results_come_in_order_and_see_the_context() -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(10)
+    stop = threading.Event()
+    assert in_threads(lambda number: number + variable.get(), range(20), 4, stop) == list(range(10, 30))
+    assert not stop.is_set()
+
+
+def test_the_first_error_stops_the_rest() -> None:
+    stop = threading.Event()
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            raise KeyError(number)
+        assert stop.wait(60)
+
+    with pytest.raises(KeyError):
+        in_threads(work, range(100), 2, stop)
+    assert stop.is_set()
+    assert len(begun) < 100, "items that had not begun are canceled"

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import reshard.core.transfer.reader
 from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.conversion.convert import convert
@@ -19,18 +17,15 @@ from reshard.core.errors import ConversionError, StorageError
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes, TransposeRule
-from reshard.core.request.conversion import build_request
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.runtime.retry import WORK, RetryPolicy
-from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.checkpoints import read_tree
-from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.columns import COLUMN_RANKS, ColumnCase, column_case
-from tests.support.plans import FLOAT, as_layout, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
-from tests.support.reference import AXIS_LENGTH, RandomLayout, shard_of, wholes
+from tests.support.plans import FLOAT, catalog_of, entry, make_catalog, make_strategy, plan_of, sides
+from tests.support.reference import AXIS_LENGTH, wholes
 
 
 def plan_from_one(matrix: tuple[int, ...], **maps: tuple[tuple[int, ...], ...]) -> ConversionPlan:
@@ -108,9 +103,6 @@ def test_every_rank_is_in_one_group_and_none_spans_stages(data: st.DataObject) -
     assert sorted(rank for group in groups for rank in group) == ranks
     assert len(groups) >= min(fewest, len(ranks))
     assert all(len({rank // target.devices for rank in group}) == 1 for group in groups)
-
-
-# ---- whole conversions ----
 
 
 @pytest.fixture
@@ -197,7 +189,7 @@ def test_ranks_with_very_many_parameters_are_not_together() -> None:
 
 
 @pytest.mark.parametrize(("workers", "groups", "prefetch"), [(1, 1, 1), (2, 2, 1), (8, 8, 1), (20, 8, 2), (100, 8, 8)])
-def test_workers_without_a_group_of_their_own_gather_for_others(
+def test_workers_without_a_group_of_their_own_prefetch_for_others(
     case: ColumnCase, workers: int, groups: int, prefetch: int
 ) -> None:
     request = case.request(workers=workers)
@@ -205,61 +197,6 @@ def test_workers_without_a_group_of_their_own_gather_for_others(
         assert (len(session.groups), session.prefetch) == (groups, prefetch)
     assert convert(request).committed
     assert read_tree(case.target) == case.want
-
-
-def test_wide_rows_that_ranks_share_are_taken_apart_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To each rank alone its part of a row of 512 KiB would be worth a read, and thousands of small copies."""
-    shape, layout = (64, 2**17), ParameterLayout((8,), ((), (0,)), nested=True)
-    content = bytes(range(256)) * (4 * 64 * 2**17 // 256)
-    (tmp_path / "whole.ckpt").write_bytes(checkpoint_bytes(("a", "Int32", shape, content)))
-    write_strategy(make_strategy({"a": layout}), str(tmp_path / "target.ckpt"))
-    request = build_request(
-        source=str(tmp_path / "whole.ckpt"),
-        target=str(tmp_path / "out"),
-        target_strategy=str(tmp_path / "target.ckpt"),
-        workers=1,
-        verify="none",
-    )
-    copies: list[object] = []
-    deliver = reshard.core.transfer.fetches.Fetch.deliver
-
-    def counting(fetch: Any, run: np.ndarray) -> None:
-        copies.append(fetch)
-        deliver(fetch, run)
-
-    monkeypatch.setattr("reshard.core.transfer.fetches.Fetch.deliver", counting)
-    assert convert(request).read_bytes == len(content)
-    assert len(copies) == 8 * len(content) // 2**22, "one for each rank and read"
-
-
-def test_only_who_needs_the_same_rows_reads_through_wide_gaps(tmp_path: Path) -> None:
-    """32 ranks share the rows of one parameter; of the other those beside one another in the group need other rows."""
-    devices, shape = 32, (64, 2**17)  # rows of 512 KiB, gaps between a rank's columns of 384 and 496 KiB
-    tensors = {name: np.random.default_rng(1).integers(0, 2**31, shape, dtype=np.int32) for name in ("a", "b")}
-    whole = checkpoint_bytes(*((name, "Int32", shape, tensor.tobytes()) for name, tensor in tensors.items()))
-    (tmp_path / "whole.ckpt").write_bytes(whole)
-    layouts = {
-        "a": RandomLayout((devices,), ((), (0,)), ()),
-        "b": RandomLayout((4, 8), ((0,), (1,)), ()),
-    }
-    strategy = make_strategy({name: as_layout(layout) for name, layout in layouts.items()})
-    write_strategy(strategy, str(tmp_path / "target.ckpt"))
-    request = build_request(
-        source=str(tmp_path / "whole.ckpt"),
-        target=str(tmp_path / "out"),
-        target_strategy=str(tmp_path / "target.ckpt"),
-        workers=4,
-    )
-    with open_session(request, make_plan(request)) as session:
-        assert session.groups == tuple(tuple(range(first, first + 8)) for first in range(0, devices, 8))
-    report = convert(request)
-    # "a" is read by each of the 4 groups
-    assert report.read_bytes < 5.1 * tensors["a"].nbytes
-    held = read_tree(tmp_path / "out")
-    for rank in range(devices):
-        for name, tensor in tensors.items():
-            shard = shard_of(tensor, layouts[name], rank)
-            assert held[rank][name] == ("Int32", shard.shape, shard.tobytes())
 
 
 def test_in_little_memory_blocks_are_small_and_the_result_is_the_same(case: ColumnCase) -> None:

@@ -1,16 +1,24 @@
 """Block readers: bytes that several ranks need are read once, and wide rows at once."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import reshard.core.transfer.reader
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
+from reshard.core.conversion.session import open_session
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.plan import build_plan
 from reshard.core.request.changes import Changes, TransposeRule
+from reshard.core.request.conversion import build_request
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.files import write_strategy
+from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.transfer.writer import transform_ranks
 from tests.support.buffers import Buffers
 from tests.support.changed_values import (
@@ -18,7 +26,10 @@ from tests.support.changed_values import (
     put_on_remote_storage,
     write_source,
 )
-from tests.support.checkpoints import read_rank
+from tests.support.checkpoints import read_rank, read_tree
+from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.plans import as_layout, make_strategy
+from tests.support.reference import RandomLayout, shard_of
 
 
 @pytest.mark.parametrize(("wide_bytes", "times"), [(2**18, 1), (2**16, 4), (2**15, 8)])
@@ -44,3 +55,58 @@ def test_a_turned_matrix_is_read_once_for_each_wide_block(
     assert read_rank(tmp_path / "out", 0) == wanted | {"turned": ("Int32", matrix.shape, matrix.T.tobytes())}
     # what lies between the strips of two reads is left out, and a little stands around contents
     assert 2 + 0.9 * times <= record.read_bytes / matrix.nbytes <= 1.01 * (2 + times)
+
+
+def test_wide_rows_that_ranks_share_are_taken_apart_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To each rank alone its part of a row of 512 KiB would be worth a read, and thousands of small copies."""
+    shape, layout = (64, 2**17), ParameterLayout((8,), ((), (0,)), nested=True)
+    content = bytes(range(256)) * (4 * 64 * 2**17 // 256)
+    (tmp_path / "whole.ckpt").write_bytes(checkpoint_bytes(("a", "Int32", shape, content)))
+    write_strategy(make_strategy({"a": layout}), str(tmp_path / "target.ckpt"))
+    request = build_request(
+        source=str(tmp_path / "whole.ckpt"),
+        target=str(tmp_path / "out"),
+        target_strategy=str(tmp_path / "target.ckpt"),
+        workers=1,
+        verify="none",
+    )
+    copies: list[object] = []
+    deliver = reshard.core.transfer.fetches.Fetch.deliver
+
+    def counting(fetch: Any, run: np.ndarray) -> None:
+        copies.append(fetch)
+        deliver(fetch, run)
+
+    monkeypatch.setattr("reshard.core.transfer.fetches.Fetch.deliver", counting)
+    assert convert(request).read_bytes == len(content)
+    assert len(copies) == 8 * len(content) // 2**22, "one for each rank and read"
+
+
+def test_only_who_needs_the_same_rows_reads_through_wide_gaps(tmp_path: Path) -> None:
+    """32 ranks share the rows of one parameter; of the other those beside one another in the group need other rows."""
+    devices, shape = 32, (64, 2**17)  # rows of 512 KiB, gaps between a rank's columns of 384 and 496 KiB
+    tensors = {name: np.random.default_rng(1).integers(0, 2**31, shape, dtype=np.int32) for name in ("a", "b")}
+    whole = checkpoint_bytes(*((name, "Int32", shape, tensor.tobytes()) for name, tensor in tensors.items()))
+    (tmp_path / "whole.ckpt").write_bytes(whole)
+    layouts = {
+        "a": RandomLayout((devices,), ((), (0,)), ()),
+        "b": RandomLayout((4, 8), ((0,), (1,)), ()),
+    }
+    strategy = make_strategy({name: as_layout(layout) for name, layout in layouts.items()})
+    write_strategy(strategy, str(tmp_path / "target.ckpt"))
+    request = build_request(
+        source=str(tmp_path / "whole.ckpt"),
+        target=str(tmp_path / "out"),
+        target_strategy=str(tmp_path / "target.ckpt"),
+        workers=4,
+    )
+    with open_session(request, make_plan(request)) as session:
+        assert session.groups == tuple(tuple(range(first, first + 8)) for first in range(0, devices, 8))
+    report = convert(request)
+    # "a" is read by each of the 4 groups
+    assert report.read_bytes < 5.1 * tensors["a"].nbytes
+    held = read_tree(tmp_path / "out")
+    for rank in range(devices):
+        for name, tensor in tensors.items():
+            shard = shard_of(tensor, layouts[name], rank)
+            assert held[rank][name] == ("Int32", shard.shape, shard.tobytes())

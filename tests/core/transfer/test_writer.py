@@ -109,7 +109,7 @@ def plan(tmp_path: Path) -> ConversionPlan:
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_memory_is_two_buffers_a_lane(
+def test_memory_is_two_buffers_a_prefetch_thread(
     plan: ConversionPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
     made: list[int] = []
@@ -132,7 +132,7 @@ def test_memory_is_two_buffers_a_lane(
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path: Path, prefetch: int) -> None:
+def test_a_failure_in_a_prefetch_thread_ends_the_work(plan: ConversionPlan, tmp_path: Path, prefetch: int) -> None:
     (tmp_path / "m.ckpt").write_bytes(b"another")
     budget = build_budget(2 * 65536, 1024, 1)
     out = parse_url(str(tmp_path / "out"))
@@ -142,8 +142,8 @@ def test_what_goes_wrong_in_a_lane_ends_the_work(plan: ConversionPlan, tmp_path:
 
 
 @pytest.mark.parametrize("changed", [0, 1, 2])
-def test_a_source_that_changes_after_it_was_read_is_noticed_in_every_lane(tmp_path: Path, changed: int) -> None:
-    """Three sources, one a block, one a lane."""
+def test_a_source_that_changes_after_it_was_read_is_noticed_in_every_thread(tmp_path: Path, changed: int) -> None:
+    """Three sources, one a block, one a thread."""
     entry = OutputEntry("w", dtype_from_name("Int8"), (65536,))
     for rank in range(3):
         path = tmp_path / "src" / f"rank_{rank}" / "m.ckpt"
@@ -188,7 +188,7 @@ def test_parameters_cut_alike_may_differ_in_dtype(tmp_path: Path) -> None:
         }
 
 
-def test_being_told_to_stop_ends_all_lanes(plan: ConversionPlan, tmp_path: Path) -> None:
+def test_stopping_ends_all_prefetch_threads(plan: ConversionPlan, tmp_path: Path) -> None:
     def stop(_: int) -> None:
         raise ConversionError("stopped")
 
