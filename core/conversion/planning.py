@@ -31,7 +31,7 @@ from reshard.core.storage.writing import takes_rewriting
 from reshard.core.strategy.files import read_strategy
 from reshard.core.target.place import check_free
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
-from reshard.core.verification.tied_parameters import with_shared_compared
+from reshard.core.verification.tied_parameters import with_tied_compared
 
 
 def check_target(request: ConversionRequest) -> None:
@@ -114,7 +114,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         )
     check_convertible(plan.match, catalog)
     _check_one_step(plan)
-    plan = with_shared_compared(plan, fails_on_differing)
+    plan = with_tied_compared(plan, fails_on_differing)
     _check_format_holds_all(plan)
     _check_crc_can_be_written(request, plan)
     check_part(source, plan)

@@ -60,7 +60,7 @@ from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import stages_beside
 from reshard.core.strategy.model import Strategy
-from reshard.core.verification.tied_parameters import with_shared_compared
+from reshard.core.verification.tied_parameters import with_tied_compared
 
 _WORK_DIRECTORY = ".reshard-transform"
 _ARGUMENTS = {"prefix": "ckpt_prefix", "workers": "process_num"}
@@ -253,7 +253,7 @@ def _plan_of_all(
         PlanInputs(catalog, source, target, CheckpointFormat(request.format.value), prefix=request.prefix)
     )
     lacking = _lacking_part_warning(found, source, planned.plan)
-    return Planned(with_shared_compared(planned.plan, False), (*noted, *planned.warnings, *lacking))
+    return Planned(with_tied_compared(planned.plan, False), (*noted, *planned.warnings, *lacking))
 
 
 def _lacking_part_warning(found: CheckpointSurvey, source: Strategy | None, plan: ConversionPlan) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Differing:
     others: tuple[int, ...]
 
 
-def with_shared_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
+def with_tied_compared(plan: ConversionPlan, fails: bool) -> ConversionPlan:
     """Compare tied parameters, and return the plan with a note of those that differ.
 
     Raises:
@@ -66,7 +66,7 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
         if len(whole) < 2:
             continue
         (used, first), *others = whole
-        different = [stage for stage, copy in others if not _are_alike(plan, parameter, first, copy)]
+        different = [stage for stage, copy in others if not _are_equal(plan, parameter, first, copy)]
         if different:
             yield Differing(name, used, tuple(different))
 
@@ -86,20 +86,19 @@ def _difference_text(differing: Differing) -> str:
     return f"{differing.name} (stage {differing.used}'s is used; it differs from that of {stages})"
 
 
-def _are_alike(plan: ConversionPlan, parameter: ReshardedParameter, first: SourceCopy, other: SourceCopy) -> bool:
+def _are_equal(plan: ConversionPlan, parameter: ReshardedParameter, first: SourceCopy, other: SourceCopy) -> bool:
     copies = [_whole(parameter, copy) for copy in (first, other)]
     if not all(copy.reads for copy in copies):
         return True  # it has no elements
-    entries = [plan.source_entry(copy.reads[0].source_rank, parameter.sources[0].name) for copy in copies]
-    if parameter.dtype in (TEXT, MAP_TENSOR) and (entries[0].shape, entries[0].text) != (
-        entries[1].shape,
-        entries[1].text,
-    ):
-        return False
-    if parameter.dtype is TEXT:
-        return True
-    with closing(WholeReader(plan, copies[0])) as one, closing(WholeReader(plan, copies[1])) as two:
-        return all(np.array_equal(one.read(box), two.read(box)) for box in one.boxes())
+    if parameter.dtype in (TEXT, MAP_TENSOR):
+        name = parameter.sources[0].name
+        one, two = (plan.source_entry(copy.reads[0].source_rank, name) for copy in copies)
+        if (one.shape, one.text) != (two.shape, two.text):
+            return False
+        if parameter.dtype is TEXT:
+            return True
+    with closing(WholeReader(plan, copies[0])) as first_reader, closing(WholeReader(plan, copies[1])) as other_reader:
+        return all(np.array_equal(first_reader.read(box), other_reader.read(box)) for box in first_reader.boxes())
 
 
 def _whole(parameter: ReshardedParameter, copy: SourceCopy) -> ParameterPlan:
