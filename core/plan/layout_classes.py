@@ -71,11 +71,7 @@ class LayoutClass:
             yield ParameterPlan(parameter.name, parameter.dtype, *boxes, parameter.sources)
 
     def check_coverage(self) -> None:
-        """Prove that every element of every target shard is filled exactly once.
-
-        Raises:
-            PlanError: it is not.
-        """
+        """Prove that every element of every target shard is filled exactly once."""
         _ = self._source_masks  # looks up an owner for every overlap
         for cell in self.geometry.target.owners:
             filled = sum(part.box.size for part in self.geometry.parts(cell))
@@ -83,11 +79,7 @@ class LayoutClass:
                 raise PlanError(f"the boxes for {self.parameters[0].name!r} do not fill its shard")
 
     def source_masks(self, mask_bytes: int) -> np.ndarray:
-        """Uint8 array of shape (stage ranks, `mask_bytes`): the source ranks that a rank needs, as little-endian bits.
-
-        Raises:
-            PlanError: a source box has no owner.
-        """
+        """Uint8 array of shape (stage ranks, `mask_bytes`): the source ranks needed, as little-endian bits."""
         joined = b"".join(mask.to_bytes(mask_bytes, "little") for mask in self._source_masks)
         by_shard = np.frombuffer(joined, np.uint8).reshape(-1, mask_bytes)
         masks: np.ndarray = by_shard[self.geometry.target.cell_numbers]

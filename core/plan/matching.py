@@ -139,11 +139,7 @@ def distinct_sources(resharded: Iterable[ReshardedParameter]) -> tuple[SourceTen
 
 
 def check_nothing_lost(catalog: CheckpointCatalog, match: ParameterMatch) -> None:
-    """Check that every box of every resharded parameter has an owner.
-
-    Raises:
-        CatalogError: boxes have none; lists them, and the ranks that should hold them.
-    """
+    """Check that every box of every resharded parameter has an owner."""
     problems = [f"parameter {text}" for text in map(lost_text, match.lost)]
     raise_problems(CatalogError, f"{catalog.url}: parts of it are in no usable file", problems)
 

@@ -141,11 +141,7 @@ class ConversionPlan:
         return sum(len(stage.classes) for stage in self.stages)
 
     def check_coverage(self) -> None:
-        """Prove that every element of every target shard is filled exactly once.
-
-        Raises:
-            PlanError: it is not.
-        """
+        """Prove that every element of every target shard is filled exactly once."""
         for stage in self.stages:
             for layout_class in stage.classes:
                 layout_class.check_coverage()

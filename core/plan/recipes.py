@@ -124,11 +124,7 @@ class Composer:
         self._known: dict[object, tuple[Pieces, Shape]] = {}
 
     def compose(self, recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
-        """Return the pieces of a target parameter and its shape; `shapes` are its sources'.
-
-        Raises:
-            LayoutError: shapes do not fit a rule.
-        """
+        """Return the pieces of a target parameter and its shape; `shapes` are its sources'."""
         numbers = {name: number for number, name in enumerate(recipe.sources)}
         key = _structure(recipe.making, numbers, shapes)
         known = self._known.get(key)

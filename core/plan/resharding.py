@@ -120,11 +120,7 @@ def build_resharded(
 
 
 def target_dtype(recipe: Recipe, sources: Sequence[SourceTensor]) -> DType:
-    """Return the element type of a target parameter.
-
-    Raises:
-        LayoutError: its sources have different ones.
-    """
+    """Return the element type of a target parameter."""
     found = {source.dtype for source in sources}
     if recipe.cast is not None and all(dtype.is_float for dtype in found):
         return dtype_from_name(FLOAT_NAMES[recipe.cast.dtype])

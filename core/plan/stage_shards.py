@@ -275,11 +275,7 @@ def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
 
 
 def source_copy(shards: StageShards, integrated: bool) -> SourceCopy:
-    """Return a stage's copy of a parameter; `integrated`: its ranks hold whole tensors.
-
-    Raises:
-        LayoutError: the parameter cannot be sharded, but the strategy does.
-    """
+    """Return a stage's copy of a parameter; `integrated`: its ranks hold whole tensors."""
     layout, entry = shards.layout, shards.entry
     if integrated or entry.dtype in (TEXT, MAP_TENSOR):
         check_opaque(entry.dtype, layout)

@@ -37,10 +37,6 @@ def unified_match(
 
     `has_strategy`: the source has one, so that parameters which it does not know are outside of the model, as in
     MindSpore.
-
-    Raises:
-        PlanError: no parameter is left, or one cannot be unified: no strategy knows it and source ranks hold different
-            values, or .safetensors files cannot hold its dtype.
     """
     problems: list[str] = []
     whole = [*match.resharded, *(_written_once(catalog, passed, problems) for passed in match.passed_through)]

@@ -207,11 +207,7 @@ NO_CHANGES = Changes()
 
 
 def parse_rename(text: str) -> RenameRule:
-    """Parse a rename: `OLD=NEW` or `re:PATTERN=NEW`.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Parse a rename: `OLD=NEW` or `re:PATTERN=NEW`."""
     old, equals, new = text.rpartition("=")
     regular = old.startswith(_EXPRESSION_PREFIX)
     if not equals or not new or not old.removeprefix(_EXPRESSION_PREFIX) or (not regular and "=" in old):
@@ -224,11 +220,7 @@ def parse_rename(text: str) -> RenameRule:
 
 
 def parse_cast(text: str) -> CastRule:
-    """Parse a cast: `PATTERN=DTYPE`.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Parse a cast: `PATTERN=DTYPE`."""
     pattern, _, dtype = text.rpartition("=")
     if not pattern:
         raise ValueError(f"{text!r} must be PATTERN=DTYPE, such as *=bfloat16")

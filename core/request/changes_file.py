@@ -58,21 +58,12 @@ def declared_changes(request: ConversionOptions) -> Changes:
 
 
 def read_changes(url: str) -> Changes:
-    """Read the changes that a document declares.
-
-    Raises:
-        InputError: it is neither YAML nor JSON, or has wrong fields; names each.
-        StorageError: it cannot be read.
-    """
+    """Read the changes that a document declares."""
     return parse_changes(read_small_file(parse_url(url), _MAX_DOCUMENT_BYTES), url)
 
 
 def parse_changes(data: bytes, origin: str) -> Changes:
-    """Parse the changes that a document declares; `origin` is its name in messages.
-
-    Raises:
-        InputError: it is neither YAML nor JSON, or has wrong fields; names each.
-    """
+    """Parse the changes that a document declares; `origin` is its name in messages."""
     try:
         text = data.decode()
         document = _from_json(text) if origin.endswith(".json") else _from_yaml(text)

@@ -48,12 +48,8 @@ _RANKS_PATTERN = _pattern(r"^[0-9, -]*$")
 _PREFIX_PATTERN = _pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$")
 
 
-def check_no_credentials(url: str) -> str:
-    """Return a URL unchanged.
-
-    Raises:
-        ValueError: it carries a password or token; requests are stored and logged.
-    """
+def _check_no_credentials(url: str) -> str:
+    """Return a URL unchanged; requests with passwords or tokens would be stored and logged."""
     if carries_credentials(url):
         raise ValueError(ADVICE)
     return url
@@ -101,17 +97,6 @@ def with_key(key_field: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _check_shared_parameters(choice: str) -> str:
-    """Return the choice among stages that hold the same parameter unchanged.
-
-    Raises:
-        ValueError: it is neither `first`, `fail` nor a stage's number.
-    """
-    if not SHARED_PARAMETERS.fullmatch(choice):
-        raise ValueError("must be first, fail, or the number of a pipeline stage")
-    return choice
-
-
 def parse_size(text: str) -> int:
     """Parse a size such as "2GiB" or "500 MB" to bytes.
 
@@ -126,11 +111,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse a list of ranks such as "0-3,7"; ascending, each once.
-
-    Raises:
-        ValueError: it is not such a list.
-    """
+    """Parse a list of ranks such as "0-3,7"; ascending, each once."""
     ranges: set[tuple[int, int]] = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _RANGE.match(part)
@@ -152,16 +133,13 @@ def _check_storage_name(name: str) -> str:
     return name
 
 
-def _check_step(step: str) -> str:
-    if not _STEP.fullmatch(step):
-        raise ValueError("must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint")
-    return step
+def _matching(expression: re.Pattern[str], advice: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not expression.fullmatch(text):
+            raise ValueError(advice)
+        return text
 
-
-def _check_dask_scheduler(address: str) -> str:
-    if not _DASK_SCHEDULER.fullmatch(address):
-        raise ValueError("must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local")
-    return address
+    return AfterValidator(check)
 
 
 def _check_patterns(patterns: list[str]) -> list[str]:
@@ -197,11 +175,15 @@ def _each_parsed_by(parse: Callable[[str], object]) -> AfterValidator:
     return _parsed_by(parse_all)
 
 
-Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)]
+Url = Annotated[str, Field(json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(_check_no_credentials)]
 RequiredUrl = Annotated[
-    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(check_no_credentials)
+    str, Field(min_length=1, json_schema_extra=WITHOUT_CREDENTIALS), AfterValidator(_check_no_credentials)
 ]
-Step = Annotated[str, Field(json_schema_extra=_STEP_PATTERN), AfterValidator(_check_step)]
+Step = Annotated[
+    str,
+    Field(json_schema_extra=_STEP_PATTERN),
+    _matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint"),
+]
 Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), _parsed_by(parse_ranks)]
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
 MemoryLimit = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB")]
@@ -213,10 +195,12 @@ InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
 SharedParameters = Annotated[
     str,
     Field(json_schema_extra=_pattern(SHARED_PARAMETERS.pattern)),
-    AfterValidator(_check_shared_parameters),
+    _matching(SHARED_PARAMETERS, "must be first, fail, or the number of a pipeline stage"),
 ]
 DaskScheduler = Annotated[
-    str, Field(json_schema_extra=_pattern(_DASK_SCHEDULER.pattern)), AfterValidator(_check_dask_scheduler)
+    str,
+    Field(json_schema_extra=_pattern(_DASK_SCHEDULER.pattern)),
+    _matching(_DASK_SCHEDULER, "must be the address of a Dask scheduler, such as tcp://10.0.0.5:8786, or local"),
 ]
 
 StorageName = Annotated[

@@ -18,9 +18,6 @@ def parse_info(texts: Iterable[str]) -> tuple[tuple[str, InfoValue], ...]:
 
     A value is true or false (in upper or lower case), an integer, a decimal number, or else text; after `text:` it is
     always text.
-
-    Raises:
-        ValueError: one has no name, a name comes twice, or a number is too large.
     """
     found: dict[str, InfoValue] = {}
     for text in texts:
@@ -43,12 +40,7 @@ def format_info(name: str, value: InfoValue) -> str:
 
 
 def check_info(name: str, value: InfoValue) -> InfoValue:
-    """Return a value unchanged.
-
-    Raises:
-        ValueError: a checkpoint file cannot hold it as MindSpore does, numbers as Int64, UInt64 or Float32; or it is no
-            UTF-8 text.
-    """
+    """Return a value that a checkpoint file can hold as MindSpore does: as Int64, UInt64, Float32 or UTF-8 text."""
     texts = [name, value] if isinstance(value, str) else [name]
     if any("\ud800" <= character <= "\udfff" for text in texts for character in text):
         raise ValueError(f"{name!r}: its name or its text is not UTF-8")
