@@ -18,7 +18,6 @@ from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import (
     CatalogError,
-    ConversionError,
     InputError,
     StorageError,
     StrategyError,
@@ -29,7 +28,6 @@ from reshard.core.plan.plan_file import load_sources
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import storages_of
-from reshard.core.runtime.retry import stoppable
 from reshard.core.storage.file_versions import read_stamps
 from tests.support.checkpoints import read_tree
 from tests.support.training import (
@@ -40,7 +38,6 @@ from tests.support.training import (
     latest_request,
     save_step,
     saving_slowly,
-    set_age,
     truncate,
 )
 
@@ -270,11 +267,6 @@ def test_a_target_of_another_training_job_is_refused(source: Path, target: Path)
 # ---- what is waited for ----
 
 
-def find(source: Path, target: Path, **options: object) -> reshard.core.conversion.training_steps.FoundSteps:
-    request = latest_request(source, target, **options)
-    return reshard.core.conversion.training_steps.StepWatch(request, RANKS).find(waits=True)
-
-
 def test_a_step_that_is_being_written_is_waited_for(source: Path, target: Path) -> None:
     """The files are written by another process, and are as good as those of the finished checkpoint."""
     save_step(source, "1_9")
@@ -300,65 +292,6 @@ def test_a_step_that_was_begun_and_given_up_is_passed_over(source: Path, target:
     report = convert_latest(latest_request(source, target, settle_seconds=0, patience_seconds=1))
     assert taken(report) == ("converted", "1_9")
     assert "step 2_1 is passed over: no file of rank_3; its last change was 1." in report.notes[0]
-
-
-def test_settled_by_its_time_a_step_is_taken_at_once(source: Path, target: Path) -> None:
-    save_step(source, "2_1", age_seconds=61)
-    found = find(source, target, settle_seconds=60)
-    assert found.newest
-    assert str(found.newest.step) == "2_1"
-
-
-@pytest.mark.parametrize("age_seconds", [0, -LONG_AGO_SECONDS], ids=["just now", "in the future"])
-def test_settled_because_it_was_seen_unchanged(age_seconds: float, source: Path, target: Path) -> None:
-    save_step(source, "2_1", age_seconds=age_seconds)
-    watch = reshard.core.conversion.training_steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
-    _, [first] = watch.look()
-    assert not first.is_complete
-    assert "changed less than 1 s ago" in first.incomplete
-    began = time.monotonic()
-    found = watch.find(waits=True)
-    assert found.newest
-    assert found.newest.is_complete
-    assert time.monotonic() - began > 0.5
-
-
-def test_a_change_begins_the_settling_anew(source: Path, target: Path) -> None:
-    save_step(source, "2_1", age_seconds=-LONG_AGO_SECONDS)
-    watch = reshard.core.conversion.training_steps.StepWatch(latest_request(source, target, settle_seconds=1), RANKS)
-    watch.look()
-    time.sleep(1.1)
-    set_age(file_of(source, "2_1", 1), -LONG_AGO_SECONDS - 5)
-    _, [seen] = watch.look()
-    assert seen.incomplete == "rank_1 changed less than 1 s ago"
-
-
-def test_a_job_that_saves_all_the_time_is_not_waited_for_for_ever(
-    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_step(source, "1_1")
-    save_step(source, "1_2", ranks=range(2), age_seconds=0)
-    pauses = iter(range(3, 100))
-
-    def pause(_: float) -> bool:
-        number = next(pauses)
-        save_step(source, f"1_{number}", ranks=range(2), age_seconds=0)
-        save_step(source, f"1_{number - 1}")
-        return True
-
-    monkeypatch.setattr("reshard.core.conversion.training_steps.sleep_unless_stopped", pause)
-    found = find(source, target)
-    assert found.newest
-    assert str(found.newest.step) == "1_2"
-    assert found.notes[0].startswith("step 1_3 is passed over: no file of rank_2, rank_3; its last change was 0.")
-
-
-def test_waiting_ends_when_the_run_is_to_stop(source: Path, target: Path) -> None:
-    save_step(source, "2_1", ranks=range(2), age_seconds=0)
-    with stoppable() as stop:
-        threading.Timer(0.3, stop.set).start()
-        with pytest.raises(ConversionError, match="stopped while waiting"):
-            find(source, target)
 
 
 def test_a_file_that_vanishes_between_listing_and_looking_is_missing(

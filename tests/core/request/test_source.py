@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.core.errors import InputError
-from reshard.core.request.conversion import IntegratedSave, build_request
+from reshard.core.request.conversion import ConversionRequest, IntegratedSave, build_request
 from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.request.validation import build_options
 
@@ -41,3 +41,8 @@ def test_refusals(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError) as caught:
         build_options(FingerprintRequest, **{"source": "/a"} | options)
     assert str(caught.value).startswith(message)
+
+
+def test_every_field_is_a_conversions_with_the_same_default() -> None:
+    for name, field in SourceRequest.model_fields.items():
+        assert field.get_default() == ConversionRequest.model_fields[name].get_default(), name

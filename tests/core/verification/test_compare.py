@@ -19,11 +19,11 @@ from reshard.core.request.validation import build_options
 from reshard.core.strategy.files import write_strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification import differences, shard_fingerprints, views
-from reshard.core.verification.compare import compare_checkpoints, fingerprint_checkpoint
+from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.comparison_report import ComparisonReport, Kind
-from reshard.core.verification.fingerprint_file import ModelFingerprint, ParameterFingerprint, fingerprint_of_all
 from tests.support.checkpoints import ALL_CASES, Case, case
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.comparing import compared, file_of
 from tests.support.models import UNSIGNED, Model, random_bits
 from tests.support.places import FIXTURES
 from tests.support.plans import make_strategy
@@ -33,23 +33,12 @@ ROWS = RandomLayout((2,), ((0,),), ())
 FORMATS = st.sampled_from(list(CheckpointFormat))
 
 
-def compared(a: str | Path, b: str | Path, **options: object) -> ComparisonReport:
-    return compare_checkpoints(build_comparison(a=str(a), b=str(b), **options))
-
-
 def told(a: str | Path, b: str | Path, **options: object) -> str:
     """What the only difference is."""
     report = compared(a, b, **options)
     assert not report.same
     [difference] = report.differences
     return difference.message
-
-
-def file_of(path: Path, *entries: tuple[str, str, np.ndarray]) -> Path:
-    """A checkpoint that is one file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(checkpoint_bytes(*((name, dtype, array.shape, array.tobytes()) for name, dtype, array in entries)))
-    return path
 
 
 def text_of(name: str, text: str) -> tuple[str, str, tuple[int, ...], bytes]:
@@ -462,44 +451,6 @@ def test_the_models_fingerprint_changes_with_every_part_of_it(tmp_path: Path) ->
         path = file_of(tmp_path / f"{number}.ckpt", entry)
         found.add(fingerprint_checkpoint(build_options(FingerprintRequest, source=str(path))).fingerprint)
     assert len(found) == len(variants)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{}", "is neither a checkpoint nor a document of 'reshard fingerprint --json'"),
-        ("not JSON", "is neither a checkpoint nor a document of 'reshard fingerprint --json'"),
-        (None, "cannot read it: no such file"),
-    ],
-)
-def test_what_is_no_document_of_fingerprints_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "there.json").write_text(content)
-    with pytest.raises(InputError, match=message):
-        compared(tmp_path / "there.json", case(7010).directory / "full")
-
-
-def test_changed_fingerprints_are_refused(tmp_path: Path) -> None:
-    request = build_options(FingerprintRequest, source=str(case(7010).directory / "full"))
-    document = json.loads(fingerprint_checkpoint(request).model_dump_json())
-    document["parameters"][0]["fingerprint"] = "0" * 16
-    (tmp_path / "there.json").write_text(json.dumps(document))
-    with pytest.raises(InputError, match="was changed: its parameters do not give its fingerprint"):
-        compared(tmp_path / "there.json", case(7010).directory / "full")
-    with pytest.raises(InputError, match="fingerprints have no strategy, no other steps and no key"):
-        compared(tmp_path / "there.json", case(7010).directory / "full", strategy_a="strategy.ckpt")
-
-
-def test_fingerprints_of_what_cannot_be_a_dtype_are_refused(tmp_path: Path) -> None:
-    parameters = (ParameterFingerprint(name="w", dtype="F\n", shape=(), fingerprint="0" * 16),)
-    whole = fingerprint_of_all(parameters)
-    document = ModelFingerprint(
-        checkpoint="c", step=None, ranks=1, size_bytes=0, fingerprint=whole, parameters=parameters
-    )
-    path = tmp_path / "there.json"
-    path.write_text(document.model_dump_json())
-    with pytest.raises(InputError, match=r"there.json: 'F\\n' cannot be the name of a dtype"):
-        compared(path, path)
 
 
 def test_advice_names_the_options_of_the_side() -> None:
