@@ -46,7 +46,7 @@ def _file(data: bytes, url: str) -> RemoteFile:
 
 
 def _checked(file: RemoteFile) -> FileIndex:
-    """The index of a file, which tells only of what is there; its CRC is looked at, and may be wrong."""
+    """The index of a file, which covers only what is there; its CRC is checked, and may be wrong."""
     index = read_index(file)
     assert index.size_bytes == file.size_bytes
     for name, entry in index.entries.items():

@@ -31,7 +31,7 @@ class HangError(BaseException):
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that a parser did not stand."""
+    """An input that a parser did not survive."""
 
     parser: str
     what: str

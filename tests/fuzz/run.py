@@ -48,7 +48,7 @@ _SHOWN_BYTES = 200
 @click.option("--seed", type=int, help="The same damage each time; random if not given.")
 @click.option("--only", type=click.Choice([parser.name for parser in PARSERS]), help="Just this parser.")
 def main(seconds: float, seed: int | None, only: str | None) -> None:
-    """Feeds parsers with damaged files, and keeps those that they do not stand.
+    """Feeds parsers with damaged files, and keeps those that they do not survive.
 
     A file has to be read or refused with a message that names it: without any other exception, within seconds, and in
     memory that its size bounds.

@@ -46,7 +46,7 @@ def test_what_is_wrong_is_noticed(monkeypatch, data: bytes, what: str, accepted:
     assert found[1] is accepted
 
 
-def test_a_failure_is_told_once_with_a_small_input() -> None:
+def test_a_failure_is_reported_once_with_a_small_input() -> None:
     parser = Parser("clumsy", lambda: [b"a long file with a key in it", b"x key y"], _parse)
     tally = engine.run(parser, Random(1), inputs=40)
     (failure,) = tally.failures.values()

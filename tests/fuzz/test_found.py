@@ -28,7 +28,7 @@ from tests.support.places import FIXTURES
 _DEEP = 100_000
 
 
-def test_a_shape_of_thousands_of_digits_is_refused_not_told() -> None:
+def test_a_shape_of_thousands_of_digits_is_refused_not_printed() -> None:
     nines = "9" * 4000
     header = f'{{"w":{{"dtype":"F32","shape":[{nines},{nines}],"data_offsets":[0,4]}}}}'.encode()
     data = len(header).to_bytes(8, "little") + header + b"abcd"

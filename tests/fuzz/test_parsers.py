@@ -16,14 +16,14 @@ every_parser = pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: par
 
 
 @every_parser
-def test_it_stands_damaged_files(parser: Parser) -> None:
+def test_it_survives_damaged_files(parser: Parser) -> None:
     tally = run(parser, random.Random(parser.name), inputs=_INPUTS)
     assert list(tally.failures.values()) == []
     assert tally.count == _INPUTS
 
 
 @every_parser
-def test_it_stands_its_seeds_cut_off(parser: Parser) -> None:
+def test_it_survives_its_seeds_cut_off(parser: Parser) -> None:
     seed = min(parser.seeds(), key=len)
     for stop in range(0, len(seed), max(1, len(seed) // 40)):
         assert outcome(parser, seed[:stop]) == ("", outcome(parser, seed[:stop])[1])
@@ -32,7 +32,7 @@ def test_it_stands_its_seeds_cut_off(parser: Parser) -> None:
 @every_parser
 @given(data=st.binary(max_size=100))
 @settings(derandomize=True, database=None, deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-def test_it_stands_anything(parser: Parser, data: bytes) -> None:
+def test_it_survives_anything(parser: Parser, data: bytes) -> None:
     assert outcome(parser, data)[0] == ""
 
 

@@ -52,13 +52,13 @@ def test_small_ones_of_a_remote_file_share_requests() -> None:
     assert max(length for ranges in file.rounds for _, length in ranges) <= 4 * MIB
 
 
-def test_bytes_are_told_as_they_are_read() -> None:
+def test_bytes_are_reported_as_they_are_read() -> None:
     for url in (LOCAL, REMOTE):
         file = sparse_file(ENTRIES, url)
-        told: list[int] = []
+        found: list[int] = []
         for entry in held():
-            next(content_digests(file, [entry], MIB, told.append))
-        assert sum(told) == sum(entry.size_bytes for entry in ENTRIES)
+            next(content_digests(file, [entry], MIB, found.append))
+        assert sum(found) == sum(entry.size_bytes for entry in ENTRIES)
 
 
 @pytest.mark.parametrize("place", range(len(ENTRIES)))

@@ -100,7 +100,7 @@ def changed(kind: str, **changes: object) -> bytes:
 
 @pytest.mark.parametrize("kind", PARSERS)
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"schema_version": 2}, "schema_version: Input should be 1"),
         ({"added": 1}, "added: Extra inputs are not permitted"),
@@ -109,10 +109,10 @@ def changed(kind: str, **changes: object) -> bytes:
         ({"verified": "perfectly"}, "verified: Input should be 'none', 'structure', 'checksum' or 'content'"),
     ],
 )
-def test_other_records_are_refused(kind: str, changes: dict[str, object], told: str) -> None:
+def test_other_records_are_refused(kind: str, changes: dict[str, object], message: str) -> None:
     with pytest.raises(TargetError) as caught:
         PARSERS[kind][1](changed(kind, **changes), "/out/.reshard/x.json")
-    assert str(caught.value) == f"/out/.reshard/x.json: not a readable {kind}: {told}"
+    assert str(caught.value) == f"/out/.reshard/x.json: not a readable {kind}: {message}"
 
 
 def test_what_was_changed_is_in_it_and_no_older_one_lacks_anything() -> None:

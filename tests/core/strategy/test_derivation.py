@@ -130,7 +130,7 @@ def test_what_could_not_be_checked_is_said() -> None:
     assert "no parameter's shape is known" in derive_strategy(strategy(NETWORK), TargetJob(1, 5, 1), {}).notes[0]
 
 
-def test_nothing_cut_tells_nothing() -> None:
+def test_nothing_sharded_shows_nothing() -> None:
     with pytest.raises(StrategyError, match="cuts no parameter by model parallel.*--cut PATTERN=AXIS"):
         derived(strategy({"l.0.norm": WHOLE}), 1, 2, 1)
 
@@ -257,7 +257,7 @@ def test_without_a_word_of_the_network_the_size_decides() -> None:
         derived(strategy(NETWORK), 2, 4, 1, facts={}, optimizer_parallel=True)
 
 
-def test_what_did_not_divide_before_tells_nothing() -> None:
+def test_what_did_not_divide_before_shows_nothing() -> None:
     source = strategy({"l.0.wq": sharded(ROWS), "l.0.wo": COLUMNS})
     shapes = {"l.0.wq": TensorFacts((24, 8)), "l.0.wo": TensorFacts((9, 24))}
     options = {"optimizer_parallel": True, "optimizer_threshold_bytes": 9 * 24 * 4}

@@ -143,13 +143,13 @@ class TestDirectory:
             read_strategy(str(tmp_path))
 
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "message"),
         [(b"", "is empty"), (b"\x0a\x08", "looks like a checkpoint"), (b"README", "is not a strategy")],
     )
-    def test_file_that_is_none(self, tmp_path: Path, data: bytes, told: str) -> None:
+    def test_file_that_is_none(self, tmp_path: Path, data: bytes, message: str) -> None:
         write_stages(tmp_path)
         (tmp_path / "other").write_bytes(data)
-        with pytest.raises(StrategyError, match=f"/other: .*{told}"):
+        with pytest.raises(StrategyError, match=f"/other: .*{message}"):
             read_strategy(str(tmp_path))
 
     def test_merged_file_among_own_ones(self, tmp_path: Path) -> None:

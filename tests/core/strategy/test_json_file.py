@@ -123,7 +123,7 @@ class TestNoStrategy:
     """Every kind of bad file is a StrategyError that begins with the file's name."""
 
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "message"),
         [
             (b"", "is empty"),
             (b" \n", "is empty"),
@@ -145,8 +145,8 @@ class TestNoStrategy:
             (b'{"parallel_layout_item": {"a": 1}}', "parameter 'a' is 1, not an object"),
         ],
     )
-    def test_bytes(self, data: bytes, told: str) -> None:
-        with pytest.raises(StrategyError, match=rf"^dir/file\.json: .*{told}"):
+    def test_bytes(self, data: bytes, message: str) -> None:
+        with pytest.raises(StrategyError, match=rf"^dir/file\.json: .*{message}"):
             parse_json(data, "dir/file.json")
 
     @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ class TestNoStrategy:
             parse(content)
 
     @pytest.mark.parametrize(
-        ("fields", "told"),
+        ("fields", "message"),
         [
             ({"dev_matrix": 4}, "dev_matrix is 4, not a list"),
             ({"dev_matrix": [2.0, 2]}, "dev_matrix entry is 2.0, not an integer"),
@@ -180,12 +180,12 @@ class TestNoStrategy:
             ({"param_split_shape": {}}, "param_split_shape is {}, not a list"),
         ],
     )
-    def test_wrong_value(self, fields: dict[str, object], told: str) -> None:
-        with pytest.raises(StrategyError, match=rf"^dir/file\.json: .*'weight'.*{told}"):
+    def test_wrong_value(self, fields: dict[str, object], message: str) -> None:
+        with pytest.raises(StrategyError, match=rf"^dir/file\.json: .*'weight'.*{message}"):
             parse(changed(**fields))
 
     @pytest.mark.parametrize(
-        ("operator", "told"),
+        ("operator", "message"),
         [
             ([], "operator 'op' is"),
             ({"parallel_strategy": []}, "has no 'stage'"),
@@ -196,8 +196,8 @@ class TestNoStrategy:
             ({"stage": 0, "parallel_strategy": [[1.5]]}, "parallel_strategy entry is 1.5"),
         ],
     )
-    def test_wrong_operator(self, operator: object, told: str) -> None:
-        with pytest.raises(StrategyError, match=rf"^dir/file\.json: .*{told}"):
+    def test_wrong_operator(self, operator: object, message: str) -> None:
+        with pytest.raises(StrategyError, match=rf"^dir/file\.json: .*{message}"):
             parse(document() | {"parallel_strategy_item": {"op": operator}})
 
     def test_lone_surrogate_in_a_name(self) -> None:

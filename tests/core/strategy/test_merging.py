@@ -48,15 +48,15 @@ def test_stage_without_operators_survives_splitting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         (replace(LAYOUT, device_matrix=(4, 1)), r"'weight' has device_matrix \(2, 2\) in the first, \(4, 1\) in"),
         (replace(LAYOUT, optimizer_shard_size=2), "'weight' has optimizer_shard_size 0 in the first, 2 in the second"),
         (replace(LAYOUT, tensor_shape=(4, 6)), r"'weight' has tensor_shape None in the first, \(4, 6\) in the second"),
     ],
 )
-def test_two_of_one_stage_that_differ(changed: ParameterLayout, told: str) -> None:
-    with pytest.raises(StrategyError, match=f"a.ckpt and b.ckpt are both of stage 1, but differ: parameter {told}"):
+def test_two_of_one_stage_that_differ(changed: ParameterLayout, message: str) -> None:
+    with pytest.raises(StrategyError, match=f"a.ckpt and b.ckpt are both of stage 1, but differ: parameter {message}"):
         merge_strategies([own(0, "z"), own(1, "a.ckpt"), own(1, "b.ckpt", weight=changed)])
 
 

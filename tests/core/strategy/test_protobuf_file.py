@@ -90,7 +90,7 @@ def test_own_file_without_operators_is_of_stage_0() -> None:
         (ParameterLayout((2, 2), ((1,), (0,))), [[1, 0]]),
         (ParameterLayout((2, 2), ((1,), (0,)), nested=True), [[1], [0]]),
         (ParameterLayout((2, 2, 2), ((2, 1), ()), nested=True), [[2, 1], [-1]]),
-        # MindSpore tells the nested map of a 1-d tensor from a flat one by an empty second message
+        # MindSpore distinguishes the nested map of a 1-d tensor from a flat one by an empty second message
         (ParameterLayout((2, 2), ((1, 0),), nested=True), [[1, 0], []]),
     ],
 )
@@ -173,7 +173,7 @@ class TestNoStrategy:
     """Every kind of bad file is a StrategyError that begins with the file's name."""
 
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "message"),
         [
             (b"", "is empty"),
             (b"\x08\x01", "has no parameter layouts"),
@@ -188,8 +188,8 @@ class TestNoStrategy:
             (b"\x0b" * 5000, "is not a strategy"),
         ],
     )
-    def test_bytes(self, data: bytes, told: str) -> None:
-        with pytest.raises(StrategyError, match=rf"^dir/file\.ckpt: .*{told}"):
+    def test_bytes(self, data: bytes, message: str) -> None:
+        with pytest.raises(StrategyError, match=rf"^dir/file\.ckpt: .*{message}"):
             parse_protobuf(data, "dir/file.ckpt")
 
     def test_checkpoint_of_mindspore(self) -> None:
@@ -242,7 +242,7 @@ class TestNoStrategy:
             parse(message)
 
     @pytest.mark.parametrize(
-        ("layout", "told"),
+        ("layout", "problem"),
         [
             (replace(FLAT, device_matrix=(2, 0)), r"device matrix is \[2, 0\]"),
             (replace(FLAT, device_matrix=()), r"device matrix is \[\]"),
@@ -258,7 +258,7 @@ class TestNoStrategy:
             (replace(FLAT, param_split_shape=(1, 2), indices_offset=(0,)), "2 lengths .* 1 offsets"),
         ],
     )
-    def test_impossible_layout_is_neither_read_nor_written(self, layout: ParameterLayout, told: str) -> None:
+    def test_impossible_layout_is_neither_read_nor_written(self, layout: ParameterLayout, problem: str) -> None:
         message = message_of(FLAT)
         layouts = layouts_of(message)
         layouts.dev_matrix[0].dim[:] = layout.device_matrix
@@ -269,7 +269,7 @@ class TestNoStrategy:
         layouts.opt_weight_shard_step = layout.optimizer_shard_step
         layouts.param_split_shape[0].dim[:] = layout.param_split_shape
         layouts.indices_offset[0].dim[:] = layout.indices_offset
-        with pytest.raises(StrategyError, match=f"^dir/file.ckpt: parameter 'weight': .*{told}"):
+        with pytest.raises(StrategyError, match=f"^dir/file.ckpt: parameter 'weight': .*{problem}"):
             parse(message)
         with pytest.raises(StrategyError, match=r"^made: "):
             build_protobuf(own(layout))

@@ -1,4 +1,4 @@
-"""What device axes are for, told from the layouts of a stage."""
+"""Roles of device axes, derived from the layouts of a stage."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

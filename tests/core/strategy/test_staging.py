@@ -118,7 +118,7 @@ def test_stacks_of_layers_follow_each_other() -> None:
     assert staged(stacks, 2, "0-2,3").layers == ("enc.layers.0-1, dec.layers.0", "dec.layers.1")
 
 
-def test_what_cannot_be_told_is_named() -> None:
+def test_what_is_unknown_is_named() -> None:
     with pytest.raises(StrategyError, match=r"the stage of 'odd' is unknown.*--place PATTERN=first"):
         staged(strategy("odd l.0.w l.1.w"), 2)
     with pytest.raises(StrategyError, match="the stage of 'odd' is unknown"):

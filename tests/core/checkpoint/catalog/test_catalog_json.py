@@ -55,7 +55,7 @@ def test_no_step_stays_none() -> None:
     assert through_json(catalog) == catalog
 
 
-def test_what_was_assumed_stands_apart_from_what_the_files_are() -> None:
+def test_what_was_assumed_is_kept_apart_from_what_the_files_are() -> None:
     """An identity of the files can leave it out."""
     data = catalog_to_json(small_catalog())
     assert data.pop("assumed") == [2]

@@ -68,7 +68,7 @@ def test_another_number_in_the_prefix_may_equal_a_rank() -> None:
     assert groups(*prefixes) == {"llama3_rank_{rank}": (0, 1, 2, 3, 4)}
 
 
-def test_rank_may_stand_several_times() -> None:
+def test_rank_may_occur_several_times() -> None:
     assert groups({"r0_of_0"}, {"r1_of_1"}) == {"r{rank}_of_{rank}": (0, 1)}
 
 

@@ -18,7 +18,7 @@ from tests.support.remote_file import sparse_file
 from tests.support.source_directories import Source, catalog, ckpt, everything, failing_on, field, rank_contents, tensor
 
 
-def test_crc_is_checked_unless_told_otherwise(source: Source) -> None:
+def test_crc_is_checked_unless_it_is_switched_off(source: Source) -> None:
     content = ckpt("w")
     good = content + b"crc_num" + zlib.crc32(content).to_bytes(10, "big")
     source.add("rank_0/A.ckpt", data=good)
@@ -160,11 +160,11 @@ def test_files_are_closed(source: Source, monkeypatch: pytest.MonkeyPatch) -> No
         file = open_source(location)
         close = file.close
 
-        def close_and_tell() -> None:
+        def close_and_record() -> None:
             closed.append(str(location))
             close()
 
-        monkeypatch.setattr(file, "close", close_and_tell)
+        monkeypatch.setattr(file, "close", close_and_record)
         return file
 
     monkeypatch.setattr("reshard.core.checkpoint.encryption.opening.open_source", watched)

@@ -48,7 +48,7 @@ def test_rank_folders(root: str) -> None:
     assert str(result.files[2][0].location).endswith("/ck/rank_2/CKP-1_2.ckpt")
 
 
-def test_url_is_told_as_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_is_reported_as_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(str(tmp_path), "ck/rank_0/a.ckpt")
     monkeypatch.chdir(tmp_path)
     assert survey("ck").url == str(tmp_path.resolve() / "ck")

@@ -14,12 +14,12 @@ from tests.support.damaged import entries_of, request_of, whole_model, whole_sha
 def test_a_file_cut_off_between_two_entries_is_damaged(tmp_path: Path) -> None:
     """It can be read to its end, and would pass for one of a redundancy-removed checkpoint."""
     directory = whole_shards(tmp_path, {3: {"c"}})
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as refusal:
         convert(request_of(directory))
     assert "rank_3/net-1_1.ckpt: seems to have been cut off after 2 parameters, with which rank_0's file" in str(
-        told.value
+        refusal.value
     )
-    assert "--recover would do: what rank_3 should hold is on other ranks as well" in str(told.value)
+    assert "--recover would do: what rank_3 should hold is on other ranks as well" in str(refusal.value)
     report = convert(request_of(directory, recover=True))
     assert read_tree(tmp_path / "out")[0] == whole_model()
     assert [(each.rank, each.stand_in, each.slices) for each in report.stand_ins] == [(3, 1, 3)]

@@ -50,13 +50,13 @@ def test_early_releases_began_every_mode_alike_and_wrote_no_tag(mode: Encryption
 
 
 @pytest.mark.parametrize("mode", EncryptionMode)
-def test_a_file_that_was_encrypted_anew_in_the_same_tick(mode: EncryptionMode) -> None:
+def test_a_file_that_was_encrypted_again_in_the_same_tick(mode: EncryptionMode) -> None:
     for _ in range(2):  # of one name, size and version
-        file = DecryptedSource(MemoryFile(encrypted(PLAIN, mode, 100), "anew.ckpt"), key(mode))
+        file = DecryptedSource(MemoryFile(encrypted(PLAIN, mode, 100), "again.ckpt"), key(mode))
         assert read_bytes(file, 0, len(PLAIN)) == PLAIN
 
 
-def test_a_file_that_was_encrypted_anew_where_only_sizes_are_told() -> None:
+def test_a_file_that_was_encrypted_again_where_only_the_size_is_known() -> None:
     for _ in range(2):
         data = encrypted(PLAIN, CBC, 100)
         stored = RemoteFile([(0, data)], len(data))

@@ -190,7 +190,7 @@ def test_a_changed_byte_of_gcm_is_one_error(region: int) -> None:
 
 @pytest.mark.parametrize("mode", [CBC, SM4])
 @pytest.mark.parametrize("region", [*range(12), *range(28, 32), -17])
-def test_a_changed_byte_of_cbc_is_an_error_where_its_layout_tells(mode: EncryptionMode, region: int) -> None:
+def test_a_changed_byte_of_cbc_is_an_error_where_its_layout_shows_it(mode: EncryptionMode, region: int) -> None:
     data = bytearray(encrypted(PLAIN[:96], mode))
     data[region] ^= 0x80
     with pytest.raises(CheckpointError):
@@ -198,18 +198,18 @@ def test_a_changed_byte_of_cbc_is_an_error_where_its_layout_tells(mode: Encrypti
 
 
 @pytest.mark.parametrize("mode", EncryptionMode)
-def test_every_truncation_is_told(mode: EncryptionMode) -> None:
+def test_every_truncation_is_an_error(mode: EncryptionMode) -> None:
     data = encrypted(PLAIN[:150], mode)
     border = encrypted_bytes(100, mode, 100)
     for length in range(1, len(data)):
-        if length == border:  # a whole number of blocks: what is in them is too short then, and its reader tells
+        if length == border:  # a whole number of blocks: their contents are too short then, and its reader tells
             assert opened(data[:length], mode).size_bytes == 100
             continue
         with pytest.raises(CheckpointError, match=r"truncated|damaged|is not encrypted"):
             opened(data[:length], mode)
 
 
-def test_the_tag_tells_a_wrong_key() -> None:
+def test_the_tag_reveals_a_wrong_key() -> None:
     with pytest.raises(CheckpointError) as caught:
         opened(encrypted(PLAIN), GCM, b"fedcba9876543210").check_tags()
     assert str(caught.value) == (
@@ -219,19 +219,19 @@ def test_the_tag_tells_a_wrong_key() -> None:
 
 
 @pytest.mark.parametrize("mode", [CBC, SM4])
-def test_the_padding_mostly_tells_a_wrong_key(mode: EncryptionMode) -> None:
+def test_the_padding_mostly_reveals_a_wrong_key(mode: EncryptionMode) -> None:
     data = encrypted(PLAIN, mode)
-    told = 0
+    found = 0
     for number in range(50):
         try:
             opened(data, mode, number.to_bytes(16, "big"))
         except CheckpointError as error:
-            told += "does not end as it should): env:KEY is not the key" in str(error)
-    assert told == 50  # one block in 256 would pass, thirteen do not
+            found += "does not end as it should): env:KEY is not the key" in str(error)
+    assert found == 50  # one block in 256 would pass, thirteen do not
 
 
 @pytest.mark.parametrize("mode", EncryptionMode)
-def test_a_wrong_key_that_nothing_else_tells_decrypts_to_no_checkpoint(mode: EncryptionMode) -> None:
+def test_a_wrong_key_that_nothing_else_reveals_decrypts_to_no_checkpoint(mode: EncryptionMode) -> None:
     stored = encrypted(CHECKPOINT, mode, 1000)
     assert set(read_index(opened(stored, mode)).entries) == {"w", "b"}
     for number in range(10_000):  # of CBC one in 256 passes for the right one at first
@@ -240,7 +240,7 @@ def test_a_wrong_key_that_nothing_else_tells_decrypts_to_no_checkpoint(mode: Enc
         if "does not decrypt to a checkpoint (" in str(caught.value):
             break
     else:
-        pytest.fail("the padding told every wrong key")
+        pytest.fail("the padding revealed every wrong key")
 
 
 @pytest.mark.parametrize("mode", EncryptionMode)
@@ -254,5 +254,5 @@ def test_an_encrypted_file_without_a_key(mode: EncryptionMode) -> None:
 
 def test_nothing_repeats_the_key() -> None:
     file = opened(encrypted(CHECKPOINT))
-    for told in (repr(key()), repr(vars(file)), repr(file)):
-        assert SECRET.decode() not in told
+    for found in (repr(key()), repr(vars(file)), repr(file)):
+        assert SECRET.decode() not in found

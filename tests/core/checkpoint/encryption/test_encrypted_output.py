@@ -21,6 +21,6 @@ def test_the_same_is_never_encrypted_alike(mode: EncryptionMode) -> None:
     assert encrypted(bytes(160), mode) != encrypted(bytes(160), mode)
 
 
-def test_what_was_encrypted_cannot_be_written_anew() -> None:
+def test_what_was_encrypted_cannot_be_rewritten() -> None:
     with pytest.raises(Exception, match="can only be appended to"):
         EncryptedOutput(WrittenBytes(), key()).rewrite(0, b"x")

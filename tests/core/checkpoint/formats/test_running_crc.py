@@ -166,7 +166,7 @@ def test_an_integer_scalar_counts_as_so_many_zeros(dtype: str, value: int) -> No
 
 
 def test_a_negative_scalar_counts_by_its_bytes() -> None:
-    """MindSpore can write no CRC of it; the file can be checked all the same."""
+    """MindSpore can write no CRC of it; the file can still be checked."""
     entry, content = OutputEntry("step", dtype_from_name("Int64"), ()), (-3).to_bytes(8, "little", signed=True)
     data = written(CheckpointFormat.SAFETENSORS, [entry], {"step": content}, 64)
     file = MemoryFile(data, "m.safetensors")

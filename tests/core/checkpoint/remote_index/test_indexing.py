@@ -203,7 +203,7 @@ def variants(draw: st.DrawFn, base: list[OutputEntry]) -> tuple[list[tuple[int, 
         parts = [(offset, bytes(damaged) if offset == start else literal) for offset, literal in parts]
     elif kind == "cut":
         cut = draw(st.integers(1, min(9, size_bytes - 1)))
-        # what is missing at the end stands at the beginning, so that the size tells nothing
+        # bytes missing at the end were added at the beginning, so the size reveals nothing
         parts = [(0, blob(9, b"x" * (cut - 2))[:cut])] + [(start + cut, part) for start, part in parts]
         parts = [(start, part[: size_bytes - start]) for start, part in parts if start < size_bytes]
     return parts, size_bytes

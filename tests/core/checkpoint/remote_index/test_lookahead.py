@@ -104,7 +104,7 @@ def test_a_text_that_a_window_holds_is_not_asked_for_again() -> None:
     assert len(places) == len(set(places))
 
 
-def test_a_long_text_is_read_all_the_same() -> None:
+def test_a_long_text_is_read_too() -> None:
     text = "text" * 50_000
     entries = [
         *transformer(3, MIB, 2 * MIB),
