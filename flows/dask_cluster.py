@@ -51,11 +51,7 @@ class DaskRunner:
         return sum(min(threads, max_in_each) for threads in self._threads.values())
 
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
-        """Run a task on a worker.
-
-        Raises:
-            RunnerLostError: the scheduler is gone.
-        """
+        """Run a task on a worker."""
         if self._client.status != "running":
             raise RunnerLostError(f"{self._name}: the scheduler does not answer any more")
         future = self._runner.submit(task, parameters)
@@ -77,11 +73,7 @@ class DaskRunner:
         return state
 
     def check(self) -> None:
-        """Update the workers.
-
-        Raises:
-            RunnerLostError: there have been none for a long time.
-        """
+        """Update the workers."""
         if time.monotonic() - self._checked < _CHECK_SECONDS:
             return
         self._threads = self._threads_now()
@@ -116,12 +108,7 @@ def _when_done(future: Any, ended: Callable[[Future], None]) -> None:
 
 @contextmanager
 def running_cluster(address: str) -> Iterator[DaskRunner]:
-    """Provide a running cluster.
-
-    Raises:
-        InputError: the cluster could not reach Prefect's server.
-        ConversionError: the scheduler does not answer, or has no workers.
-    """
+    """Provide a running cluster."""
     if is_embedded():
         raise InputError(
             f"dask_scheduler {address}: the cluster's workers could not reach Prefect's embedded server. Start one "

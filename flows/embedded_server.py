@@ -59,11 +59,7 @@ class EmbeddedServer:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Let Prefect use the server in the block, as soon as it answers.
-
-        Raises:
-            ConversionError: it does not answer.
-        """
+        """Let Prefect use the server in the block, as soon as it answers."""
         try:
             httpx.get(f"{self.url}/health", timeout=_STARTUP_SECONDS, trust_env=False).raise_for_status()
         except httpx.HTTPError as error:

@@ -40,9 +40,6 @@ def check_output(url: str) -> None:
     """Check that files that a deployment's run writes at a URL outlive the run's process.
 
     Programs that call a flow may read files from their own memory.
-
-    Raises:
-        InputError: the files would be kept in the process's memory.
     """
     if deployment.id:
         check_lasting(url)

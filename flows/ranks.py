@@ -183,11 +183,7 @@ class _Tasks:
 
 
 def failures_of(outcome: Outcome, unit: Unit) -> Failures:
-    """Return what kept a finished task from completing, by rank; empty if it completed, and only then.
-
-    Raises:
-        Exception: the task met a bug.
-    """
+    """Return what kept a finished task from completing, by rank; empty if it completed, and only then."""
     error = _error_of(outcome)
     if isinstance(error, RanksFailedError):
         return dict(error.failures)

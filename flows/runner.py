@@ -26,18 +26,10 @@ class Runner(Protocol):
         """Return the number of tasks that may run at once, with at most `max_in_each` in each process."""
 
     def submit(self, task: Task[..., Any], parameters: dict[str, Any], ended: Callable[[Future], None]) -> Future:
-        """Run a task; `ended` is called, in any thread, when the task has ended somehow.
-
-        Raises:
-            RunnerLostError: no worker can run it.
-        """
+        """Run a task; `ended` is called, in any thread, when the task has ended somehow."""
 
     def outcome(self, future: Future, ended: Callable[[Future], None]) -> Outcome | None:
         """Return the outcome of a task that has ended; None if it runs again: then `ended` is called once more."""
 
     def check(self) -> None:
-        """Check that tasks can still end; to be called now and then.
-
-        Raises:
-            RunnerLostError: they cannot.
-        """
+        """Check that tasks can still end; to be called now and then."""

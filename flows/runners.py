@@ -67,12 +67,7 @@ class PoolRunner(Runner, Protocol):
 
 @contextmanager
 def worker_pool(request: ConversionRequest) -> Iterator[PoolRunner | None]:
-    """Provide the Dask cluster that a request names; None if it names none.
-
-    Raises:
-        InputError: Dask is not installed.
-        ConversionError: the cluster does not answer, or has no workers.
-    """
+    """Provide the Dask cluster that a request names; None if it names none."""
     if not request.dask_scheduler:
         yield None
         return

@@ -96,11 +96,7 @@ class Slots:
 
 @contextmanager
 def slots_of(name: str) -> Iterator[Slots | None]:
-    """Provide the slots of a limit, None without a name; slots that are left at the end of the block are given back.
-
-    Raises:
-        InputError: there is no such limit.
-    """
+    """Provide the slots of a limit, None without a name; slots that are left at the end of the block are given back."""
     if not name:
         yield None
         return

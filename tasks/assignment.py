@@ -128,13 +128,7 @@ class WorkerContext:
 
 @contextmanager
 def worker_context(assignment: Assignment, *, writes: bool = False) -> Iterator[WorkerContext]:
-    """Provide what work on ranks needs in this process; with `writes`, wait for memory from the budget.
-
-    Raises:
-        InputError: this process does not see what the run sees.
-        TargetError: the run is over, or the plan is another one.
-        StorageError: a transient failure to read.
-    """
+    """Provide what work on ranks needs in this process; with `writes`, wait for memory from the budget."""
     if assignment.lease == current_lease():
         workspace, plan = open_plan(assignment)
         yield WorkerContext(_rank_work(assignment, workspace, plan), lambda: (0, 0))
@@ -166,12 +160,7 @@ def _rank_work(assignment: Assignment, workspace: Workspace, plan: ConversionPla
 
 
 def open_plan(assignment: Assignment) -> tuple[Workspace, ConversionPlan]:
-    """Return the workspace of a plan's file, and the plan, which each process loads once.
-
-    Raises:
-        TargetError: the file contains another plan, or none.
-        StorageError: the file cannot be read.
-    """
+    """Return the workspace of a plan's file, and the plan, which each process loads once."""
     with _once:
         plan = load_plan(assignment.plan_url, assignment.identity)
         return Workspace.of_plan(assignment.plan_url, assignment.identity), plan

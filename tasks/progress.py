@@ -45,11 +45,7 @@ class RunProgress:
         self._bar.begin(total_bytes)
 
     def advance(self, count_bytes: int) -> None:
-        """Count bytes as done.
-
-        Raises:
-            StoppedError: the run is being stopped.
-        """
+        """Count bytes as done."""
         self._advance(count_bytes)
         self._bar.advance(count_bytes)
 

@@ -125,12 +125,7 @@ class _FinishedRanks:
 
 
 def _finished_ranks(session: Session) -> _FinishedRanks:
-    """Read the records of the target's ranks, wherever they are by now.
-
-    Raises:
-        TargetError: another run converts something else into the target.
-        StorageError: the records cannot be read.
-    """
+    """Read the records of the target's ranks, wherever they are by now."""
     plan, level, target = session.plan, session.request.verify, session.target
     while True:
         # a run that did other ranks may have completed the target a moment ago, with the ranks of this run
@@ -157,12 +152,7 @@ def _finished_ranks(session: Session) -> _FinishedRanks:
 def _compare_contents(
     session: Session, content: ContentCheck, source_parts: Mapping[int, np.ndarray], workspace: Workspace
 ) -> None:
-    """Compare contents; target ranks that may be to blame lose their records, so a rerun repeats them.
-
-    Raises:
-        VerificationError: contents differ.
-        CatalogError, CheckpointError, StorageError: a source file cannot be read.
-    """
+    """Compare contents; target ranks that may be to blame lose their records, so a rerun repeats them."""
     for rank in content.source_ranks:
         parts = source_parts.get(rank)
         content.add_source(rank, content.source_parts(rank) if parts is None else parts)

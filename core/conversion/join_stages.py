@@ -18,13 +18,7 @@ from itertools import pairwise
 import xxhash
 
 from reshard import __version__
-from reshard.core.checkpoint.manifest import (
-    Manifest,
-    ParameterRecord,
-    RankSummary,
-    ShardRecord,
-    read_manifest,
-)
+from reshard.core.checkpoint.manifest import Manifest, ParameterRecord, RankSummary, ShardRecord, read_manifest
 from reshard.core.errors import InputError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import rebuild_plan
@@ -41,12 +35,7 @@ from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.joined import joined_name
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.placement import check_apart
-from reshard.core.storage.publishing import (
-    STATE_DIRECTORY,
-    check_room,
-    list_names,
-    working_location,
-)
+from reshard.core.storage.publishing import STATE_DIRECTORY, check_room, list_names, working_location
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.removal import remove_files
 from reshard.core.storage.urls import Location, parse_url

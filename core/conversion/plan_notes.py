@@ -3,12 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from reshard.core.plan.appended import AppendedParameter
-from reshard.core.plan.change_summary import (
-    changes_of,
-    changes_text,
-    excluded_parameters,
-    excluded_text,
-)
+from reshard.core.plan.change_summary import changes_of, changes_text, excluded_parameters, excluded_text
 from reshard.core.plan.model import PassedThroughParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import counted, listed, rank_names, utf8_text

@@ -6,12 +6,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
-from reshard.core.plan.change_summary import (
-    ExcludedParameter,
-    ParameterChange,
-    changes_of,
-    excluded_parameters,
-)
+from reshard.core.plan.change_summary import ExcludedParameter, ParameterChange, changes_of, excluded_parameters
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget

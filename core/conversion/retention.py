@@ -217,12 +217,7 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
 
 
 def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
-    """Read the conversion in a directory; None if it is neither finished nor halfway removed.
-
-    Raises:
-        TargetError: its manifest is damaged.
-        StorageError: the directory cannot be read.
-    """
+    """Read the conversion in a directory; None if it is neither finished nor halfway removed."""
     manifest, halfway = read_manifest(directory), False
     if manifest is None:
         record = directory.child(STATE_DIRECTORY, REMOVING_NAME)
@@ -343,13 +338,7 @@ def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary)
 
 @contextmanager
 def _claimed(directory: Location, ranks: Sequence[int]) -> Iterator[None]:
-    """Keep other runs from converting into a directory, mending or removing it while the block runs.
-
-    Raises:
-        TargetBusyError: another run is working on it.
-        TargetError: a working directory beside it contains foreign files.
-        StorageError: its leases cannot be read or written.
-    """
+    """Keep other runs from converting into a directory, mending or removing it while the block runs."""
     if directory.is_local:
         check_beside(directory)
     holder = new_holder(ranks)

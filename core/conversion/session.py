@@ -236,11 +236,7 @@ def _index_problem(target: Target) -> str | None:
 
 
 def _prepare(session: Session) -> None:
-    """Abort abandoned uploads, check the target's room, and begin the progress.
-
-    Raises:
-        StorageError: the target has no room.
-    """
+    """Abort abandoned uploads, check the target's room, and begin the progress."""
     plan, level, directory = session.plan, session.request.verify, session.workspace.directory
     if session.done:
         count = f"{len(session.done)} of {len(session.ranks)} {target_kind(plan)}s"

@@ -4,14 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from reshard.core.checkpoint.manifest import (
-    Manifest,
-    read_manifest,
-)
-from reshard.core.errors import (
-    StorageError,
-    TargetError,
-)
+from reshard.core.checkpoint.manifest import Manifest, read_manifest
+from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.own_files import check_replaced, check_working
 from reshard.core.storage.publishing import (
@@ -23,11 +17,7 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.urls import Location
-from reshard.core.target.workspace import (
-    IDENTITY_NAME,
-    STATE_LISTING,
-    read_identity,
-)
+from reshard.core.target.workspace import IDENTITY_NAME, STATE_LISTING, read_identity
 
 
 def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:

@@ -15,19 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
-from reshard.core.checkpoint.manifest import (
-    PLAN_NAME,
-    Manifest,
-    dump_record,
-    with_plan_digest,
-)
-from reshard.core.errors import (
-    InputError,
-    StorageError,
-    TargetBusyError,
-    TargetError,
-    VerificationError,
-)
+from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
+from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan, load_sources, plan_identity
 from reshard.core.request.conversion import VerifyLevel
@@ -124,11 +113,7 @@ class Target:
         self._begin()
 
     def check_usable(self) -> None:
-        """Check that the state of the target leaves room for this plan; see the module's table.
-
-        Raises:
-            TargetError: it does not.
-        """
+        """Check that the state of the target leaves room for this plan; see the module's table."""
         if self.final.is_local:
             check_local_place(self.final)
             check_beside(self.final)

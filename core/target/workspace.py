@@ -16,13 +16,7 @@ from reshard.core.checkpoint.manifest import (
     parse_shard_record,
     record_content,
 )
-from reshard.core.errors import (
-    CheckpointError,
-    InputError,
-    StorageError,
-    TargetError,
-    is_transient,
-)
+from reshard.core.errors import CheckpointError, InputError, StorageError, TargetError, is_transient
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
@@ -30,11 +24,7 @@ from reshard.core.runtime.sealing import keyed_digest, seal, unseal
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.local_lease import GATE_NAME
 from reshard.core.storage.own_files import Listing
-from reshard.core.storage.publishing import (
-    MANIFEST_NAME,
-    STATE_DIRECTORY,
-    list_names,
-)
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY, list_names
 from reshard.core.storage.reading import read_own_file, read_small_file
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
