@@ -4,7 +4,7 @@ The comparison of a conversion with its source and the comparison of two checkpo
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
@@ -42,6 +42,11 @@ class FingerprintAccumulator:
             self._by_ranks.setdefault(addend.shards.ranks, []).append(addend)
         self._lock = threading.Lock()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of all entries that count."""
+        return frozenset(addend.name for addends in self._by_ranks.values() for addend in addends)
+
     def contributions(self, record: CatalogRecord) -> dict[str, list[Contribution[Addend]]]:
         """The contributions of the entries of a rank's file, by their names."""
         found: dict[str, list[Contribution[Addend]]] = {}
@@ -62,6 +67,19 @@ class FingerprintAccumulator:
         with self._lock:
             for addend, fingerprint in sums.items():
                 addend.shards.add(rank, fingerprint)
+
+
+def stored_bytes(records: Iterable[CatalogRecord], names: Collection[str]) -> int:
+    """Bytes that files store of parameters, in all replicas."""
+    wanted = frozenset(names)
+    sizes: dict[int, int] = {}  # ranks with equal headers share an index
+    total = 0
+    for record in records:
+        if id(record.index) not in sizes:
+            entries = record.index.entries.values()
+            sizes[id(record.index)] = sum(entry.size_bytes for entry in entries if entry.name in wanted)
+        total += sizes[id(record.index)]
+    return total
 
 
 @dataclass(frozen=True)

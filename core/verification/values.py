@@ -27,7 +27,7 @@ from reshard.core.source.replicas import differing_replicas_text
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
-from reshard.core.verification.accumulator import Addend, FingerprintAccumulator
+from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
 
 _MAX_LOCATED = 4
@@ -114,13 +114,7 @@ class ContentCheck:
 
     def source_bytes(self) -> int:
         """Bytes to read from the source."""
-        names = {addend.name for addends in self._addends.values() for addend in addends}
-        names |= {addend.name for addend in self._passed_through.values()}
-        sizes: dict[int, int] = {}  # ranks with equal headers share an index
-        records = self._plan.inputs.catalog.records.values()
-        for index in {id(record.index): record.index for record in records}.values():
-            sizes[id(index)] = sum(entry.size_bytes for entry in index.entries.values() if entry.name in names)
-        return sum(sizes[id(record.index)] for record in records)
+        return stored_bytes(self._plan.inputs.catalog.records.values(), self._source.names)
 
     def source_parts(self, rank: int, advance: Callable[[int], None] = lambda _: None) -> np.ndarray:
         """Read the contributions of a source rank's file, for `add_source`.

@@ -36,7 +36,7 @@ from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType, dtype_from_record
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
-from reshard.core.verification.accumulator import CheckpointFingerprints, Contents
+from reshard.core.verification.accumulator import CheckpointFingerprints, Contents, stored_bytes
 from reshard.core.verification.fingerprint_file import (
     ModelFingerprint,
     ParameterFingerprint,
@@ -206,16 +206,7 @@ class CheckpointView(_Facts):
 
     def stored_bytes(self, names: Collection[str]) -> int:
         """Bytes to read of parameters, all replicas of them."""
-        wanted = frozenset(names)
-        sizes: dict[int, int] = {}
-        total = 0
-        for record in self.plan.inputs.catalog.records.values():
-            size = sizes.get(id(record.index))
-            if size is None:
-                entries = record.index.entries.values()
-                size = sizes[id(record.index)] = sum(each.size_bytes for each in entries if each.name in wanted)
-            total += size
-        return total
+        return stored_bytes(self.plan.inputs.catalog.records.values(), names)
 
     def contents(self, names: Collection[str], casts: Mapping[str, DType] | None = None) -> Contents:
         """Read every replica of parameters; those in `casts` are cast to other floating-point types first.
