@@ -22,11 +22,7 @@ def is_of_file_system(name: str) -> bool:
 
 
 def temporary_path(location: Location) -> str:
-    """Return an unused temporary path for a file, after creating its directory.
-
-    Raises:
-        OSError: the directory cannot be created, or a link leads to it.
-    """
+    """Return an unused temporary path for a file, after creating its directory."""
     # in the directory of the final name: rename must not cross file systems
     path = os.path.join(os.path.dirname(location.path), f".{location.name}.{uuid.uuid4().hex[:8]}.tmp")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -35,11 +31,7 @@ def temporary_path(location: Location) -> str:
 
 
 def check_unlinked_parent(path: str) -> None:
-    """Check before a write or removal that no link leads to the file's directory: parsing resolved all links.
-
-    Raises:
-        OSError: a link leads to the directory.
-    """
+    """Check before a write or removal that no link leads to the file's directory: parsing resolved all links."""
     directory = os.path.dirname(path)
     if (found := os.path.realpath(directory)) != directory:
         raise OSError(errno.ELOOP, f"a link leads from {directory} to {found}, and nothing is changed through links")
@@ -59,3 +51,12 @@ def unlink_if_exists(path: str) -> None:
     """Remove a local file, if it exists."""
     if os.path.exists(path):
         os.unlink(path)
+
+
+def flush_to_disk(path: str) -> None:
+    """Flush a local file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

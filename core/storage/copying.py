@@ -1,19 +1,17 @@
 """Copies files within one storage, without their bytes passing through this process where possible."""
 
-import os
 import shutil
 
-from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.local_files import check_regular
-from reshard.core.runtime.progress import current_progress
-from reshard.core.storage.atomic_rename import rename_into_place, temporary_path, unlink_if_exists
+from reshard.core.storage.atomic_rename import flush_to_disk, rename_into_place, temporary_path, unlink_if_exists
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.listing import file_info
 from reshard.core.storage.transfers import requested
 from reshard.core.storage.uploads import Upload, takes_parts
 from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
+from reshard.core.storage.writing import discard
 
 
 def copy_file(source: Location, target: Location) -> None:
@@ -32,7 +30,7 @@ def copy_file(source: Location, target: Location) -> None:
         temporary = temporary_path(target)
         try:
             shutil.copyfile(source.path, temporary)
-            _flush(temporary)
+            flush_to_disk(temporary)
             check_claim()
             rename_into_place(temporary, target.path)
         except BaseException:
@@ -49,16 +47,5 @@ def _copy_remote(source: Location, target: Location, action: str) -> None:
     try:
         upload.copy(source, file_info(source, action)["size"], action)
     except BaseException:
-        try:
-            upload.discard()
-        except StorageError as error:
-            current_progress().note(f"the unfinished copy to {target} is left there, unseen: {error}")
+        discard(upload, target)
         raise
-
-
-def _flush(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

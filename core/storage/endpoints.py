@@ -20,11 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def check_endpoint(settings: Mapping[str, Any], *, obs: bool = False) -> None:
-    """Check that the endpoint in the settings of s3fs, or in their defaults, is a server's; `obs` needs no scheme.
-
-    Raises:
-        ValueError: it is not; the error does not repeat it.
-    """
+    """Check that the endpoint in the settings of s3fs, or in their defaults, is a server's; `obs` needs no scheme."""
     origin, text = _endpoint_of(settings, obs=obs)
     if text and _parts_of(text, obs=obs) is None:
         raise ValueError(f"{origin}: must look like https://host:port, without user and password")

@@ -41,11 +41,7 @@ class LeaseHolder:
         return self.plan != other.plan or bool(self._common_ranks(other))
 
     def refuse_rivals(self, others: Sequence["LeaseHolder"]) -> None:
-        """Check that no living run excludes this one.
-
-        Raises:
-            TargetBusyError: a run does; the message names it.
-        """
+        """Check that no living run excludes this one."""
         for other in others:
             busy = f"another run is already converting into this target: {other}"
             if other.plan != self.plan:
@@ -74,11 +70,7 @@ def new_holder(ranks: Sequence[int], plan: str = "") -> LeaseHolder:
 
 
 def parse_holder(text: bytes, origin: str) -> LeaseHolder:
-    """Parse the content of a lease.
-
-    Raises:
-        TargetError: the content is not a lease's.
-    """
+    """Parse the content of a lease."""
     try:
         fields = json.loads(text)
         fields.pop("renewal", None)

@@ -104,12 +104,7 @@ class _WatchedLease:
         self._renewed = self._looked = time.monotonic()
 
     def check(self) -> None:
-        """Check that the lease is still held.
-
-        Raises:
-            TargetError: the lease is gone.
-            StorageError: it cannot be read, or its last renewal is so long ago that another run may take over.
-        """
+        """Check that the lease is still held."""
         with self._lock:
             if not self._gone:
                 self._gone = self._look_local() if self._location.is_local else self._look_remote()

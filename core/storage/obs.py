@@ -37,11 +37,7 @@ class OBSFileSystem(S3FileSystem):  # type: ignore[misc]
 
 
 def completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete storage options from the environment and the endpoint's name.
-
-    Raises:
-        ValueError: the endpoint or the keys are missing.
-    """
+    """Complete storage options from the environment and the endpoint's name."""
     client, config = dict(options.get("client_kwargs") or {}), dict(options.get("config_kwargs") or {})
     given = options.get("endpoint_url") or client.pop("endpoint_url", None) or os.environ.get("OBS_ENDPOINT", "")
     endpoint, host = _parsed_endpoint(given)

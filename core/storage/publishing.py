@@ -19,7 +19,7 @@ from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.atomic_rename import is_temporary
+from reshard.core.storage.atomic_rename import flush_to_disk, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import find_files, list_folder, unless_missing
@@ -159,7 +159,7 @@ def publish(working: Location, final: Location) -> None:
             remove_tree(replaced)
             os.rename(final.path, replaced.path)
         os.rename(working.path, final.path)
-        _flush_directory(os.path.dirname(final.path))
+        flush_to_disk(os.path.dirname(final.path))
     remove_tree(replaced)
 
 
@@ -188,12 +188,4 @@ def _sibling(location: Location, suffix: str) -> Location:
 
 def _flush_directories(path: str) -> None:
     for directory, _, _ in os.walk(path):
-        _flush_directory(directory)
-
-
-def _flush_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_to_disk(directory)

@@ -73,12 +73,7 @@ class _RemoteLease:
         return self._holder.dump(renewal=count)
 
     def check(self) -> None:
-        """Check that the lease is still held.
-
-        Raises:
-            TargetError: another run has taken over.
-            StorageError: the last renewal is so long ago that another run may take over.
-        """
+        """Check that the lease is still held."""
         if self._lost_to:
             raise TargetError(
                 f"{self._directory}: this run was considered dead, because it could not renew its lease in time, and "

@@ -22,19 +22,12 @@ class OutputFile(Protocol):
     """A file being written front to back."""
 
     def write(self, buffer: Buffer) -> None:
-        """Append all of `buffer`.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Append all of `buffer`."""
 
     def rewrite(self, offset: int, buffer: Buffer) -> None:
         """Replace bytes near the beginning of the file; see `takes_rewriting`.
 
         For an object store it must be announced by `UploadBuffers.keeps_first`.
-
-        Raises:
-            StorageError: the file cannot be written.
         """
 
 
@@ -56,12 +49,16 @@ def write_file(location: Location, upload: UploadBuffers | None = None) -> Itera
         check_claim()
         writer.finish()
     except BaseException:
-        try:
-            writer.discard()
-        except StorageError as error:
-            # the first failure is raised; the user has to know of this one, too
-            current_progress().note(f"the unfinished upload of {location} is left there, unseen: {error}")
+        discard(writer, location)
         raise
+
+
+def discard(output: "_LocalOutput | Upload | _RemoteOutput", location: Location) -> None:
+    """Discard an unfinished file after a failure; if that fails as well, only note it: the first failure is raised."""
+    try:
+        output.discard()
+    except StorageError as error:
+        current_progress().note(f"the unfinished upload of {location} is left there, unseen: {error}")
 
 
 def write_bytes(location: Location, data: bytes) -> None:

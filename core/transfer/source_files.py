@@ -22,20 +22,10 @@ class SourceFiles(Protocol):
     """Source files by rank."""
 
     def open(self, rank: int) -> SourceFile:
-        """Open a source rank's file.
-
-        Raises:
-            CatalogError: it is not the file that was planned with.
-            StorageError: it cannot be read.
-        """
+        """Open a source rank's file."""
 
     def check_unchanged(self) -> None:
-        """Check that no file changed while it was read.
-
-        Raises:
-            CatalogError: a file changed.
-            StorageError: a file can no longer be read.
-        """
+        """Check that no file changed while it was read."""
 
     def close(self) -> None:
         """Close all files."""
