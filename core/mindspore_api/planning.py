@@ -22,7 +22,7 @@ from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.partial_stage import part_of_target
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.plan.presets import is_training_state
-from reshard.core.plan.stage_shards import names_in_order, names_without_shards, shards_by_stage
+from reshard.core.plan.stage_shards import SourceShards, names_in_order, names_without_shards
 from reshard.core.runtime.wording import listed, rank_names
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import wants_digest
@@ -92,15 +92,21 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     catalog, source, target = inputs.catalog, inputs.source_strategy, inputs.target_strategy
     _check_not_scattered(catalog, source)
     asked = inputs.integrated_save
-    found, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=True) if source else ((), None)
+    shards = SourceShards(catalog, source)
+    found: tuple[str, ...] = ()
+    samples = None
+    if source is not None:
+        found, samples = strategy_warnings(catalog, source, integrated_save=asked, trusted=True, shards=shards)
     absent = _absent(catalog, source, target).difference(unwanted)
-    _check_none_on_missing_ranks(catalog, source, absent)
+    _check_none_on_missing_ranks(catalog, source, shards, absent)
     _check_parts(catalog, source, absent)
     noted = replace(catalog, notes=(*found, *catalog.notes))
     inputs = replace(inputs, catalog=noted, allow_missing=_allowed_missing(source, target, absent))
-    plan = build_plan(inputs) if only is None else _plan_with_gaps(inputs, elsewhere)
+    plan = build_plan(inputs, shards) if only is None else _plan_with_gaps(inputs, shards, elsewhere)
     if source is not None:
-        found += integrated_save_warnings(catalog, source, plan.match, asked, samples=samples, trusted=True)
+        found += integrated_save_warnings(
+            catalog, source, plan.match, asked, samples=samples, trusted=True, shards=shards
+        )
     _check_something_moves(plan)
     _check_dtypes(plan)
     for mixed in mixed_steps(catalog, plan.match):
@@ -110,8 +116,8 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
     return Planned(plan, (*found, *_left_out(plan, absent)))
 
 
-def _plan_with_gaps(inputs: PlanInputs, elsewhere: Collection[str]) -> ConversionPlan:
-    match = match_parameters(inputs)
+def _plan_with_gaps(inputs: PlanInputs, shards: SourceShards, elsewhere: Collection[str]) -> ConversionPlan:
+    match = match_parameters(inputs, shards)
     carried = tuple(each for each in match.passed_through if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
     # the caller chooses the file's name, without a part number
@@ -149,12 +155,13 @@ def _weights(names: Collection[str], catalog: CheckpointCatalog, source: Strateg
     return sorted(name for name in names if not is_training_state(name, known))
 
 
-def _check_none_on_missing_ranks(catalog: CheckpointCatalog, source: Strategy | None, absent: Collection[str]) -> None:
+def _check_none_on_missing_ranks(
+    catalog: CheckpointCatalog, source: Strategy | None, shards: SourceShards, absent: Collection[str]
+) -> None:
     """Raise CatalogError if only a missing rank's file may hold a weight of the source's strategy."""
     if source is None or not catalog.lost:
         return
-    shards = shards_by_stage(catalog, source, names_in_order(catalog), [])
-    unsaved = names_without_shards(catalog, source, shards, frozenset(_weights(absent, catalog, source)))
+    unsaved = names_without_shards(catalog, source, shards.by_name, frozenset(_weights(absent, catalog, source)))
     if unsaved:
         ranks = {rank for needed in unsaved.values() for rank in needed if rank in catalog.lost}
         raise CatalogError(

@@ -44,7 +44,7 @@ class SourceShards:
 
     @property
     def by_name(self) -> dict[str, list[StageShards]]:
-        """See `shards_by_stage`; empty without a strategy."""
+        """Parameter name -> the stages whose strategy and files hold it, lowest first; empty without a strategy."""
         return self._grouped[0]
 
     @property
@@ -57,7 +57,7 @@ class SourceShards:
         if self._strategy is None:
             return {}, []
         problems: list[str] = []
-        return shards_by_stage(self._catalog, self._strategy, names_in_order(self._catalog), problems), problems
+        return _group_by_stage(self._catalog, self._strategy, problems), problems
 
 
 def names_in_order(catalog: CheckpointCatalog) -> list[str]:
@@ -76,10 +76,7 @@ def owners_of(catalog: CheckpointCatalog, name: str) -> list[CatalogRecord]:
     return [record for record in catalog.records.values() if name in record.index.entries]
 
 
-def shards_by_stage(
-    catalog: CheckpointCatalog, source: Strategy, order: Iterable[str], problems: list[str]
-) -> dict[str, list[StageShards]]:
-    """Return parameter name -> the stages whose strategy and files hold it, lowest first."""
+def _group_by_stage(catalog: CheckpointCatalog, source: Strategy, problems: list[str]) -> dict[str, list[StageShards]]:
     found: dict[str, list[StageShards]] = {}
     for stage in source.stages:
         ranks = source.stage_ranks(stage)
@@ -109,7 +106,7 @@ def shards_by_stage(
                 problems.append(problem)
             else:
                 found.setdefault(name, []).append(StageShards(stage, ranks.start, layout, shards, missing_ranks))
-    return {name: found[name] for name in order if name in found}
+    return {name: found[name] for name in names_in_order(catalog) if name in found}
 
 
 def _shards(

@@ -14,7 +14,7 @@ from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSu
 from reshard.core.errors import InputError
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.model import PlanInputs
-from reshard.core.plan.stage_shards import StageShards, integrated_by_shapes, names_in_order, shards_by_stage
+from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.summary import Summary
@@ -139,8 +139,8 @@ def _check_parameters(
     """Check stages, names, shapes and contents; also return the shards on the strategy's ranks."""
     within = _within(catalog, strategy)
     findings = [*stage_findings(within, strategy), *name_findings(catalog if strategy.merged else within, strategy)]
-    problems: list[str] = []
-    shards = shards_by_stage(within, strategy, names_in_order(within), problems)
+    source_shards = SourceShards(within, strategy)
+    shards = source_shards.by_name
     findings += [
         Finding(
             check="shapes",
@@ -148,11 +148,11 @@ def _check_parameters(
             means="ranks of one stage were saved by different jobs or steps, or they are of different stages",
             advice="name one step with --step, or the files of one job",
         )
-        for problem in problems
+        for problem in source_shards.problems
     ]
     findings += [*_check_contents(within, shards, asked), *redundancy_findings(within)]
     if not _has_problem(findings) and not within.lost:
-        findings += _check_match(within, strategy, asked)
+        findings += _check_match(within, strategy, asked, source_shards)
     return findings, shards
 
 
@@ -204,10 +204,13 @@ def _not_integrated_finding(samples: SampleFindings) -> Finding:
     )
 
 
-def _check_match(catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave) -> list[Finding]:
+def _check_match(
+    catalog: CheckpointCatalog, strategy: Strategy, asked: IntegratedSave, shards: SourceShards
+) -> list[Finding]:
     """Find other reasons to refuse a conversion, and parameters on no rank."""
     try:
-        match = match_parameters(PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked))
+        inputs = PlanInputs(catalog, strategy, None, catalog.format, integrated_save=asked)
+        match = match_parameters(inputs, shards)
     except InputError as error:
         return [Finding(check="shapes", found=str(error), means="a conversion would refuse it", advice=OWN_STRATEGY)]
     findings = [

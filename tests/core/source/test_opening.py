@@ -57,7 +57,7 @@ def test_a_conversion_works_nothing_out_twice(
         surveying.survey,
         own_strategy.read_own_strategy,
         own_strategy.file_mismatch,
-        stage_shards.shards_by_stage,
+        stage_shards._group_by_stage,
         changes_file.declared_changes,
     ]
     for function in functions:

@@ -14,7 +14,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import StrategyError
-from reshard.core.plan.stage_shards import names_in_order, shards_by_stage
+from reshard.core.plan.stage_shards import SourceShards
 from reshard.core.request.conversion import build_request
 from reshard.core.source.sample_checks import sample_findings
 from reshard.core.storage.urls import parse_url
@@ -180,7 +180,7 @@ def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
         )
         source = dataclasses.replace(own, stages=tuple(stages))
         catalog = build_catalog(str(tmp_path / "src"), source.ranks, digest=lambda rank, entry: False)
-        held = shards_by_stage(catalog, source, names_in_order(catalog), [])
+        held = SourceShards(catalog, source).by_name
         assert sample_findings(catalog, held, limit=4).found
         assert bool(sample_findings(catalog, held, limit=4, stage_limit=3).found) == seen
 
