@@ -150,7 +150,7 @@ def test_just_the_ranks_that_must_save_and_the_signal_ends_all(
     assert job.saved == saved
 
 
-def test_faults_that_are_told_after_the_start_count(job: Job) -> None:
+def test_faults_listed_after_the_start_count(job: Job) -> None:
     job.start(2, _CONFIG.format(", True"))
     (job.directory / "fault-npus").write_text('{"FaultRankIds": ["0"], "CreatTime": 1}')
     job.send(signal.SIGTERM)
@@ -374,9 +374,7 @@ def test_an_environment_that_does_not_tell_ranks_is_refused(
         handler.set_config(print, (), partial_save=True)
 
 
-def test_a_process_that_is_told_nothing_is_the_only_one(
-    handler: ExceptionHandler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_without_a_rank_is_the_only_one(handler: ExceptionHandler, monkeypatch: pytest.MonkeyPatch) -> None:
     _environment(monkeypatch, {})
     handler.set_config(print, (), partial_save=True)
     assert handler._groups() == [range(1)]

@@ -167,7 +167,7 @@ def test_texts_in_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("removed", "told"), [(None, False), (True, True), (False, True)])
-def test_removed_redundancy_is_told(tmp_path: Path, removed: bool | None, told: bool) -> None:
+def test_the_mark_of_removed_redundancy(tmp_path: Path, removed: bool | None, told: bool) -> None:
     path = tmp_path / "a.safetensors"
     mindspore.save_checkpoint({"w": FLOATS}, str(path), format="safetensors", remove_redundancy=removed)
     assert (f'"remove_redundancy":"{removed}"'.encode() in path.read_bytes()) is told

@@ -167,7 +167,7 @@ def test_what_a_stage_did_not_save_does_not_make_its_part_the_whole(stages: Path
     assert [path.name for path in (stages / "out" / "rank_0").iterdir()] == ["net_0_part0.ckpt"]
 
 
-def test_a_damaged_file_that_others_could_stand_in_for(repeated: tuple, tmp_path: Path) -> None:
+def test_a_damaged_file_that_others_could_replace(repeated: tuple, tmp_path: Path) -> None:
     files, strategy = repeated
     with Path(files[1]).open("r+b") as file:
         file.truncate(20)

@@ -77,7 +77,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     assert "convert --recover" in finding.advice
 
 
-def test_files_that_are_wrong_alike_are_told_together(tmp_path: Path) -> None:
+def test_files_with_the_same_problem_are_one_finding(tmp_path: Path) -> None:
     write(tmp_path / "src")
     for rank in (1, 5, 6):
         (tmp_path / f"src/rank_{rank}/net.ckpt").write_bytes(b"")

@@ -48,7 +48,7 @@ def test_other_sizes_of_as_many_devices(tmp_path: Path) -> None:
         assert of_shapes[0].found.startswith("shards of other shapes than the strategy's: 'net.embed.w' is [4, 8] on")
 
 
-def test_all_zeros_tell_nothing(tmp_path: Path) -> None:
+def test_zeros_are_no_finding(tmp_path: Path) -> None:
     write(tmp_path / "src")
     for rank in range(4):
         entries = [("net.l.0.wq", "Float32", (4, 8), bytes(128)), ("net.embed.w", "Float32", (4, 8), bytes(128))]

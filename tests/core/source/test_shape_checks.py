@@ -75,14 +75,14 @@ def test_one_layer_along_another_axis(tmp_path: Path, names: Sequence[str]) -> N
     assert "'adam_m.l.3.wq'" in finding.found or "'l.3.wq' [4, 16] but 'l.0.wq' [8, 8]" in finding.found
 
 
-def test_layers_that_are_all_unlike_tell_nothing(tmp_path: Path) -> None:
+def test_layers_that_all_differ_are_no_finding(tmp_path: Path) -> None:
     unlike = {"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": ROWS}
     write(tmp_path / "src", [unlike])
     told = looked_at(tmp_path, [{"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": COLUMNS}])
     assert (told.fits, told.findings) == (True, ())
 
 
-def test_what_a_strategy_without_shapes_makes_is_told(tmp_path: Path) -> None:
+def test_a_strategy_without_shapes_shows_those_it_makes(tmp_path: Path) -> None:
     write(tmp_path / "src", [LAYERS])
     facts = dict(looked_at(tmp_path, [LAYERS]).facts)
     assert facts["makes"].startswith("l.0.wq [8, 8], l.0.wo [8, 8]; see that they are the network's")

@@ -1,4 +1,4 @@
-"""A strategy that is not the checkpoint's own: refused where contents contradict it, told where only a little does."""
+"""Strategies that are not the checkpoint's own: refused if most contents contradict them, else a warning."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def test_the_right_strategy_gives_no_warning(conversion: Case, tmp_path: Path) -
     assert warnings_of(plan_notes(make_plan(conversion.request(tmp_path / "out")))) == []
 
 
-def test_one_that_most_contents_contradict_is_refused(tmp_path: Path) -> None:
+def test_a_strategy_that_most_contents_contradict_is_refused(tmp_path: Path) -> None:
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
     with pytest.raises(StrategyError) as told:
         convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong))
@@ -82,7 +82,7 @@ def test_one_that_most_contents_contradict_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out*"))
 
 
-def test_one_that_is_trusted_is_followed_and_what_contradicts_it_is_told(tmp_path: Path) -> None:
+def test_a_trusted_strategy_is_followed_with_a_warning_of_contradictions(tmp_path: Path) -> None:
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
     report = convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong, trust_strategy=True))
     assert report.committed
@@ -90,7 +90,7 @@ def test_one_that_is_trusted_is_followed_and_what_contradicts_it_is_told(tmp_pat
     assert read_tree(tmp_path / "out") != ROWS_OF_FOUR.want
 
 
-def test_a_single_parameter_is_told_and_may_have_its_reasons(tmp_path: Path) -> None:
+def test_a_single_parameter_is_a_warning_alone(tmp_path: Path) -> None:
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt", "layers.0.weight_0")
     [warning] = warnings_of(convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong)).notes)
     assert "'layers.0.weight_0' differs on rank_0, rank_1" in warning
@@ -117,7 +117,7 @@ def test_slices_of_few_different_values_may_well_be_the_same(tmp_path: Path, val
     assert any("'likely' is the same on rank_0, rank_1" in note for note in warnings_of(plan_notes(plan))) == warned
 
 
-def test_files_that_are_not_at_hand_are_looked_at_too(tmp_path: Path) -> None:
+def test_remote_files_are_sampled_too(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(str(ROWS_OF_FOUR.directory / "src"), "/doubted", recursive=True)
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
@@ -156,7 +156,7 @@ def in_stages(*names: tuple[str, ...], layout: ParameterLayout) -> Strategy:
     )
 
 
-def test_a_refusal_of_files_that_are_not_at_hand_rests_on_more_than_the_largest(tmp_path: Path) -> None:
+def test_a_refusal_of_remote_files_rests_on_more_than_the_largest_parameters(tmp_path: Path) -> None:
     wholes = values_of("q", "k", "v", "o")
     # experts that were copied of one: larger than all else
     wholes |= {name: np.tile(values_of(name)[name], (4, 2)) for name in ("up", "gate", "down")}
@@ -168,7 +168,7 @@ def test_a_refusal_of_files_that_are_not_at_hand_rests_on_more_than_the_largest(
         assert f"{name!r} is the same on rank_0, rank_1" in warning
 
 
-def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
+def test_some_of_many_stages_may_be_sampled(tmp_path: Path) -> None:
     rows, wrong = ParameterLayout((2, 2), ((0,), ())), ParameterLayout((2, 2), ((1,), ()))
     names = [(f"layers.{stage}.w",) for stage in range(5)]
     own = in_stages(*names, layout=rows)
@@ -185,7 +185,7 @@ def test_of_many_stages_some_may_do(tmp_path: Path) -> None:
         assert bool(sample_findings(catalog, held, limit=4, stage_limit=3).found) == seen
 
 
-def test_stages_that_the_job_did_not_have_are_told(tmp_path: Path) -> None:
+def test_stages_that_the_job_did_not_have_are_a_warning(tmp_path: Path) -> None:
     names = ("layers.0.w", "layers.1.w")
     save(tmp_path, in_stages(names, layout=ParameterLayout((4,), ((0,), ()))), values_of(*names))
     wrong = in_stages(names[:1], names[1:], layout=ParameterLayout((2,), ((0,), ())))
