@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from reshard.core.errors import LayoutError
 from reshard.core.plan.presets import is_training_state
@@ -16,6 +17,10 @@ from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule
 from reshard.core.runtime.wording import quoted
 from reshard.core.tensor.segments import Pieces, fill_once, joined, split, transposed, whole_piece
 from reshard.core.tensor.slices import Shape
+
+_Groups = tuple[str | None, ...]
+"""Groups of a regular expression, as one name has them; parts with the same groups are joined."""
+_PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
 
 
 @dataclass(frozen=True)
@@ -184,12 +189,34 @@ class _Steps:
         return after
 
     def _joined(self, current: Mapping[str, Making], rule: JoinRule) -> dict[str, Making]:
-        patterns = [re.compile(pattern) for pattern in rule.parameters]
-        parts: dict[tuple[str | None, ...], dict[int, tuple[Making, str]]] = {}
-        keys: dict[str, tuple[str | None, ...]] = {}
+        keys, parts = self._parts_to_join(current, rule)
+        after: dict[str, Making] = {}
         for name, making in current.items():
-            for number, pattern in enumerate(patterns):
-                match = pattern.fullmatch(name)
+            if name not in keys:
+                self._put(after, making)
+                continue
+            found = parts.pop(keys[name], None)
+            if found is None:  # the join has its place already
+                continue
+            missing = [pattern for number, pattern in enumerate(rule.parameters) if number not in found]
+            if missing:
+                patterns = " and ".join(map(quoted, missing))
+                self._problems.append(f"{rule}: {name!r} has no counterpart that fits {patterns}")
+                continue
+            of = tuple(found[number][0] for number in range(len(rule.parameters)))
+            self._put(after, Making(found[0][1], rule, of))
+        return after
+
+    def _parts_to_join(
+        self, current: Mapping[str, Making], rule: JoinRule
+    ) -> tuple[dict[str, _Groups], dict[_Groups, dict[int, tuple[Making, str]]]]:
+        """Name -> its groups; groups -> number of the part -> the part, and the join's name by it."""
+        expressions = [re.compile(pattern) for pattern in rule.parameters]
+        keys: dict[str, _Groups] = {}
+        parts: dict[_Groups, dict[int, tuple[Making, str]]] = {}
+        for name, making in current.items():
+            for number, expression in enumerate(expressions):
+                match = expression.fullmatch(name)
                 if match is None:
                     continue
                 self._fitting.add(("join", rule))
@@ -201,22 +228,7 @@ class _Steps:
                         else f"{rule}: {name!r} fits several of its parts"
                     )
                 keys[name] = match.groups()
-        after: dict[str, Making] = {}
-        for name, making in current.items():
-            if name not in keys:
-                self._put(after, making)
-                continue
-            found = parts.pop(keys[name], None)
-            if found is None:
-                continue
-            missing = [pattern for number, pattern in enumerate(rule.parameters) if number not in found]
-            if missing:
-                patterns_text = " and ".join(map(quoted, missing))
-                self._problems.append(f"{rule}: {name!r} has no counterpart that fits {patterns_text}")
-                continue
-            of = tuple(found[number][0] for number in range(len(patterns)))
-            self._put(after, Making(found[0][1], rule, of))
-        return after
+        return keys, parts
 
     def _put(self, into: dict[str, Making], making: Making) -> None:
         if not making.name:
@@ -227,29 +239,21 @@ class _Steps:
         into[making.name] = making
 
     def _transposed(self, making: Making) -> Making:
-        first = None
-        for rule in self._changes.transpose:
-            if fnmatchcase(making.name, rule.parameters):
-                self._fitting.add(("transpose", rule))
-                first = first or rule
-        return making if first is None else Making(making.name, first, (making,))
+        rule = self._first_fitting("transpose", self._changes.transpose, making.name)
+        return making if rule is None else Making(making.name, rule, (making,))
 
     def _new_name(self, name: str) -> str:
-        first = None
-        for rule in self._changes.rename:
-            new = rule.new_name(name)
-            if new is not None:
-                self._fitting.add(("rename", rule))
-                first = new if first is None else first
-        return name if first is None else first
+        names = [(rule, new) for rule in self._changes.rename if (new := rule.new_name(name)) is not None]
+        self._fitting.update(("rename", rule) for rule, _ in names)
+        return names[0][1] if names else name
 
     def _cast(self, name: str) -> CastRule | None:
-        first = None
-        for rule in self._changes.cast:
-            if fnmatchcase(name, rule.parameters):
-                self._fitting.add(("cast", rule))
-                first = first or rule
-        return first
+        return self._first_fitting("cast", self._changes.cast, name)
+
+    def _first_fitting(self, kind: str, rules: Sequence[_PatternRule], name: str) -> _PatternRule | None:
+        fitting = [rule for rule in rules if fnmatchcase(name, rule.parameters)]
+        self._fitting.update((kind, rule) for rule in fitting)
+        return fitting[0] if fitting else None
 
 
 def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object]) -> dict[str, str]:
