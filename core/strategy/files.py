@@ -17,8 +17,8 @@ from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 
-# Large real ones, tens of thousands of operators and parameters, have some tens of MB; one that is larger is something
-# else, most likely a checkpoint.
+# Large real strategies, of tens of thousands of operators and parameters, have some tens of MB; a larger file is
+# something else, most likely a checkpoint.
 _MAX_FILE_BYTES = 128 << 20
 
 

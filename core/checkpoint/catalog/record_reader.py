@@ -21,7 +21,7 @@ from reshard.core.strategy.model import Strategy
 
 _BLOCK_BYTES = 4 * 1024**2  # for digests: large enough for a remote read, small enough for a thread to hold
 
-_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB under way
+_LONG_READS_AT_ONCE = 4  # of remote files: each has up to 16 MiB in flight
 
 _WITHOUT_TAGS = (
     "the source is encrypted as by early releases of MindSpore, AES-GCM without a tag: changes to it cannot be detected"

@@ -39,7 +39,7 @@ def _beginnings_of_others(records: list[CatalogRecord]) -> dict[int, CatalogReco
     by_names: dict[tuple[str, ...], list[CatalogRecord]] = {}
     known: dict[int, tuple[str, ...]] = {}
     for record in records:
-        if not record.index.redundancy_removed:  # such a file says itself why it lacks entries
+        if not record.index.redundancy_removed:  # such a file is marked as lacking entries
             names = known.setdefault(id(record.index), tuple(record.index.entries))
             by_names.setdefault(names, []).append(record)
     # in this order a name list is followed by those that begin with it

@@ -39,10 +39,10 @@ class Lookahead:
         self._file = file
         self._stop = stop
         self._entries = Repetition()
-        self._next = 0  # where the last entry that was passed ends
+        self._next = 0  # end of the last entry passed
         self._windows: list[tuple[int, bytes]] = []
         self._ahead = _MIN_AHEAD
-        self._asked_at = 0  # entries that had been passed when heads were last asked for
+        self._asked_at = 0  # entries passed when heads were last fetched
         self._chunk_bytes = _CHUNK_BYTES
 
     def passed(self, content_bytes: int, stop: int) -> None:
@@ -77,7 +77,7 @@ class Lookahead:
         fetched = [(start, window) for (start, _), window in zip(ranges, read_split(self._file, ranges), strict=True)]
         kept = [(start, window) for start, window in self._windows if start + len(window) >= self._next]
         self._windows = sorted(kept + fetched, key=lambda window: window[0])
-        return fetched[0]  # which nothing that is wanted comes before
+        return fetched[0]  # the window for `offset`: no other range begins before it
 
     def _ranges(self, wanted: list[Extent]) -> list[tuple[int, int]]:
         """Coalesce the wanted extents into few requests, from the first on, within the limit of a round."""

@@ -20,8 +20,8 @@ class Repetition:
         self._contents: list[int] = []
         self._entries: list[int] = []
         self._first: dict[int, int] = {}
-        self._last: dict[tuple[int, ...], int] = {}  # lengths in a row -> the place of the last of them
-        self._learned = 0  # entries that are in these two
+        self._last: dict[tuple[int, ...], int] = {}  # sequence of lengths -> place of the last of them
+        self._learned = 0  # entries recorded in these two
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -63,12 +63,12 @@ class Repetition:
         return next(self._last[context] for context in self._contexts(len(self) - 1) if context in self._last)
 
     def _contexts(self, place: int) -> Iterator[tuple[int, ...]]:
-        """The lengths of the contents up to a place, of many of them first."""
+        """Sequences of content lengths that end at a place, longest first."""
         return (tuple(self._contents[place + 1 - count : place + 1]) for count in _CONTEXTS if count <= place + 1)
 
     def _what_followed(self, earlier: int, count: int) -> list[int]:
-        """The lengths of the entries after an earlier one up to the newest, and then the same over again."""
+        """Return the lengths of the entries after an earlier one up to the newest, repeated up to `count`."""
         newest = len(self) - 1
-        longer = self._entries[newest] - self._entries[earlier]  # by its name, and theirs are as a rule
+        longer = self._entries[newest] - self._entries[earlier]  # by its name, as the next ones usually are
         period = [length + longer for length in self._entries[earlier + 1 : newest]] + [self._entries[newest]]
         return list(islice(cycle(period), count))
