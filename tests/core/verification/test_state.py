@@ -141,7 +141,7 @@ def test_messages(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (state / "records/rank_0.json").write_bytes(record.replace(b'"checksum"', b'"contents"', 1))
     assert run(["verify", str(target)]) == 1
     shown = capsys.readouterr().out
-    assert f"{state}/records/rank_0.json: not a readable record: it was changed: its bytes do not give the" in shown
+    assert f"{state}/records/rank_0.json: not a readable record: it was changed: its bytes do not match the" in shown
     identity = json.loads((state / "manifest.json").read_text())["identity"]
     assert f"{state}/identity: is not {identity}, as the manifest says" in shown
     assert f"{state}/plan.json.gz: is not the plan that was written" in shown
