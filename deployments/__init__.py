@@ -1,1 +1,1 @@
-"""What serves the flows."""
+"""The flows as Prefect deploys or serves them."""

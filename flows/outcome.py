@@ -1,4 +1,4 @@
-"""What all flows share: a run's stop signal, its progress, and its end."""
+"""Common to all flows: a run's stop signal, its progress, and its end."""
 
 import logging
 import re

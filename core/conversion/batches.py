@@ -50,7 +50,7 @@ def run_batch(work: RankWork, batch: Unit) -> None:
 
 
 def _left_of(unit: Unit, done: Collection[int]) -> Iterator[Unit]:
-    """What is left of a unit: a group that is partly done is not written side by side again."""
+    """Units for the ranks of a unit that are left: a group that is partly done is not written side by side again."""
     left = [rank for rank in unit.ranks if rank not in done]
     if len(left) == len(unit.ranks):
         yield unit

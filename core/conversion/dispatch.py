@@ -21,7 +21,7 @@ Failures = dict[int, ReshardError]
 
 
 class Kind(StrEnum):
-    """What a unit does."""
+    """Kind of work of a unit."""
 
     WRITE = "write"
     """Write the files of a group of ranks side by side."""

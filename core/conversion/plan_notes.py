@@ -67,8 +67,8 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if differing:
         notes.append(
             f"in no strategy, but different on different source ranks: {listed(differing)}; every target rank got "
-            "its counterpart's. If they are cut, the source strategy lacks them; if they tell the step, the source's "
-            "files are of several"
+            "its counterpart's. If they are sharded, they are missing in the source strategy; if they hold the step, "
+            "the source's files are of several steps"
         )
     return tuple(map(utf8_text, notes))
 
@@ -84,8 +84,8 @@ def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
         yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'nothing that it alone would have had was needed'}"
     if catalog.lost and plan.match.passed_through:
         yield (
-            "what no strategy knows is taken from other ranks where lost ones would have given it; whether they held "
-            "anything else cannot be known"
+            "parameters in no strategy are taken from other ranks in place of lost ones; whether lost ranks had "
+            "any others cannot be known"
         )
 
 

@@ -1,4 +1,4 @@
-"""What is done for single target ranks: writing a group of them, copying one, checking one, and judging earlier work.
+"""Work on target ranks: writing a group of them, copying one, checking one, and verifying earlier work.
 
 A rank is done when its file is written, checked and recorded. Any thread or process that sees the workspace can do
 any of this.

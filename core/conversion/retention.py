@@ -67,7 +67,7 @@ _LARGEST_MANIFEST_BYTES = 2**28
 
 @dataclass(frozen=True)
 class KeepRules:
-    """How many conversions stay; 0 means no rule. A maximum wins over minutes."""
+    """Limits on the number of conversions that stay; 0 means no limit. A maximum wins over minutes."""
 
     most: int = 0
     minutes: int = 0

@@ -1,4 +1,4 @@
-"""What runs that write to one target have in common: leases beside it while they work, and publishing at the end."""
+"""Claiming and publishing a target: leases beside it while runs write to it, and the commit marker at the end."""
 
 import os
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Whether the place of a target can be used: permissions, files in the way, leftovers of other runs beside it."""
+"""Checks of a target's place: permissions, files in the way, leftovers of other runs beside it."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -342,7 +342,7 @@ def test_what_no_strategy_knows_comes_from_another_rank(tmp_path: Path) -> None:
         file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), step))
     report = convert(request_of(directory, recover=True, fault_ranks="0"))
     assert read_tree(directory / "out")[0]["seed"] == ("Int32", (), b"\1\0\0\0")
-    assert any("what no strategy knows" in note for note in report.notes)
+    assert any("parameters in no strategy are taken from other ranks" in note for note in report.notes)
 
 
 def test_a_parameter_that_nobody_saved_is_not_lost() -> None:
