@@ -150,7 +150,7 @@ class PassedThroughParameter:
 
 @dataclass(frozen=True)
 class ParameterMatch:
-    """What becomes of every parameter; names in the source files' order.
+    """The fate of every parameter; names in the source files' order.
 
     Attributes:
         resharded: parameters with new shards.

@@ -10,7 +10,7 @@ from reshard.core.plan.recipes import Recipe, Recipes
 
 @dataclass(frozen=True)
 class MatchedNames:
-    """What becomes of names: recipes have target names, their sources have source names.
+    """The roles of names: recipes have target names, their sources have source names.
 
     Attributes:
         recipes: how target parameters are made.

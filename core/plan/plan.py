@@ -39,7 +39,7 @@ from reshard.core.tensor.slices import TensorSlice
 
 
 class ConversionPlan:
-    """How every target rank is made. Immutable; expensive results are computed once, on first use."""
+    """The plans of all target ranks. Immutable; expensive results are computed once, on first use."""
 
     def __init__(self, inputs: PlanInputs, match: ParameterMatch) -> None:
         self.inputs = inputs

@@ -49,7 +49,7 @@ class Making:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a target parameter is made.
+    """The way to make a target parameter.
 
     Attributes:
         name: its name in the target.

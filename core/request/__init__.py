@@ -1,1 +1,1 @@
-"""What a user may ask, as pydantic models: the one definition behind the command line, forms and programs."""
+"""Requests as pydantic models: the one definition behind the command line, forms and programs."""

@@ -77,7 +77,7 @@ class TargetLayout(StrEnum):
 
 
 class IntegratedSave(StrEnum):
-    """Whether every source rank holds whole tensors, whatever its strategy cuts: MindSpore's `integrated_save`."""
+    """MindSpore's `integrated_save`: every source rank holds whole tensors, whatever its strategy says."""
 
     AUTO = "auto"
     YES = "yes"

@@ -1,0 +1,36 @@
+"""Options of the check of a converted checkpoint."""
+
+import pytest
+
+from reshard.core.errors import InputError
+from reshard.core.request.validation import build_options
+from reshard.core.request.verification import VerificationRequest
+
+
+def test_a_target_is_enough() -> None:
+    request = build_options(VerificationRequest, target="/out")
+    assert (request.level, request.decrypt_key, request.storage) == ("checksum", "", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": ""}, "TARGET '': String should have at least 1 character"),
+        ({"target": "s3://user:password@bucket/x"}, "TARGET: a URL must not carry credentials"),
+        ({"level": "none"}, "--level 'none': Input should be"),
+        (
+            {"decrypt_mode": "AES-CBC"},
+            "--decrypt-mode 'AES-CBC': says how, and nothing says with which key: name it with",
+        ),
+        (
+            {"source_decrypt_mode": "SM4-CBC"},
+            "--source-decrypt-mode 'SM4-CBC': says how, and nothing says with which key",
+        ),
+        ({"source_decrypt_key": "secret"}, "--source-decrypt-key: must be env:NAME, file:PATH or block:NAME"),
+        ({"source_storage": "secret"}, "--source-storage: must be env:NAME, file:PATH or block:NAME"),
+    ],
+)
+def test_refusals(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        build_options(VerificationRequest, **{"target": "/out"} | options)
+    assert str(caught.value).startswith(message)
