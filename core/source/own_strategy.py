@@ -47,13 +47,7 @@ class OwnStrategy:
 
 
 def read_own_strategy(source: str) -> OwnStrategy | None:
-    """The strategy in the records beside a source; None without records, or if the source is not cut.
-
-    Raises:
-        StrategyError: the records are damaged, or contradict each other.
-        InputError: the records are encrypted and no key is given, or a key is given for plain ones.
-        StorageError: a transient failure.
-    """
+    """The strategy in the records beside a source; None without records, or if the source is not cut."""
     location = parse_url(source)
     if RANK_FIELD in location.path or parse_name(location.name) or is_index_name(location.name):
         return None
@@ -85,11 +79,7 @@ def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
 
 
 def check_own_files(catalog: CheckpointCatalog, own: OwnStrategy) -> CheckpointCatalog:
-    """The catalog of a source read by its own strategy, with a note that says so.
-
-    Raises:
-        StrategyError: the files do not match the source's records.
-    """
+    """The catalog of a source read by its own strategy, with a note that says so."""
     mismatch = file_mismatch(catalog, own.manifest)
     if mismatch is not None:
         raise StrategyError(
@@ -100,12 +90,7 @@ def check_own_files(catalog: CheckpointCatalog, own: OwnStrategy) -> CheckpointC
 
 
 def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -> CheckpointCatalog:
-    """The catalog of a source with a `named` strategy; noted if the source's own records contradict a `trusted` one.
-
-    Raises:
-        StrategyError: the records contradict it, and it is not `trusted`.
-        StorageError: a transient failure.
-    """
+    """The catalog of a source with a `named` strategy; noted if the source's own records contradict a `trusted` one."""
     try:
         own = read_own_strategy(catalog.url)
     except InputError as error:

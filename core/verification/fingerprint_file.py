@@ -90,12 +90,7 @@ def names_fingerprints(url: str) -> bool:
 
 
 def read_model_fingerprint(url: str) -> ModelFingerprint:
-    """Read the document at a URL.
-
-    Raises:
-        InputError: there is no such document, or it was changed.
-        StorageError: a transient failure.
-    """
+    """Read the document at a URL."""
     location = parse_url(url)
     try:
         data = read_small_file(location, _MAX_BYTES)

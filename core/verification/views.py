@@ -102,12 +102,7 @@ class _Facts:
 def open_checkpoint_view(
     request: FingerprintRequest, resolvers: Mapping[str, Resolver] | None = None
 ) -> "CheckpointView":
-    """Plan the reading of a checkpoint; only headers and samples are read.
-
-    Raises:
-        InputError: the checkpoint is incomplete, its strategy does not fit, or a name cannot be resolved.
-        StorageError: the checkpoint cannot be read.
-    """
+    """Plan the reading of a checkpoint; only headers and samples are read."""
     with resources_of(request, resolvers):
         source = with_retries(lambda: open_source(request), current_progress().note)
         return _checkpoint_view(request, source, with_retries(lambda: _plan(source), current_progress().note))
@@ -116,12 +111,7 @@ def open_checkpoint_view(
 def open_fingerprints(
     request: FingerprintRequest, resolvers: Mapping[str, Resolver] | None = None
 ) -> "FingerprintsView":
-    """Read a document of fingerprints.
-
-    Raises:
-        InputError: there is no such document, or a strategy, step or key is named for it.
-        StorageError: it cannot be read.
-    """
+    """Read a document of fingerprints."""
     if request.source_strategy or request.step or request.decrypt_key:
         raise InputError(
             f"{printable(request.source)}: fingerprints have no strategy, no other steps and no key: name none for them"
@@ -209,13 +199,7 @@ class CheckpointView(_Facts):
         return stored_bytes(self.plan.inputs.catalog.records.values(), names)
 
     def contents(self, names: Collection[str], casts: Mapping[str, DType] | None = None) -> Contents:
-        """Read every replica of parameters; those in `casts` are cast to other floating-point types first.
-
-        Raises:
-            CatalogError: a file changed since it was catalogued.
-            CheckpointError: a file ends too early.
-            StorageError: a file cannot be read.
-        """
+        """Read every replica of parameters; those in `casts` are cast to other floating-point types first."""
         progress, stop = current_progress(), threading.Event()
         advance = advancing(progress, stop)
         casts = casts or {}
