@@ -21,7 +21,7 @@ from reshard.core.runtime.shortage import release_frames
 from reshard.core.runtime.wording import size_text
 
 DEFAULT_LIMIT_BYTES = 2 << 30
-SMALLEST_LIMIT_BYTES = 512 << 20
+MIN_LIMIT_BYTES = 512 << 20
 """Lower bound of the limit, however little memory the buffers get: enough for 200,000 parameters."""
 
 ENTRY_BYTES = 600
@@ -58,7 +58,7 @@ def metadata_limited(limit_bytes: int) -> Iterator[None]:
 
 def metadata_limit_bytes() -> int:
     """The memory limit of metadata in this context."""
-    return max(_limit.get(), SMALLEST_LIMIT_BYTES)
+    return max(_limit.get(), MIN_LIMIT_BYTES)
 
 
 def check_metadata(needed_bytes: int, origin: object) -> None:

@@ -36,14 +36,14 @@ class LocalFiles:
 
     def __init__(self, plan: ConversionPlan, max_open: int) -> None:
         self._records = plan.inputs.catalog.records
-        self._most_open = max_open
+        self._max_open = max_open
         self._open: OrderedDict[int, SourceFile] = OrderedDict()
         self._locations: dict[int, Location] = {}
 
     def open(self, rank: int) -> SourceFile:  # noqa: D102
         source = self._open.get(rank)
         if source is None:
-            if len(self._open) >= self._most_open:
+            if len(self._open) >= self._max_open:
                 self._open.popitem(last=False)[1].close()
             if rank not in self._locations:
                 # each is opened at least twice, and following links takes as long as a small read

@@ -62,7 +62,7 @@ DOCUMENTS = {
 
 @pytest.fixture(autouse=True)
 def _low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "SMALLEST_LIMIT_BYTES", 0)
+    monkeypatch.setattr(metadata, "MIN_LIMIT_BYTES", 0)
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
