@@ -5,13 +5,12 @@ from prefect.runtime import flow_run
 
 from reshard.core.errors import DifferenceError
 from reshard.core.request.comparison import ComparisonRequest
+from reshard.core.runtime.wording import listed_lines
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.flows.outcome import carried_out, tail_of
 from reshard.tasks.artifacts import publish_comparison
 from reshard.tasks.comparison import compare_checkpoints as compare_sides
 from reshard.tasks.progress import RunProgress
-
-_MAX_LISTED = 20
 
 
 def title_of(request: ComparisonRequest) -> str:
@@ -39,8 +38,7 @@ def _compare(request: ComparisonRequest, progress: RunProgress) -> ComparisonRep
     report = compare_sides(request)
     publish_comparison(report)
     if not report.same:
-        lines = [": ".join(filter(None, row)) for row in report.rows[:_MAX_LISTED]]
-        more = len(report.rows) - len(lines)
-        raise DifferenceError("\n".join([report.verdict, *lines, *([f"and {more} more"] if more else [])]))
+        lines = listed_lines([": ".join(filter(None, row)) for row in report.rows])
+        raise DifferenceError("\n".join([report.verdict, *lines]))
     progress.note(report.verdict)
     return report

@@ -5,7 +5,7 @@ from prefect.runtime import flow_run
 
 from reshard.core.errors import VerificationError
 from reshard.core.request.verification import VerificationRequest
-from reshard.core.runtime.wording import printable
+from reshard.core.runtime.wording import listed_lines, printable
 from reshard.core.verification.published import resources_to_verify
 from reshard.core.verification.report import VerificationReport
 from reshard.flows.outcome import carried_out, tail_of
@@ -13,8 +13,6 @@ from reshard.tasks.artifacts import publish_verification
 from reshard.tasks.progress import RunProgress
 from reshard.tasks.storages import RESOLVERS
 from reshard.tasks.verification import verify_target
-
-_MAX_LISTED = 20
 
 
 def title_of(request: VerificationRequest) -> str:
@@ -42,9 +40,8 @@ def _verify(request: VerificationRequest, progress: RunProgress) -> Verification
     with resources_to_verify(request, RESOLVERS):
         report = verify_target(request)
     if report.problems:
-        more = len(report.problems) - _MAX_LISTED
-        lines = [*report.problems[:_MAX_LISTED], *([f"and {more} more"] if more > 0 else [])]
-        raise VerificationError(f"{printable(report.target)}: is not as it was written:\n" + "\n".join(lines))
+        lines = listed_lines(report.problems)
+        raise VerificationError("\n".join([f"{printable(report.target)}: is not as it was written:", *lines]))
     for note in report.notes:
         progress.note(note)
     publish_verification(report)
