@@ -47,12 +47,7 @@ def check_target(request: ConversionRequest) -> None:
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:
-    """Plan a request; nothing is written.
-
-    Raises:
-        InputError: the request or a file that it names is wrong.
-        StorageError: a file that it names cannot be read.
-    """
+    """Plan a request; nothing is written."""
     with resources_of(request):
         target = outline_target(request)
         return plan_conversion(request, open_source(SourceRequest.of(request), target), target)

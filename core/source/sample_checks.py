@@ -146,10 +146,6 @@ def sample_findings(
 
     `limit` parameters of a stage are sampled, one of each kind first; of all stages, or of `stage_limit` ones that
     include the first and the last. If tensors `may_be_whole`, equal slices contradict nothing.
-
-    Raises:
-        CatalogError: a file is not laid out as assumed.
-        StorageError: a file cannot be read.
     """
     details: dict[Cause, list[tuple[int, str]]] = {}
     sliced: list[str] = []

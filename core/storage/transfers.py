@@ -31,11 +31,7 @@ Answer = TypeVar("Answer")
 
 
 def requested(location: Location, action: str, work: Callable[[], Answer]) -> Answer:
-    """Return the answer to a request, repeated after transient failures; `action` completes the sentence "cannot …".
-
-    Raises:
-        StorageError: the request failed permanently, or too often.
-    """
+    """Return the answer to a request, repeated after transient failures; `action` completes the sentence "cannot …"."""
 
     def attempt() -> Answer:
         with mapped_errors(location, action):

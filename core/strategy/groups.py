@@ -57,11 +57,7 @@ def parse_groups(data: bytes, origin: str) -> Groups:
 
 
 def restore_ranks(data: bytes, origin: str) -> list[int]:
-    """Parse a MindSpore group file: the ranks from whose checkpoint files its rank can be restored.
-
-    Raises:
-        StrategyError: it is no such file.
-    """
+    """Parse a MindSpore group file: the ranks from whose checkpoint files its rank can be restored."""
     message = ParallelGroupMap()
     try:
         check_metadata(protobuf_bytes(data), origin)

@@ -42,10 +42,6 @@ def parse_json(data: bytes, origin: str) -> Strategy:
     """Parse a JSON strategy; `origin` names the file in messages.
 
     Unknown keys are ignored: newer versions of MindSpore write more of them, all about operators.
-
-    Raises:
-        StrategyError: the file is empty, not JSON, malformed or inconsistent.
-        LimitError: parsing would exceed the memory limit.
     """
     if not data.strip():
         raise StrategyError(f"{origin}: is empty, not a strategy")
@@ -67,11 +63,7 @@ def parse_json(data: bytes, origin: str) -> Strategy:
 
 
 def build_json(strategy: Strategy) -> bytes:
-    """Return the bytes of a strategy's JSON file.
-
-    Raises:
-        StrategyError: JSON cannot represent the strategy, or a layout is impossible.
-    """
+    """Return the bytes of a strategy's JSON file."""
     records = list_records(strategy)
     operators: dict[str, object] = {}
     for operator in records.operators:

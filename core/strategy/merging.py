@@ -13,10 +13,6 @@ def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
     """Merge the strategies of stages, in any order; several of one stage must agree.
 
     Compares layouts only: the operators of a stage's first file are kept.
-
-    Raises:
-        StrategyError: two of one stage differ, a stage is missing, one is already merged, or stages have different
-            numbers of devices; names the strategies' origins.
     """
     if not strategies:
         raise StrategyError("there are no strategies to merge")

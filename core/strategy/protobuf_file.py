@@ -45,10 +45,6 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
     """Parse a protobuf strategy; `origin` names the file in messages.
 
     A file truncated exactly between two parameters is a valid shorter one: the format cannot show it.
-
-    Raises:
-        StrategyError: the file is empty, damaged, of another kind or inconsistent.
-        LimitError: parsing would exceed the memory limit.
     """
     if not data:
         raise StrategyError(f"{origin}: is empty, not a strategy")
@@ -65,11 +61,7 @@ def parse_protobuf(data: bytes, origin: str) -> Strategy:
 
 
 def build_protobuf(strategy: Strategy) -> bytes:
-    """Return the bytes of a strategy's protobuf file.
-
-    Raises:
-        StrategyError: a layout is impossible, or a stage's own strategy would be read back as something else.
-    """
+    """Return the bytes of a strategy's protobuf file."""
     records = list_records(strategy)
     message = ParallelStrategyMap(current_stage=CURRENT_STAGE)
     for operator in records.operators:

@@ -92,11 +92,7 @@ class Rescaler:
     def rescaled(
         self, name: str, layout: ParameterLayout, shape: Shape | None, rule: CutRule | None
     ) -> ParameterLayout:
-        """Return the new layout of a parameter without optimizer shard.
-
-        Raises:
-            LayoutError: the layout does not fit the tensor's shape, or only fits the old devices.
-        """
+        """Return the new layout of a parameter without optimizer shard."""
         if rule is None and self._keeps_all:
             return layout
         axis_count = len(layout.tensor_map) if shape is None else len(shape)

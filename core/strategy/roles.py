@@ -107,11 +107,7 @@ class Roles:
 
 
 def device_roles(layouts: NamedLayouts, device_count: int) -> Roles:
-    """Return the roles of the devices of a stage; optimizer shards do not matter.
-
-    Raises:
-        LayoutError: a tensor map names device axes that do not exist.
-    """
+    """Return the roles of the devices of a stage; optimizer shards do not matter."""
     spans = [(name, _spans(layout)) for name, layout in layouts]
     borders = sorted({1, device_count} | {border for _, cut in spans for _, low, high in cut for border in (low, high)})
     unlike = [(low, high) for low, high in pairwise(borders) if high % low]

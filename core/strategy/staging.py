@@ -88,9 +88,6 @@ def assign_stages(source: Strategy, stage_count: int, layers: str, rules: Sequen
 
     `layers` gives each stage its layers, `0-11,12-23`; a plus sign joins several ranges of one stage. If it is empty,
     layers are divided evenly, or stay in their stages if the number of stages does not change.
-
-    Raises:
-        StrategyError: a parameter's stage is unknown, or rules and ranges do not fit the strategy.
     """
     names = list(dict.fromkeys(name for stage in source.stages for name in stage.layouts))
     known = frozenset(names)

@@ -36,11 +36,7 @@ def names_outside(records: Mapping[int, CatalogRecord]) -> tuple[str, ...]:
 
 
 def check_index(url: str, index: WeightIndex | None, records: Mapping[int, CatalogRecord]) -> tuple[str, ...]:
-    """Compare an index with its files, and return sentences for the user.
-
-    Raises:
-        CatalogError: files are missing, or parameters are in other files than indexed, or in several.
-    """
+    """Compare an index with its files, and return sentences for the user."""
     owners: dict[str, list[str]] = {}
     tensors = set()
     for record in records.values():

@@ -77,11 +77,7 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
 
 
 def format_of(location: Location) -> CheckpointFormat:
-    """Return the format by a file's name.
-
-    Raises:
-        CheckpointError: the name is not a checkpoint file's.
-    """
+    """Return the format by a file's name."""
     extension = PurePosixPath(location.name).suffix.removeprefix(".")
     if extension not in [*CheckpointFormat]:
         raise CheckpointError(f"{location}: not a checkpoint file's name, which ends in .ckpt or .safetensors")
