@@ -106,7 +106,7 @@ def test_options_have_the_types_of_their_fields(known: type, request_model: type
 
 
 def kinds_of(hint: Any) -> frozenset[Any]:
-    """What values a type stands for: base types, and each choice of an enumeration as text."""
+    """The values of a type: base types, and each choice of an enumeration as text."""
     if get_origin(hint) in (Union, UnionType):
         return frozenset().union(*map(kinds_of, get_args(hint)))
     if get_origin(hint) is Literal:

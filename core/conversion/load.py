@@ -95,7 +95,7 @@ def load_rank(
         options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
     `reshard.core.checkpoint.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
-    a `str`. Arrays belong to the caller; reading takes at most `memory_limit` besides the last one. The source is
+    a `str`. Arrays belong to the caller; reading takes at most `memory_limit` beyond the last one. The source is
     planned by this call and read as arrays are requested; after the last one, its files are checked for changes.
 
     Raises:

@@ -73,8 +73,8 @@ def test_copies_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [headers, of_a, of_b] = capsys.readouterr().out.splitlines()[2:5]
     assert headers.split() == ["parameter", "differs", "in", "what"]
     for letter, row in (("A", of_a), ("B", of_b)):
-        told = f"replicas in {letter}  parameter 'w', [0:4]: one content on rank_0, another on rank_1"
-        assert row.strip() == told
+        message = f"replicas in {letter}  parameter 'w', [0:4]: one content on rank_0, another on rank_1"
+        assert row.strip() == message
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:

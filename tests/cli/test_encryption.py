@@ -97,14 +97,14 @@ def test_inspect_a_file(reshard: Command, encrypted: Path) -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_names_of_keys(reshard: Command, encrypted: Path, command: str) -> None:
-    for arguments, told in [
+    for arguments, message in [
         (("--decrypt-mode", "SM4-CBC"), "says how, and nothing says with which key"),
         (("--decrypt-key", "no-name-at-all!!"), "--decrypt-key: must be env:NAME, file:PATH or block:NAME"),
         (("--decrypt-key", "env:NOT_THERE"), "env:NOT_THERE: there is no such variable in the environment"),
     ]:
         code, _, err = reshard(command, encrypted, *arguments)
         assert code == 2
-        assert told in err
+        assert message in err
         assert "no-name-at-all!!" not in err
 
 

@@ -61,5 +61,5 @@ def test_copies_that_differ_are_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     changed.shards[1]["w"][2] ^= 1
     checkpoint, strategy = changed.write(tmp_path, CheckpointFormat.CKPT)
     assert run(["fingerprint", checkpoint, "--source-strategy", strategy]) == 1
-    told = "reshard: replicas differ: parameter 'w', [0:4]: one content on rank_0, another on rank_1"
-    assert told in capsys.readouterr().err
+    message = "reshard: replicas differ: parameter 'w', [0:4]: one content on rank_0, another on rank_1"
+    assert message in capsys.readouterr().err

@@ -22,7 +22,7 @@ TRUE_COLOR: dict[str, Any] = {"force_terminal": True, "color_system": "truecolor
 
 @lru_cache
 def line_of(sources: int, targets: int) -> ConversionPlan:
-    """A vector that is cut anew."""
+    """A vector that is resharded."""
     length = sources * targets
     source, target = (make_strategy({"w": ParameterLayout((n,), ((0,),), nested=True)}) for n in (sources, targets))
     return plan_of(make_catalog({rank: [entry("w", (length // sources,))] for rank in range(sources)}), source, target)

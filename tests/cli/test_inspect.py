@@ -166,7 +166,7 @@ def test_nested_maps_and_uneven_lengths(reshard: Callable[..., Any], tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("empty.ckpt", b"", "empty"),
         ("a.ckpt", b"PK\x03\x04" + bytes(20), "zip archive"),
@@ -182,11 +182,11 @@ def test_nested_maps_and_uneven_lengths(reshard: Callable[..., Any], tmp_path: P
         ("a.json", b"{", "a.json"),
     ],
 )
-def test_something_else(reshard: Callable[..., Any], tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_something_else(reshard: Callable[..., Any], tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     shown = reshard("inspect", tmp_path / name)
     assert (shown.code, shown.out) == (2, "")
-    assert told in shown.err
+    assert message in shown.err
 
 
 def test_an_empty_directory(reshard: Callable[..., Any], tmp_path: Path) -> None:

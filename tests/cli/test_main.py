@@ -103,7 +103,7 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("convrt",), "No such command 'convrt'"),
         (("convert",), "Missing argument 'SOURCE'"),
@@ -124,11 +124,11 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
         (("plan", "nowhere://a"), "unknown storage nowhere://"),
     ],
 )
-def test_wrong_options(reshard: Callable[..., Any], arguments: tuple[str, ...], told: str) -> None:
+def test_wrong_options(reshard: Callable[..., Any], arguments: tuple[str, ...], message: str) -> None:
     shown = reshard(*arguments)
     assert (shown.code, shown.out) == (2, "")
     assert shown.err.startswith("reshard: error: ")
-    assert told in shown.err
+    assert message in shown.err
 
 
 def test_all_wrong_options_are_told_at_once(reshard: Callable[..., Any]) -> None:

@@ -164,8 +164,11 @@ def test_what_is_not_converted_has_no_cells_and_it_is_said_why(reshard: Callable
     layouts = {name: ParameterLayout((2,), ((0,), ())) for name in ("w", "v")}
     write_strategy(make_strategy(layouts), str(tmp_path / "two.json"))
     plan = ("plan", tmp_path / "hf", "--target-strategy", tmp_path / "two.json", "--exclude", "v")
-    for name, told in (("u", "is dropped: the target's strategy does not have it"), ("v", "is left out by exclude v")):
-        assert f"reshard: error: '{name}' {told}" in reshard(*plan, "--param", name, "--allow-missing", "v").err
+    for name, reason in (
+        ("u", "is dropped: the target's strategy does not have it"),
+        ("v", "is left out by exclude v"),
+    ):
+        assert f"reshard: error: '{name}' {reason}" in reshard(*plan, "--param", name, "--allow-missing", "v").err
 
 
 def test_a_rank_without_a_parameter(reshard: Callable[..., Any]) -> None:

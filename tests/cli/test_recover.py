@@ -68,12 +68,12 @@ def test_a_conversion_says_loudly_what_stood_in(reshard: Callable[..., Any], dir
     refused = reshard(*direct)
     assert refused.code == 2
     assert "--recover would do: what rank_2 should hold is on other ranks as well\n" in refused.err
-    told = "rank_2 had no usable file: 3 slices taken from rank_0 instead"
+    message = "rank_2 had no usable file: 3 slices taken from rank_0 instead"
     planned = reshard(*direct, "--recover", "--dry-run")
-    assert f"RECOVERED   {told}\n" in planned.out
+    assert f"RECOVERED   {message}\n" in planned.out
     shown = reshard(*direct, "--recover")
     assert shown.code == 0
-    assert f"RECOVERED  {told}\n" in shown.out
+    assert f"RECOVERED  {message}\n" in shown.out
     assert "note       RECOVERED: rank_2 (it has no checkpoint file): 3 slices taken from rank_0\n" in shown.out
 
 

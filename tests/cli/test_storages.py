@@ -89,8 +89,8 @@ def test_strategies_are_merged_on_it(reshard: Callable[..., Any], tmp_path: Path
 )
 def test_wrong_names_are_refused(reshard: Callable[..., Any], command: tuple[str, ...]) -> None:
     shown = reshard(*command, "env:NOT_THERE")
-    told = "reshard: error: env:NOT_THERE: there is no such variable in the environment\n"
-    assert (shown.code, shown.err) == (2, told)
+    message = "reshard: error: env:NOT_THERE: there is no such variable in the environment\n"
+    assert (shown.code, shown.err) == (2, message)
     shown = reshard(*command, json.dumps({"key": KEY}))
     assert shown.code == 2
     assert "must be env:NAME, file:PATH or block:NAME" in shown.err

@@ -57,7 +57,7 @@ def remove(path: Path) -> None:
 
 
 CHANGES: list[Change] = [rewrite, replace, truncate, append, remove]
-TOLD = "changed while it was being converted|truncated or changed|cannot read it: no such file"
+REASONS = "changed while it was being converted|truncated or changed|cannot read it: no such file"
 
 
 class ChangesAfter:
@@ -128,7 +128,7 @@ def test_changed_at_any_moment(source: Path, conversion: ConversionRequest, tmp_
         except ReshardError as error:
             refused += 1
             assert str(changed) in str(error), context
-            assert any(text in str(error) for text in TOLD.split("|")), f"{context}: {error}"
+            assert any(text in str(error) for text in REASONS.split("|")), f"{context}: {error}"
             assert not target.exists(), context
             # what was done of the planned source stays right
             for name, content in files_of(partial(target)).items():
@@ -146,7 +146,7 @@ def test_changed_between_planning_and_the_first_read(
     """The first block is read after the progress has begun."""
     progress = ChangesAfter(0, lambda: None)
     monkeypatch.setattr(progress, "begin", lambda _: change(file_of(source, 1)))
-    with pytest.raises(ReshardError, match=f"(?s)rank_1/checkpoint_1.ckpt.*({TOLD})"):
+    with pytest.raises(ReshardError, match=f"(?s)rank_1/checkpoint_1.ckpt.*({REASONS})"):
         convert(conversion, progress)
     assert not Path(conversion.target).exists()
     assert not recorded_ranks(Path(conversion.target))

@@ -251,14 +251,14 @@ def test_a_failing_rank_lets_the_others_finish_and_is_done_alone_next_time(
         tried = failing(patch, lambda rank: StorageError("its disk is broken") if rank == 1 else None)
         run = converted(FOUR_TO_THREE.request(target))
     assert sorted(tried) == [0, 1, 2]
-    told = run.stored_run.state
-    assert told
-    assert told.type.value == "FAILED"
-    assert str(told.message).startswith("1 of 3 target ranks failed")
-    assert str(told.message).endswith("\n  rank_1: its disk is broken")
+    reason = run.stored_run.state
+    assert reason
+    assert reason.type.value == "FAILED"
+    assert str(reason.message).startswith("1 of 3 target ranks failed")
+    assert str(reason.message).endswith("\n  rank_1: its disk is broken")
     with pytest.raises(ConversionError) as raised:
         run.state.result()
-    assert str(raised.value) == told.message
+    assert str(raised.value) == reason.message
     assert "rank_1: its disk is broken" in run.artifacts["conversion-summary"]
     assert not target.exists()
 

@@ -58,10 +58,10 @@ def messages(run: Run[Any, Any], count: int) -> dict[str, str]:
 
 
 def test_a_task_says_what_it_did(tmp_path: Path) -> None:
-    told = messages(converted(FOUR_TO_THREE.request(tmp_path / "out", ranks="0-1")), 9)
-    assert told["transform-rank-0"].startswith("rank 0: ")
-    assert " from source ranks 0" in told["transform-rank-0"]
-    assert told["verify-rank-1"].startswith("rank 1: every byte is right, ")
+    reason = messages(converted(FOUR_TO_THREE.request(tmp_path / "out", ranks="0-1")), 9)
+    assert reason["transform-rank-0"].startswith("rank 0: ")
+    assert " from source ranks 0" in reason["transform-rank-0"]
+    assert reason["verify-rank-1"].startswith("rank 1: every byte is right, ")
 
 
 # ---- batches ----
@@ -72,9 +72,9 @@ def test_many_ranks_are_done_in_batches(tmp_path: Path) -> None:
     run = converted(PIPELINES.request(tmp_path / "out", workers=12))
     assert run.state.result().committed
     assert read_tree(tmp_path / "out") == PIPELINES.want
-    told = messages(run, 8)
-    assert {name for name in told if "rank" in name} == {f"transform-ranks-{a}-{a + 3}" for a in (0, 4, 8)}
-    assert told["transform-ranks-0-3"].startswith("ranks 0-3: written and checked in ")
+    reason = messages(run, 8)
+    assert {name for name in reason if "rank" in name} == {f"transform-ranks-{a}-{a + 3}" for a in (0, 4, 8)}
+    assert reason["transform-ranks-0-3"].startswith("ranks 0-3: written and checked in ")
 
 
 @pytest.mark.usefixtures("batches")

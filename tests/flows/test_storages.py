@@ -64,9 +64,9 @@ def test_a_block_opens_what_a_run_reads_and_writes_and_is_nowhere_repeated(caplo
 
 def test_a_run_that_names_no_such_block_fails_with_its_name(tmp_path: Path) -> None:
     state: Any = convert_checkpoint(request(source_storage="block:not-there", target=tmp_path), return_state=True)
-    told = "block:not-there: Prefect has no Secret and no RemoteFileSystem block of that name"
-    assert (state.type.value, state.message) == ("FAILED", told)
-    with pytest.raises(InputError, match=told):
+    reason = "block:not-there: Prefect has no Secret and no RemoteFileSystem block of that name"
+    assert (state.type.value, state.message) == ("FAILED", reason)
+    with pytest.raises(InputError, match=reason):
         state.result()
 
 

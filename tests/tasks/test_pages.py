@@ -1,4 +1,4 @@
-"""The pages that a run leaves: what stands on them, and that they stay small."""
+"""The pages that a run leaves: their content, and that they stay small."""
 
 import re
 from html import unescape

@@ -1,4 +1,4 @@
-"""Conversions from and to encrypted files: bytes, resuming, verifying, and that nothing plain stands beside them."""
+"""Conversions from and to encrypted files: bytes, resuming, verifying; nothing beside them is in plain text."""
 
 import dataclasses
 import gzip
@@ -215,8 +215,8 @@ def test_what_excludes_what() -> None:
         ({"format": "safetensors"}, "--encrypt-key: MindSpore knows no encrypted .safetensors files"),
         ({"write_crc": True}, "--write-crc True: an encrypted file has no CRC"),
     ]
-    for options, told in cases:
-        with pytest.raises(InputError, match=told):
+    for options, reason in cases:
+        with pytest.raises(InputError, match=reason):
             FOUR_TO_THREE.request("out", **(to_key() | options))
     for side in ("decrypt", "encrypt"):
         with pytest.raises(InputError, match=f"--{side}-mode .*nothing says with which key: name it with --{side}-key"):
@@ -303,13 +303,13 @@ def test_a_file_that_was_decrypted_in_place_is_found(target: Path, tmp_path: Pat
 def test_verifying_takes_the_key(target: Path, tmp_path: Path) -> None:
     convert(FOUR_TO_THREE.request(target, **to_key(EncryptionMode.AES_CBC)))
     advice = "name its key with --decrypt-key, and --decrypt-mode AES-CBC"
-    for name, told in [
+    for name, reason in [
         ("", f"{target}: is encrypted with AES-CBC: {advice}"),
         ("env:KEY", f"{target}: is encrypted with AES-CBC, not with AES-GCM: {advice}"),
     ]:
         with pytest.raises(InputError) as caught:
             verified(target, name)
-        assert str(caught.value) == told
+        assert str(caught.value) == reason
     with pytest.raises(InputError, match=f"{target}: cannot be decrypted: env:OTHER is not the key"):
         verified(target, "env:OTHER", EncryptionMode.AES_CBC)
     convert(FOUR_TO_THREE.request(tmp_path / "plain"))
@@ -332,11 +332,11 @@ def test_a_manifest_that_was_changed_is_found(target: Path) -> None:
     path = target / ".reshard" / "manifest.json"
     manifest = json.loads(path.read_text())
     shutil.rmtree(target / "rank_2")
-    told = f"{target}: cannot be decrypted: env:KEY is not the key that it was written with, or it was changed"
+    reason = f"{target}: cannot be decrypted: env:KEY is not the key that it was written with, or it was changed"
     damaged = f"{target}: not a readable manifest: its sealed fields are damaged"
     for change, message in [
-        ({"ranks": manifest["ranks"][:2], "target_world_size": 2}, told),
-        ({"step": "9_9"}, told),
+        ({"ranks": manifest["ranks"][:2], "target_world_size": 2}, reason),
+        ({"step": "9_9"}, reason),
         ({"sealed": "AAAA"}, damaged),
         ({"sealed": ""}, damaged),
     ]:
@@ -374,13 +374,13 @@ def test_what_stands_beside_an_encrypted_target_says_nothing(target: Path, tmp_p
     records = [json.loads(path.read_text()) for path in (tmp_path / "plain/.reshard/records").iterdir()]
     digests = [parameter["digest"].encode() for record in records for parameter in record["parameters"]]
     of_records = [rank.record_digest.encode() for rank in report.ranks]
-    told = [*names, *digests, *of_records, report.identity.encode(), SECRET.encode()]
+    reason = [*names, *digests, *of_records, report.identity.encode(), SECRET.encode()]
     for path in [*target.rglob("*"), *(tmp_path / "plain").rglob("*")]:
         if path.is_file():
             data = path.read_bytes()
             data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
             if "plain" not in path.parts:
-                assert not [each for each in told if each in data], path
+                assert not [each for each in reason if each in data], path
     assert any(name in (tmp_path / "plain/rank_0/checkpoint_0.ckpt").read_bytes() for name in names)
     assert len(digests) > 5
 

@@ -61,10 +61,10 @@ class Notes:
     """A listener that keeps the notes."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reason: list[str] = []
 
     def note(self, message: str) -> None:
-        self.told.append(message)
+        self.reason.append(message)
 
     def begin(self, total_bytes: int) -> None:
         pass
@@ -124,7 +124,7 @@ def test_a_step_that_is_saved_once_more_after_its_conversion_is_told(source: Pat
 
 
 def test_a_step_of_the_same_number_of_another_prefix_is_told(source: Path, target: Path) -> None:
-    """A job that is begun anew in the same directory saves under another prefix."""
+    """A job that restarts in the same directory saves under another prefix."""
     save_step(source, "1_9")
     convert_latest(latest_request(source, target))
     save_step(source, "1_9", prefix="CKP_1")
@@ -236,19 +236,19 @@ def test_files_named_by_a_pattern(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reason"),
     [
         ("{source}/rank_0/CKP-2_1.ckpt", "is one file. Name the directory that training saves into"),
         ("{source}/nowhere", "{source}/nowhere"),
         ("{source}/empty", "holds no complete checkpoint:\n  there are no files with a step"),
     ],
 )
-def test_sources_that_cannot_be_meant(url: str, told: str, source: Path, target: Path) -> None:
+def test_sources_that_cannot_be_meant(url: str, reason: str, source: Path, target: Path) -> None:
     save_step(source, "2_1")
     (source / "empty" / "rank_0").mkdir(parents=True)
     with pytest.raises(CatalogError) as raised:
         convert_latest(latest_request(url.format(source=source), target))
-    assert told.format(source=source) in str(raised.value)
+    assert reason.format(source=source) in str(raised.value)
 
 
 def test_a_wrong_strategy_is_told(source: Path, target: Path) -> None:
@@ -281,9 +281,9 @@ def test_a_step_that_is_being_written_is_waited_for(source: Path, target: Path) 
     assert taken(report) == ("converted", "2_1")
     assert read_tree(target / "2_1") == CASE.want
     waited = [
-        note for note in notes.told if note.startswith("waiting for step 2_1, which is being written: no file of")
+        note for note in notes.reason if note.startswith("waiting for step 2_1, which is being written: no file of")
     ]
-    assert len(waited) == 1, notes.told
+    assert len(waited) == 1, notes.reason
 
 
 def test_a_step_that_was_begun_and_given_up_is_passed_over(source: Path, target: Path) -> None:
@@ -437,7 +437,7 @@ def test_a_dry_run_of_what_is_converted(source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({"settle_seconds": -1}, "--settle-seconds -1: Input should be greater than or equal to 0"),
         (
@@ -457,10 +457,10 @@ def test_a_dry_run_of_what_is_converted(source: Path, target: Path) -> None:
         ({"prefix": "a/b"}, "--prefix 'a/b': must be a plain name"),
     ],
 )
-def test_refusals(options: dict[str, object], told: str, source: Path, target: Path) -> None:
+def test_refusals(options: dict[str, object], reason: str, source: Path, target: Path) -> None:
     with pytest.raises(InputError) as raised:
         latest_request(**({"source": source, "target": target} | options))  # type: ignore[arg-type]
-    assert str(raised.value).startswith(told)
+    assert str(raised.value).startswith(reason)
 
 
 def test_the_conversion_of_a_step_has_all_options(source: Path, target: Path) -> None:

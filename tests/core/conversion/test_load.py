@@ -153,7 +153,7 @@ def test_ranks_are_loaded_side_by_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"format": "ckpt"}, "--format: about writing a target, and loading writes none: leave it out"),
         ({"overwrite": True, "verify": "none"}, "--overwrite, --verify: about writing a target"),
@@ -168,8 +168,8 @@ def test_ranks_are_loaded_side_by_side() -> None:
         ({"rename": ["nobody=x"]}, "nobody"),
     ],
 )
-def test_refusals(kinds: Path, options: dict[str, Any], told: str) -> None:
-    with pytest.raises((InputError, StorageError), match=told):
+def test_refusals(kinds: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((InputError, StorageError), match=message):
         load_rank(str(kinds), **options)
 
 

@@ -131,7 +131,7 @@ def test_a_directory_of_whole_tensors_needs_no_strategy(tmp_path: Path, name: st
 def test_a_unified_checkpoint_of_other_names_is_refused(demo: Path, tmp_path: Path) -> None:
     save_file({"h.0.weight": np.ones((4, 4), np.float32)}, tmp_path / "model.safetensors")
     made = tmp_path / "made/strategy.ckpt"
-    told = r"none of the parameters of .*, so .* it has 'h\.0\.weight', say, the strategy 'adam_m\.model\..*'\. Name"
-    with pytest.raises(InputError, match=told):
+    message = r"none of the parameters of .*, so .* it has 'h\.0\.weight', say, the strategy 'adam_m\.model\..*'\. Name"
+    with pytest.raises(InputError, match=message):
         make_strategy_file(str(demo / "strategy"), str(made), TargetJob(1, 4, 1), checkpoint=str(tmp_path))
     assert not made.parent.exists()

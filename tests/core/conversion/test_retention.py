@@ -330,7 +330,7 @@ def test_what_others_put_there_stays_with_its_folders(tmp_path: Path) -> None:
 
 
 def test_what_another_run_works_on_stays(tmp_path: Path) -> None:
-    """It mends it in its place, or makes beside it what is to replace it: the lease stands beside it either way."""
+    """It mends it in place, or writes its replacement beside it: the lease is beside it either way."""
     directory = conversion(tmp_path, "1_0", 0)
     conversion(tmp_path, "1_1", 1)
     with held_lease(parse_url(str(tmp_path / "1_0.reshard-partial/.reshard/leases")), new_holder([0])):

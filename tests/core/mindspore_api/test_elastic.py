@@ -62,11 +62,11 @@ class Job:
         if faults is not None:
             listed.write_text(faults if isinstance(faults, str) else json.dumps({"FaultRankIds": faults}))
         for rank in range(size):
-            told = {"RANK": str(rank), "WORLD_SIZE": str(size), FAULT_RANKS_VARIABLE: str(listed)}
+            shown = {"RANK": str(rank), "WORLD_SIZE": str(size), FAULT_RANKS_VARIABLE: str(listed)}
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, "-c", script, str(self.directory)],
-                    env={**os.environ, "PYTHONPATH": str(PROJECT), **told},
+                    env={**os.environ, "PYTHONPATH": str(PROJECT), **shown},
                     cwd=self.directory,
                     text=True,
                     stdin=subprocess.PIPE,

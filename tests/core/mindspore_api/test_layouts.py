@@ -40,10 +40,10 @@ def test_layouts_of_mindspores_files(case: Any) -> None:
     items = read_protobuf_strategy(path)["parallelLayoutItem"]
     assert found.keys() == {item["paramName"] for item in items}
     for item in items:
-        told, layout = item["parallelLayouts"], found[item["paramName"]]
-        assert list(layout.dev_matrix[0].dim) == told["devMatrix"][0]["dim"]
-        assert [list(axes.dim) for axes in layout.tensor_map] == [axes.get("dim", []) for axes in told["tensorMap"]]
-        assert layout.opt_weight_shard_size == told["optWeightShardSize"]
+        reason, layout = item["parallelLayouts"], found[item["paramName"]]
+        assert list(layout.dev_matrix[0].dim) == reason["devMatrix"][0]["dim"]
+        assert [list(axes.dim) for axes in layout.tensor_map] == [axes.get("dim", []) for axes in reason["tensorMap"]]
+        assert layout.opt_weight_shard_size == reason["optWeightShardSize"]
 
 
 def test_json_and_none(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ class Job:
         ]
         write_strategy_file(self.directory / "s.ckpt", dict(enumerate(named)))
 
-    def found(self, rank: int, told: int | None = None) -> int | None:
-        if told is not None:
-            self.monkeypatch.setenv("RANK_ID", str(told))
+    def found(self, rank: int, reason: int | None = None) -> int | None:
+        if reason is not None:
+            self.monkeypatch.setenv("RANK_ID", str(reason))
         path = mindspore.get_ckpt_path_with_strategy(
             str(self.directory / f"rank_{rank}/a.ckpt"), str(self.directory / "s.ckpt")
         )
@@ -195,7 +195,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def test_its_own_file_needs_no_strategy(job: Job) -> None:
     job.has(3)
     assert job.found(3) == 3
-    assert job.found(3, told=3) == 3
+    assert job.found(3, reason=3) == 3
 
 
 def test_who_holds_the_same(job: Job) -> None:
@@ -203,8 +203,8 @@ def test_who_holds_the_same(job: Job) -> None:
     job.has(1, 2)
     assert job.found(0) == 1
     assert job.found(3) == 2
-    assert job.found(3, told=0) == 1  # the path is another rank's
-    assert job.found(1, told=1) == 1
+    assert job.found(3, reason=0) == 1  # the path is another rank's
+    assert job.found(1, reason=1) == 1
 
 
 def test_every_parameter_has_to_be_the_same(job: Job) -> None:

@@ -166,12 +166,12 @@ def test_texts_in_safetensors(tmp_path: Path) -> None:
     assert mindspore.load_checkpoint(path, format="safetensors")["note"] == "héllo"
 
 
-@pytest.mark.parametrize(("removed", "told"), [(None, False), (True, True), (False, True)])
-def test_the_mark_of_removed_redundancy(tmp_path: Path, removed: bool | None, told: bool) -> None:
+@pytest.mark.parametrize(("removed", "shown"), [(None, False), (True, True), (False, True)])
+def test_the_mark_of_removed_redundancy(tmp_path: Path, removed: bool | None, shown: bool) -> None:
     path = tmp_path / "a.safetensors"
     mindspore.save_checkpoint({"w": FLOATS}, str(path), format="safetensors", remove_redundancy=removed)
-    assert (f'"remove_redundancy":"{removed}"'.encode() in path.read_bytes()) is told
-    assert (b"remove_redundancy" in path.read_bytes()) is told
+    assert (f'"remove_redundancy":"{removed}"'.encode() in path.read_bytes()) is shown
+    assert (b"remove_redundancy" in path.read_bytes()) is shown
 
 
 def test_remote_files() -> None:

@@ -124,10 +124,10 @@ def carried_out(plan: ConversionPlan, parameter, shards: Mapping[int, Mapping[st
 def test_no_changes_change_nothing() -> None:
     catalog = make_catalog({rank: [entry("w", (2, 4)), entry("step", ())] for rank in range(2)})
     source, target = make_strategy({"w": vector2(2)}), make_strategy({"w": vector2(4)})
-    plain, told = plan_of(catalog, source, target), plan_of(catalog, source, target, changes=declared())
-    assert plan_identity(plain) == plan_identity(told)
-    assert plain.match == told.match
-    assert changes_of(told) == ()
+    plain, message = plan_of(catalog, source, target), plan_of(catalog, source, target, changes=declared())
+    assert plan_identity(plain) == plan_identity(message)
+    assert plain.match == message.match
+    assert changes_of(message) == ()
     other = plan_of(catalog, source, target, changes=declared(exclude=("step",)))
     assert plan_identity(other) != plan_identity(plain)
 

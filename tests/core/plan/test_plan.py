@@ -68,8 +68,10 @@ def test_uneven_to_even_and_back() -> None:
         make_strategy({"table": uneven}),
         make_strategy({"table": even}),
     )
-    told = [[(r.source_rank, str(r.source_box)) for r in plan.rank_plan(rank).parameters[0].reads] for rank in range(4)]
-    assert told == [
+    message = [
+        [(r.source_rank, str(r.source_box)) for r in plan.rank_plan(rank).parameters[0].reads] for rank in range(4)
+    ]
+    assert message == [
         [(0, "[0:3, 0:2]")],
         [(0, "[3:5, 0:2]"), (1, "[0:1, 0:2]")],
         [(1, "[1:4, 0:2]")],

@@ -79,8 +79,8 @@ def test_joins_need_each_part_once() -> None:
 
 def test_shapes_that_rules_do_not_go_with_are_refused() -> None:
     qkv, other = entry("qkv", (8, 4), FLOAT), entry("other", (8, 6), FLOAT)
-    [told] = refusal(qkv, split=[SplitRule(parameters="qkv", into=("q", "k", "v"))])
-    assert told == (
+    [message] = refusal(qkv, split=[SplitRule(parameters="qkv", into=("q", "k", "v"))])
+    assert message == (
         "parameters 'q', 'k', 'v': the split of 'qkv': axis 0 of 'qkv' has 8 elements, which do not divide into 3 "
         "shares"
     )
@@ -97,8 +97,8 @@ def test_shapes_that_rules_do_not_go_with_are_refused() -> None:
     assert [line.partition(": ")[0] for line in lines] == [
         f"parameters '{of}.p0', '{of}.p1', '{of}.p2' and 2 more" for of in ("a", "b")
     ]
-    [told] = refusal(qkv, other, join=[JoinRule(parameters=("qkv", "other"), into="x")])
-    assert told == (
+    [message] = refusal(qkv, other, join=[JoinRule(parameters=("qkv", "other"), into="x")])
+    assert message == (
         "parameter 'x': the join into 'x': 'qkv' has shape [8, 4], 'other' has [8, 6]: they may differ along axis 0 "
         "only"
     )
@@ -113,13 +113,13 @@ def test_shapes_that_rules_do_not_go_with_are_refused() -> None:
 def test_dtypes_that_rules_do_not_go_with_are_refused() -> None:
     parts = [entry("a", (4,), FLOAT), entry("b", (4,), HALF)]
     join = [JoinRule(parameters=("a", "b"), into="ab")]
-    [told] = refusal(*parts, join=join)
-    assert told == (
+    [message] = refusal(*parts, join=join)
+    assert message == (
         "parameter 'ab': what it is made from has different dtypes ('a' Float32, 'b' Float16), which a cast could "
         "make one"
     )
-    [told] = refusal(parts[0], entry("b", (4,)), join=join)
-    assert told.endswith("has different dtypes ('a' Float32, 'b' Int32)")
+    [message] = refusal(parts[0], entry("b", (4,)), join=join)
+    assert message.endswith("has different dtypes ('a' Float32, 'b' Int32)")
     plan = changed(parts, join=join, cast=[CastRule(parameters="ab", dtype="bfloat16")])
     assert plan.match.resharded[0].dtype.name == "BFloat16"
     assert (plan.read_bytes, plan.written_bytes) == (4 * 4 + 4 * 2, 8 * 2)

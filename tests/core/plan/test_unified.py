@@ -108,7 +108,7 @@ def test_groups_are_few_and_even(sizes: list[int], limit: int) -> None:
     [
         ([], 5, []),
         ([1] * 10, 4, [3, 4, 3]),  # and not 4, 4, 2
-        ([9, 1, 1], 5, [1, 2]),  # one that is larger than the limit stands alone
+        ([9, 1, 1], 5, [1, 2]),  # one larger than the limit has a file of its own
         ([1, 1, 9], 5, [2, 1]),
         ([0, 9, 0, 0], 5, [4]),  # what has no bytes needs no file of its own
         ([3, 3, 3, 3], 100, [4]),
@@ -167,8 +167,8 @@ def test_one_file_has_no_index(target: Path) -> None:
     report = unify(target, "5GB")
     assert names_in(target) == [".reshard", "model.safetensors"]
     assert read_safetensors(target / "model.safetensors") == whole_model()
-    told = "in no strategy, the same on all source ranks that have it, and once in the target: "
-    assert f"{told}global_step, learning_rate" in report.notes
+    reason = "in no strategy, the same on all source ranks that have it, and once in the target: "
+    assert f"{reason}global_step, learning_rate" in report.notes
 
 
 def test_mindspores_names(target: Path) -> None:
@@ -265,7 +265,7 @@ def test_hash_tables_are_refused(tmp_path: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({"target_strategy": "x.ckpt"}, "--layout 'unified': whole tensors are cut by no strategy: name no --target"),
         ({"format": "ckpt"}, "--layout 'unified': is of .safetensors files: leave out --format"),
@@ -280,10 +280,10 @@ def test_hash_tables_are_refused(tmp_path: Path, target: Path) -> None:
         ({"layout": "ranks", "unified_naming": "mindspore"}, "--unified-naming 'mindspore': is of a unified target on"),
     ],
 )
-def test_refused_options(options: dict[str, Any], told: str) -> None:
+def test_refused_options(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError) as caught:
         build_request(**{"source": "a", "target": "b", "layout": "unified"} | options)
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_a_crc_may_be_asked_for(target: Path) -> None:
@@ -320,17 +320,17 @@ def test_files_that_failed_are_done_again_alone(target: Path, monkeypatch: pytes
 def test_what_is_resumed_is_called_files(target: Path) -> None:
     class Listener(SilentProgress):
         def note(self, message: str) -> None:
-            told.append(message)
+            reason.append(message)
 
-    told: list[str] = []
+    reason: list[str] = []
     unify(target, ranks="0-2")
     harmed = target.with_name("out.reshard-partial") / "model-00002-of-00005.safetensors"
     harmed.write_bytes(harmed.read_bytes()[:-1])
     request = PIPELINE.request(target, target_strategy="", layout="unified", max_shard_size="100KB")
     convert(request, Listener())
-    assert told[0] == "checking what was done before: 3 of 5 files"
-    assert told[1].startswith("model-00002-of-00005.safetensors is done again: ")
-    assert told[2] == "resuming: 2 of 5 files are done already"
+    assert reason[0] == "checking what was done before: 3 of 5 files"
+    assert reason[1].startswith("model-00002-of-00005.safetensors is done again: ")
+    assert reason[2] == "resuming: 2 of 5 files are done already"
 
 
 def test_some_files_on_each_of_two_machines(target: Path) -> None:
@@ -365,19 +365,19 @@ def enlarge_index(target: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "reason"),
     [
         (spoil_index, f"{INDEX}: is not the index that was written"),
         (enlarge_index, f"{INDEX}: is larger than what was written"),
         (remove_index, INDEX),
     ],
 )
-def test_the_index_is_verified_and_mended(target: Path, harm: Any, told: str) -> None:
+def test_the_index_is_verified_and_mended(target: Path, harm: Any, reason: str) -> None:
     unify(target)
     right = (target / INDEX).read_bytes()
     harm(target)
     [problem] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
-    assert told in problem
+    assert reason in problem
     assert [rank.outcome.value for rank in unify(target).ranks] == ["resumed"] * 5
     assert (target / INDEX).read_bytes() == right
     assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()

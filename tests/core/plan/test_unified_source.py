@@ -47,8 +47,8 @@ def write_unified(directory: Path, files: Files, name: str = INDEX, **moved: str
         save_file(tensors, directory / file, {"format": "pt"})
     weights = {key: file for file, tensors in files.items() for key in tensors} | moved
     if name:
-        told = {"metadata": {}, "weight_map": {key: file for key, file in weights.items() if file}}
-        (directory / name).write_text(json.dumps(told))
+        message = {"metadata": {}, "weight_map": {key: file for key, file in weights.items() if file}}
+        (directory / name).write_text(json.dumps(message))
     return directory
 
 
@@ -144,7 +144,7 @@ def with_float8(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (without_file, "model-00002-of-00002.safetensors is missing, where the index places b"),
         (with_single, f"has model.safetensors, and beside it {INDEX}, which does not list it"),
@@ -162,12 +162,12 @@ def with_float8(source: Path) -> None:
         (with_float8, "parameter 'b' has dtype F8_E4M3, which reshard cannot convert; leave it out: --exclude b"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], told: str) -> None:
+def test_what_is_wrong_is_told(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
     source = write_unified(tmp_path / "src", TWO)
     harm(source)
     with pytest.raises(InputError) as caught:
         make_plan(build_request(source=str(source), target=str(tmp_path / "out")))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_has_a_dtype_of_others_is_compared(tmp_path: Path) -> None:
@@ -180,9 +180,9 @@ def test_what_has_a_dtype_of_others_is_compared(tmp_path: Path) -> None:
     assert compare_checkpoints(build_comparison(a=one, b=same)).differences == ()
     [found] = compare_checkpoints(build_comparison(a=one, b=other)).differences
     assert (found.name, found.dtypes, found.values) == ("b", ("F8_E4M3", "F8_E4M3"), ("0x05", "0x7f"))
-    told = tmp_path / "one.json"
-    told.write_text(fingerprint_checkpoint(FingerprintRequest(source=str(one))).model_dump_json())
-    assert compare_checkpoints(build_comparison(a=same, b=str(told))).differences == ()
+    message = tmp_path / "one.json"
+    message.write_text(fingerprint_checkpoint(FingerprintRequest(source=str(one))).model_dump_json())
+    assert compare_checkpoints(build_comparison(a=same, b=str(message))).differences == ()
 
 
 @pytest.mark.parametrize("format", ["ckpt", "safetensors"])
@@ -236,7 +236,7 @@ def test_what_the_index_does_not_name_is_taken_and_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"source_strategy": str(PIPELINE.directory / "src_strategy.ckpt")}, "its tensors are whole: name no strategy"),
         ({"step": "1_1"}, "it has no steps or prefixes: leave out --step and --source-prefix"),
@@ -244,11 +244,11 @@ def test_what_the_index_does_not_name_is_taken_and_told(tmp_path: Path) -> None:
         ({"recover": True}, "it has everything once: nothing can be recovered, --recover"),
     ],
 )
-def test_refused_options(tmp_path: Path, options: dict[str, Any], told: str) -> None:
+def test_refused_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     source = write_unified(tmp_path / "src", TWO)
     with pytest.raises(CatalogError, match="is unified") as caught:
         to_one(source, tmp_path / "out", **options)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_no_training_saves_such(tmp_path: Path) -> None:

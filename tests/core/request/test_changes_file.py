@@ -56,8 +56,8 @@ def test_options_come_before_the_document(tmp_path: Path) -> None:
     assert (merged.split, merged.join) == (said.split, said.join)
     assert (merged.select, merged.cast_overflow) == (Selection.WEIGHTS_ONLY, OverflowPolicy.ALLOW)
     path.write_text("{}")
-    told = build_request(source="s", target="t", changes=str(path), select="weights-only", cast_overflow="allow")
-    assert declared_changes(told) == Changes(select=Selection.WEIGHTS_ONLY, cast_overflow=OverflowPolicy.ALLOW)
+    reason = build_request(source="s", target="t", changes=str(path), select="weights-only", cast_overflow="allow")
+    assert declared_changes(reason) == Changes(select=Selection.WEIGHTS_ONLY, cast_overflow=OverflowPolicy.ALLOW)
     assert declared_changes(build_request(source="s", target="t")) == NO_CHANGES
 
 

@@ -97,7 +97,7 @@ def test_a_request_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"source": ""}, "SOURCE '': String should have at least 1 character"),
         ({"target": ""}, "TARGET '': String should have at least 1 character"),
@@ -120,8 +120,8 @@ def test_a_request_cannot_be_changed() -> None:
         ({"target_strat": "x"}, "--target-strat 'x': Extra inputs are not permitted"),
     ],
 )
-def test_refusals(options: dict[str, object], told: str) -> None:
-    assert refusal(**options).startswith(told)
+def test_refusals(options: dict[str, object], message: str) -> None:
+    assert refusal(**options).startswith(message)
 
 
 # ---- sizes ----

@@ -19,7 +19,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Flaky:
-    """Work that fails as told before it succeeds, or for ever."""
+    """Work that fails with these errors before it succeeds, or for ever."""
 
     def __init__(self, *errors: BaseException) -> None:
         self.errors = list(errors)
@@ -82,9 +82,9 @@ def test_a_permanent_error_after_a_transient_one(pauses: list[float]) -> None:
 
 
 def test_each_repetition_is_told(pauses: list[float]) -> None:
-    told: list[str] = []
-    with_retries(Flaky(BUSY, BUSY), told.append)
-    assert told == [
+    message: list[str] = []
+    with_retries(Flaky(BUSY, BUSY), message.append)
+    assert message == [
         f"s3://bucket/x: busy; trying again in {pauses[0]:.1f} s (attempt 2 of {WORK.attempts})",
         f"s3://bucket/x: busy; trying again in {pauses[1]:.1f} s (attempt 3 of {WORK.attempts})",
     ]

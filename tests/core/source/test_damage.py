@@ -20,9 +20,9 @@ def test_without_recover_the_refusal_says_that_it_would_not_do(tmp_path: Path) -
     directory = whole_shards(tmp_path)
     for rank in (1, 3, 5):
         shutil.rmtree(file_of(directory, rank).parent)
-    with pytest.raises(CatalogError) as told:
+    with pytest.raises(CatalogError) as message:
         convert(request_of(directory))
-    first, second = str(told.value).splitlines()
+    first, second = str(message.value).splitlines()
     assert "missing: rank_1, rank_3, rank_5" in first
     assert second.startswith("--recover would not do: not all of what rank_1, rank_3, rank_5 should hold is on other")
     assert "'a': [2:4] of the whole tensor has no holder; it should be on rank_1, rank_3, rank_5" in second
@@ -41,9 +41,9 @@ def test_another_stages_copy_stands_in_box_by_box(tmp_path: Path) -> None:
     report = convert(request_of(tmp_path, recover=True, fault_ranks="0"))
     assert read_tree(tmp_path / "out")[0]["tied"][2] == tensor.tobytes()
     assert [(each.rank, each.stand_in) for each in report.stand_ins] == [(0, 2), (0, 3)]
-    with pytest.raises(CatalogError) as told:
+    with pytest.raises(CatalogError) as message:
         convert(request_of(tmp_path, recover=True, fault_ranks="0,3", overwrite=True))
-    assert "'tied': [0:2, 2:4] of the whole tensor has no holder; it should be on rank_0, rank_3" in str(told.value)
+    assert "'tied': [0:2, 2:4] of the whole tensor has no holder; it should be on rank_0, rank_3" in str(message.value)
     gone = convert(request_of(tmp_path, recover=True, fault_ranks="0,1", overwrite=True))
     assert read_tree(tmp_path / "out")[0]["tied"][2] == tensor.tobytes()
     assert {(each.rank, each.stand_in) for each in gone.stand_ins} == {(0, 2), (0, 3), (1, 2), (1, 3)}

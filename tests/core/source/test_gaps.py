@@ -32,9 +32,9 @@ def test_entries_on_some_ranks_only(tmp_path: Path, drop: dict[int, set[str]]) -
 def test_parameters_that_no_file_holds_are_named(tmp_path: Path) -> None:
     """All files were cut off before 'c', or it was never saved: the whole model lacks it, which has to be said."""
     directory = whole_shards(tmp_path, {rank: {"c"} for rank in range(6)})
-    told = "in the source's strategy, but in NO file, and so not in the result: c"
-    assert told in convert(request_of(directory)).notes
-    assert told in assess_recovery(SourceRequest.of(request_of(directory))).notes
+    message = "in the source's strategy, but in NO file, and so not in the result: c"
+    assert message in convert(request_of(directory)).notes
+    assert message in assess_recovery(SourceRequest.of(request_of(directory))).notes
     assert read_tree(tmp_path / "out")[0].keys() == {"a", "b"}
 
 
@@ -60,13 +60,13 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
         step = ("step_num", "Int32", (), bytes([80 if rank in (2, 5) else 120, 0, 0, 0]))
         file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), step))
     request = request_of(directory, recover=True, fault_ranks="0")
-    told = (
+    message = (
         "the source's files are of DIFFERENT STEPS, says their 'step_num': one on rank_1, rank_3, rank_4, another on "
         "rank_2, rank_5"
     )
     with pytest.raises(
-        CatalogError, match=f"{told}. Name another step with --step, or the ranks whose files are stale"
+        CatalogError, match=f"{message}. Name another step with --step, or the ranks whose files are stale"
     ):
         convert(request)
-    assert assess_recovery(SourceRequest.of(request)).notes[0] == told
+    assert assess_recovery(SourceRequest.of(request)).notes[0] == message
     assert convert(request.model_copy(update={"append_info": ["step_num=120"]})).committed

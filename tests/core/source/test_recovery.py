@@ -1,4 +1,4 @@
-"""Sources that lack something: which boxes have a holder left, what is taken from where, and what is told of it."""
+"""Damaged sources: which boxes have an owner left, where each is read from, and what the report says."""
 
 import dataclasses
 import json
@@ -164,9 +164,9 @@ def test_recovered_is_byte_equal(tmp_path_factory: pytest.TempPathFactory, data:
     if not named:
         with pytest.raises(
             InputError, match="--recover would do" if recoverable else "--recover would not do|."
-        ) as told:
+        ) as reason:
             convert(asked(target=str(tmp_path / "out")))
-        assert ("--recover would do" in str(told.value)) == recoverable
+        assert ("--recover would do" in str(reason.value)) == recoverable
     if not recoverable:
         with pytest.raises(InputError):
             convert(request)
@@ -194,8 +194,8 @@ def removed(target: Path, source_format: str, **options: object) -> ConversionRe
 def test_redundancy_removed_by_mindspore(tmp_path: Path, source_format: str) -> None:
     report = convert(removed(tmp_path / "out", source_format))
     assert read_tree(tmp_path / "out") == read_tree(REMOVED / "want")
-    [told] = [note for note in report.notes if "redundancy was removed from the source" in note]
-    assert "8 ranks lack some of 3 parameters (norm, v, w)" in told
+    [reason] = [note for note in report.notes if "redundancy was removed from the source" in note]
+    assert "8 ranks lack some of 3 parameters (norm, v, w)" in reason
     assert report.stand_ins == ()
     whole = convert(removed(tmp_path / "whole", source_format, target_strategy=""))
     [full] = read_tree(REMOVED / "full").values()
@@ -205,12 +205,12 @@ def test_redundancy_removed_by_mindspore(tmp_path: Path, source_format: str) -> 
 
 @pytest.mark.parametrize("source_format", ["ckpt", "safetensors"])
 def test_redundancy_removed_and_a_rank_lost(tmp_path: Path, source_format: str) -> None:
-    """Of most slices there is one copy only: what is lost is told, and what is not needed is not missed."""
-    with pytest.raises(CatalogError) as told:
+    """Most slices have a single replica: lost ones are reported, unless they are not needed."""
+    with pytest.raises(CatalogError) as reason:
         convert(removed(tmp_path / "out", source_format, recover=True, fault_ranks="0"))
-    assert "'norm': all of it has no holder; it should be on rank_0" in str(told.value)
-    assert "'v': [0:5, 0:2] of the whole tensor has no holder; it should be on rank_0, rank_4" in str(told.value)
-    assert "'w'" not in str(told.value)
+    assert "'norm': all of it has no holder; it should be on rank_0" in str(reason.value)
+    assert "'v': [0:5, 0:2] of the whole tensor has no holder; it should be on rank_0, rank_4" in str(reason.value)
+    assert "'w'" not in str(reason.value)
     plan = make_plan(
         removed(tmp_path / "out", source_format, recover=True, fault_ranks="0", target_strategy=only_w(tmp_path))
     )
@@ -312,7 +312,7 @@ def test_nothing_is_left(directory: Path) -> None:
 
 @pytest.mark.parametrize("strategy", [True, False])
 def test_the_only_rank_is_faulty(tmp_path: Path, strategy: bool) -> None:
-    """Its file is a single one, with or without a strategy: it must not be read all the same."""
+    """A single faulty file, with or without a strategy, must not be read."""
     file = tmp_path / "net-1_1.ckpt"
     file.write_bytes(checkpoint_bytes(("w", "Int32", (1,), b"\1\0\0\0")))
     write_strategy(make_strategy({"w": whole_layout(1)}), str(tmp_path / "strategy.ckpt"))

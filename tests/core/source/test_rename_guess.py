@@ -8,7 +8,7 @@ NAMES = [f"model.layers.{n}.{what}.weight" for n in range(4) for what in ("wq", 
 
 
 @pytest.mark.parametrize(
-    ("others", "told"),
+    ("others", "message"),
     [
         ([f"network.{name}" for name in NAMES], "all with 'network.' before them"),
         ([f"0-{name}" for name in NAMES], "all with '0-' before them"),
@@ -18,9 +18,9 @@ NAMES = [f"model.layers.{n}.{what}.weight" for n in range(4) for what in ("wq", 
         ([name.replace("model.layers", "h") for name in NAMES], "all with 'h' in the place of 'model.layers'"),
     ],
 )
-def test_systematic(others: list[str], told: str) -> None:
+def test_systematic(others: list[str], message: str) -> None:
     guess = guess_renaming(NAMES, others)
-    assert (str(guess), guess and guess.fitting) == (told, len(NAMES))
+    assert (str(guess), guess and guess.fitting) == (message, len(NAMES))
 
 
 def test_only_some_of_them() -> None:

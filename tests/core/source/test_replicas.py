@@ -27,9 +27,9 @@ def test_differing_replicas_are_named(directory: Path) -> None:
     for rank in (3, 4):
         data = file_of(directory, rank).read_bytes()
         file_of(directory, rank).write_bytes(data[:-1] + bytes([rank]))
-    with pytest.raises(CatalogError) as told:
+    with pytest.raises(CatalogError) as message:
         convert(request_of(directory, check_replicas=True))
-    assert str(told.value).splitlines()[1:] == [
+    assert str(message.value).splitlines()[1:] == [
         "  - parameter 'c', [0:2]: one content on rank_0, rank_2, another on rank_4",
         "  - parameter 'c', [2:4]: one content on rank_1, rank_5, another on rank_3",
     ]

@@ -78,8 +78,8 @@ def test_one_layer_along_another_axis(tmp_path: Path, names: Sequence[str]) -> N
 def test_layers_that_all_differ_are_no_finding(tmp_path: Path) -> None:
     unlike = {"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": ROWS}
     write(tmp_path / "src", [unlike])
-    told = looked_at(tmp_path, [{"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": COLUMNS}])
-    assert (told.fits, told.findings) == (True, ())
+    message = looked_at(tmp_path, [{"l.0.wq": ROWS, "l.1.wq": COLUMNS, "l.2.wq": COLUMNS}])
+    assert (message.fits, message.findings) == (True, ())
 
 
 def test_a_strategy_without_shapes_shows_those_it_makes(tmp_path: Path) -> None:

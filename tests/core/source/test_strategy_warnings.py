@@ -69,9 +69,9 @@ def test_the_right_strategy_gives_no_warning(conversion: Case, tmp_path: Path) -
 
 def test_a_strategy_that_most_contents_contradict_is_refused(tmp_path: Path) -> None:
     wrong = misread_strategy(ROWS_OF_FOUR, tmp_path / "wrong.ckpt")
-    with pytest.raises(StrategyError) as told:
+    with pytest.raises(StrategyError) as message:
         convert(ROWS_OF_FOUR.request(tmp_path / "out", source_strategy=wrong))
-    first, *found, advice = str(told.value).splitlines()
+    first, *found, advice = str(message.value).splitlines()
     assert first == (
         f"{wrong}: is not the strategy of the checkpoint {ROWS_OF_FOUR.directory / 'src'}: 3 of 5 parameters whose "
         "contents were looked at contradict it:"

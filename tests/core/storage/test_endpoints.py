@@ -66,14 +66,14 @@ WRONG = [
 def test_what_cannot_be_an_endpoint_is_refused_by_the_name_of_what_says_it(
     endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = "cannot be opened: {}: must look like https://host:port, without user and password"
-    assert told.format("endpoint_url") in refusal("s3://models/run", endpoint_url=endpoint)
+    message = "cannot be opened: {}: must look like https://host:port, without user and password"
+    assert message.format("endpoint_url") in refusal("s3://models/run", endpoint_url=endpoint)
     inner = {"endpoint_url": endpoint}
-    assert told.format("client_kwargs.endpoint_url") in refusal("s3://models/run", client_kwargs=inner)
+    assert message.format("client_kwargs.endpoint_url") in refusal("s3://models/run", client_kwargs=inner)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    assert told.format("AWS_ENDPOINT_URL") in refusal("s3://models/run")
+    assert message.format("AWS_ENDPOINT_URL") in refusal("s3://models/run")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
-    assert told.format("AWS_ENDPOINT_URL_S3") in refusal("s3://models/run")
+    assert message.format("AWS_ENDPOINT_URL_S3") in refusal("s3://models/run")
     opened("s3://models/run", endpoint_url="https://good.example.com")
 
 

@@ -1,4 +1,4 @@
-"""What storages raise is named, judged and told in words, and repeats no secrets."""
+"""Errors of storages are named, classified and worded, and repeat no secrets."""
 
 import errno
 from pathlib import Path
@@ -66,19 +66,19 @@ LOWER_ERRORS: list[tuple[Any, str, bool]] = [
 @pytest.mark.parametrize(("error", "reason", "transient"), LOWER_ERRORS, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("url", ["/data/file", "memory://models/file", "s3://models/file"])
 def test_what_a_storage_raises_is_named_and_judged(url: str, error: Exception, reason: str, transient: bool) -> None:
-    told = failure(error, parse_url(url), "read 5 bytes at 7")
-    assert reason in str(told)
-    assert told.transient is transient
+    shown = failure(error, parse_url(url), "read 5 bytes at 7")
+    assert reason in str(shown)
+    assert shown.transient is transient
 
 
 @pytest.mark.parametrize(("status", "transient"), [(503, True), (500, True), (429, True), (404, False), (403, False)])
 def test_an_http_servers_refusal_is_judged_by_its_status_and_its_url_scrubbed(status: int, transient: bool) -> None:
     url = URL("https://host/x?sig=0123abcd")
     request = aiohttp.RequestInfo(url, "GET", headers=None, real_url=url)  # type: ignore[arg-type]
-    told = failure(aiohttp.ClientResponseError(request, (), status=status, message="no"), parse_url("https://host/x"))
-    assert str(status) in str(told)
-    assert "0123abcd" not in str(told)
-    assert told.transient is transient
+    shown = failure(aiohttp.ClientResponseError(request, (), status=status, message="no"), parse_url("https://host/x"))
+    assert str(status) in str(shown)
+    assert "0123abcd" not in str(shown)
+    assert shown.transient is transient
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ ANSWERS: list[tuple[Exception, str, bool]] = [
 @pytest.mark.parametrize(("refusal", "reason", "transient"), ANSWERS, ids=lambda value: str(value)[:50])
 def test_what_a_server_answers_is_told_in_words_and_judged(refusal: Exception, reason: str, transient: bool) -> None:
     for error in (refusal, translated(refusal)):
-        told = failure(error)
-        assert reason in str(told)
-        assert told.transient is transient
+        shown = failure(error)
+        assert reason in str(shown)
+        assert shown.transient is transient
 
 
 def test_an_answer_is_found_behind_an_error_that_was_raised_in_its_stead() -> None:
@@ -184,16 +184,16 @@ PERMISSIONS = [
 @pytest.mark.parametrize(("operation", "of_s3", "of_obs"), PERMISSIONS)
 def test_a_denied_request_names_the_permission_that_it_needs(operation: str, of_s3: str, of_obs: str) -> None:
     for location, permission in ((S3, of_s3), (OBS, of_obs)):
-        told = failure(translated(answer("AccessDenied", 403, operation)), location, "do that")
-        assert str(told).startswith(
+        shown = failure(translated(answer("AccessDenied", 403, operation)), location, "do that")
+        assert str(shown).startswith(
             f"{location}: cannot do that: access denied: the credentials lack the permission {permission}"
         )
-        assert not told.transient
+        assert not shown.transient
 
 
 def test_a_denied_head_request_may_also_mean_wrong_credentials() -> None:
-    told = failure(translated(answer("403", 403, "HeadObject")))
-    assert "access denied: the credentials are wrong, or lack the permission s3:GetObject (or s3:L" in str(told)
+    shown = failure(translated(answer("403", 403, "HeadObject")))
+    assert "access denied: the credentials are wrong, or lack the permission s3:GetObject (or s3:L" in str(shown)
 
 
 def test_nothing_of_an_answer_is_repeated_but_its_code_and_message() -> None:
@@ -207,11 +207,11 @@ def test_nothing_of_an_answer_is_repeated_but_its_code_and_message() -> None:
         SignatureProvided="5167",
     )
     for error in (refusal, translated(refusal)):
-        told = str(failure(error))
-        assert "No match. See https://host/" in told
-        assert "AKIASECRET" not in told
-        assert "5167" not in told
-        assert "7070" not in told
+        shown = str(failure(error))
+        assert "No match. See https://host/" in shown
+        assert "AKIASECRET" not in shown
+        assert "5167" not in shown
+        assert "7070" not in shown
 
 
 # ---- no answer ----
@@ -247,17 +247,17 @@ NO_ANSWER: list[tuple[Exception, str, bool]] = [
 
 @pytest.mark.parametrize(("error", "reason", "transient"), NO_ANSWER, ids=lambda value: type(value).__name__)
 def test_what_the_client_says_without_an_answer(error: Exception, reason: str, transient: bool) -> None:
-    told = failure(error)
-    assert reason in str(told)
-    assert told.transient is transient
-    assert "hunter2" not in str(told)
-    assert "0123abcd" not in str(told)
+    shown = failure(error)
+    assert reason in str(shown)
+    assert shown.transient is transient
+    assert "hunter2" not in str(shown)
+    assert "0123abcd" not in str(shown)
 
 
 def test_without_credentials_for_obs_its_own_variables_are_named() -> None:
-    told = str(failure(exceptions.NoCredentialsError(), OBS))
-    assert "set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY" in told
-    assert "AWS" not in told
+    shown = str(failure(exceptions.NoCredentialsError(), OBS))
+    assert "set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY" in shown
+    assert "AWS" not in shown
 
 
 def test_a_name_that_s3fs_complains_of_as_a_value_is_the_storages_failure() -> None:
@@ -282,6 +282,6 @@ def test_a_wrong_endpoint_that_only_the_client_noticed_is_not_repeated() -> None
 def test_a_local_file_has_no_part_in_what_a_server_answered(tmp_path: Path) -> None:
     error = OSError(errno.ENOSPC, "No space left on device")
     error.__context__ = answer("SlowDown", 503)
-    told = failure(error, parse_url(str(tmp_path)), "write it")
-    assert "No space left on device" in str(told)
-    assert not told.transient
+    shown = failure(error, parse_url(str(tmp_path)), "write it")
+    assert "No space left on device" in str(shown)
+    assert not shown.transient

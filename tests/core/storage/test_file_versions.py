@@ -50,16 +50,16 @@ class StoreWithEtags(fsspec.AbstractFileSystem):  # type: ignore[misc]
     protocol = "etags"
     cachable = False
 
-    def __init__(self, **told: object) -> None:
+    def __init__(self, **message: object) -> None:
         super().__init__()
-        self.told = told
+        self.message = message
 
     def info(self, path: str, **_: object) -> dict[str, object]:
-        return {"name": path, "size": 3, "type": "file"} | self.told
+        return {"name": path, "size": 3, "type": "file"} | self.message
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("message", "version"),
     [
         ({"ETag": '"0123abcd"', "LastModified": "today"}, "3-0123abcd"),
         ({"etag": "W/5"}, "3-W/5"),
@@ -67,5 +67,5 @@ class StoreWithEtags(fsspec.AbstractFileSystem):  # type: ignore[misc]
         ({}, "3"),
     ],
 )
-def test_the_version_of_an_object_is_its_etag(told: dict[str, object], version: str) -> None:
-    assert version_of(Location(StoreWithEtags(**told), "bucket/f")) == version
+def test_the_version_of_an_object_is_its_etag(message: dict[str, object], version: str) -> None:
+    assert version_of(Location(StoreWithEtags(**message), "bucket/f")) == version

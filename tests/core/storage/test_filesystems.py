@@ -1,4 +1,4 @@
-"""Which file system a URL names: with what settings, shared by whom, and told again as a URL."""
+"""The filesystem of a URL: its settings, its sharing, and its paths as URLs again."""
 
 import importlib
 import subprocess
@@ -168,7 +168,7 @@ def test_the_variables_of_aws_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reason"),
     [
         ({"endpoint": "http://x", "acces_key": "AKIASECRET"}, "acces_key, endpoint: no such storage option; there are"),
         ({"config_kwargs": {"max_conections": 3}}, "max_conections"),
@@ -182,10 +182,10 @@ def test_the_variables_of_aws_count(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"key": "k", "secret": {"a": "AKIASECRET"}}, "secret: must be a text"),
     ],
 )
-def test_options_that_s3fs_has_not_are_refused_at_once(options: dict[str, Any], told: str) -> None:
+def test_options_that_s3fs_has_not_are_refused_at_once(options: dict[str, Any], reason: str) -> None:
     for url in ("s3://models/run", "obs://models/run"):
         message = refusal(url, **options)
-        assert told in message
+        assert reason in message
         assert "AKIASECRET" not in message
 
 
@@ -260,8 +260,8 @@ def test_the_package_that_a_protocol_needs_is_named(monkeypatch: pytest.MonkeyPa
         monkeypatch.delitem(_registry, protocol, raising=False)
         monkeypatch.delitem(sys.modules, "reshard.core.storage.obs", raising=False)
         monkeypatch.setitem(sys.modules, module, None)
-        told = refusal(f"{protocol}://models/run")
-        assert told.endswith(f"{protocol}:// needs a package that is not installed: pip install {package}")
+        reason = refusal(f"{protocol}://models/run")
+        assert reason.endswith(f"{protocol}:// needs a package that is not installed: pip install {package}")
 
 
 def test_fsspecs_own_advice_is_told_for_other_protocols() -> None:
@@ -269,7 +269,7 @@ def test_fsspecs_own_advice_is_told_for_other_protocols() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "reason"),
     [
         ("xyz://models/run", "unknown storage xyz://; known are file://, s3://, obs://, gs://, abfs://"),
         ("S3://models/run", "unknown storage S3://; known are s3://"),
@@ -277,8 +277,8 @@ def test_fsspecs_own_advice_is_told_for_other_protocols() -> None:
         ("/data/x://y", "unknown storage /data/x://"),
     ],
 )
-def test_of_an_unknown_protocol_near_ones_are_told(url: str, told: str) -> None:
-    assert told in refusal(url)
+def test_of_an_unknown_protocol_near_ones_are_told(url: str, reason: str) -> None:
+    assert reason in refusal(url)
 
 
 @pytest.mark.parametrize("url", ["simplecache::s3://models/run", "zip://a.ckpt::s3://models/run.zip"])
@@ -290,7 +290,7 @@ def test_two_colons_in_an_objects_name_are_a_name() -> None:
     assert open_filesystem("s3://models/a::b", {})[1] == "models/a::b"
 
 
-# ---- told again ----
+# ---- printed as URLs ----
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Leases as other processes see them: nothing appears once the run is over, and work in vain is stopped."""
+"""Leases as other processes see them: nothing appears once the run is over, and useless work is stopped."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def await_stop(stop: threading.Event) -> None:
-    assert stop.wait(10), "work goes on in vain"
+    assert stop.wait(10), "useless work goes on"
 
 
 def name_of(lease: LeaseName | None) -> LeaseName:

@@ -115,11 +115,11 @@ def test_a_side_without_a_name_has_no_options(named: Callable[..., str]) -> None
 @pytest.mark.parametrize("inner", ["memory://runs/1", "memory://runs/1/deep/er", "memory:///runs/1/deep"])
 def test_storages_that_urls_cannot_tell_apart_are_refused(named: Callable[..., str], inner: str) -> None:
     a, b = named("A", mark="a"), named("B", mark="b")
-    for name, told in ((b, "env:B"), ("", "no storage named")):
+    for name, message in ((b, "env:B"), ("", "no storage named")):
         for pairs in ([("memory://runs/1/", a), (inner, name)], [(inner, name), ("memory://runs/1/", a)]):
             with pytest.raises(InputError, match="one is inside the other") as caught, named_storages(pairs):
                 raise AssertionError("entered")
-            assert f"{inner} ({told})" in str(caught.value)
+            assert f"{inner} ({message})" in str(caught.value)
             assert "memory://runs/1 (env:A)" in str(caught.value)
     with named_storages([("memory://runs/1", a), (inner, a)]):
         assert options_for(inner) == {"mark": "a"}
@@ -230,9 +230,9 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ['{"secret": "hunter2-hunter2"}', "hunter2-hunter2", "vault:hunter2-hunter2", "env:"])
 def test_what_is_no_name_is_refused_and_not_repeated(name: str) -> None:
-    told = str(refusal(name))
-    assert told.startswith("the name of storage options must be env:NAME, file:PATH or block:NAME")
-    assert SECRET not in told
+    message = str(refusal(name))
+    assert message.startswith("the name of storage options must be env:NAME, file:PATH or block:NAME")
+    assert SECRET not in message
 
 
 def test_options_are_not_shown_with_the_context(named: Callable[..., str]) -> None:

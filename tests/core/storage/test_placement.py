@@ -45,7 +45,7 @@ def test_a_new_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "final", "told"),
+    ("source", "final", "reason"),
     [
         ("/a/src", "/a/src", "is the source itself"),
         ("/a/src", "/a/src/out", "lies inside the source"),
@@ -54,8 +54,8 @@ def test_a_new_file(tmp_path: Path) -> None:
         ("s3://bucket", "s3://bucket/out", "lies inside the source"),
     ],
 )
-def test_source_and_target_inside_each_other(source: str, final: str, told: str) -> None:
-    with pytest.raises(TargetError, match=told):
+def test_source_and_target_inside_each_other(source: str, final: str, reason: str) -> None:
+    with pytest.raises(TargetError, match=reason):
         check_apart(parse_url(source), parse_url(final))
 
 

@@ -1,4 +1,4 @@
-"""URLs and paths: what they name, how they are told again, and what is refused."""
+"""URLs and paths: what they name, how they are printed, and what is refused."""
 
 import os
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_what_only_resembles_credentials_is_fine(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("xyz://bucket/x", "unknown storage xyz://"),
         ("simplecache::s3://bucket/x", "chains of URLs"),
@@ -116,11 +116,11 @@ def test_what_only_resembles_credentials_is_fine(url: str) -> None:
         ("/data/\0", "null byte"),
     ],
 )
-def test_what_cannot_be_opened_is_named_with_the_reason(url: str, told: str) -> None:
+def test_what_cannot_be_opened_is_named_with_the_reason(url: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_url(url)
     assert repr(url) in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_path_of_a_missing_directory_is_no_error(tmp_path: Path) -> None:

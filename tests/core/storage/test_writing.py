@@ -145,7 +145,7 @@ class Upload(AbstractBufferedFile):  # type: ignore[misc]
 
     def discard(self) -> None:
         self.fs.pending.discard(self.path)
-        if self.fs.broken == "for good":
+        if self.fs.broken == "always":
             raise botocore.exceptions.EndpointConnectionError(endpoint_url="http://store")
 
 
@@ -183,7 +183,7 @@ def test_failed_uploads_are_aborted() -> None:
     assert not store.pending
 
 
-@pytest.mark.parametrize("broken", ["once", "for good"])
+@pytest.mark.parametrize("broken", ["once", "always"])
 @pytest.mark.parametrize("size_bytes", [10, 5000])
 def test_a_store_that_breaks_is_reported_even_if_the_upload_cannot_be_aborted(broken: str, size_bytes: int) -> None:
     store = UploadStore()

@@ -1,4 +1,4 @@
-"""The target: what may be done to what stands there, row by row of the module's table, on both kinds of storage."""
+"""The target: what may replace or resume what is there, row by row of the module's table, on both kinds of storage."""
 
 import pytest
 

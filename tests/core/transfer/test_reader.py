@@ -53,7 +53,7 @@ def test_a_turned_matrix_is_read_once_for_each_wide_block(
     [record] = transform_ranks(plan, (0,), out, identity="i", budget=budget, prefetch=prefetch, advance=lambda _: None)
     wanted = {name: ("Int32", matrix.shape, matrix.tobytes()) for name in ("before", "after")}
     assert read_rank(tmp_path / "out", 0) == wanted | {"turned": ("Int32", matrix.shape, matrix.T.tobytes())}
-    # what lies between the strips of two reads is left out, and a little stands around contents
+    # the gap between the strips of two reads is left out; a few bytes surround contents
     assert 2 + 0.9 * times <= record.read_bytes / matrix.nbytes <= 1.01 * (2 + times)
 
 

@@ -75,20 +75,20 @@ def check_one(data: st.DataObject, directory: Path, remote: bool) -> None:
         fsspec.filesystem("memory").put(str(directory / "src"), source_url, recursive=True)
     catalog = build_catalog(source_url, source_strategy.ranks, digest=lambda *_: False, workers=2)
     if remote and piece_bytes > 2**20:
-        # whoever's headers were not read, has them compared when its contents are read
+        # headers that were not read are compared when contents are read
         records = {rank: dataclasses.replace(record, assumed=True) for rank, record in catalog.records.items()}
         catalog = dataclasses.replace(catalog, records=records)
     file_format = data.draw(st.sampled_from(list(CheckpointFormat)))
     plan = build_plan(PlanInputs(catalog, source_strategy, target_strategy, file_format))
     ranks = data.draw(st.lists(st.integers(0, target_devices - 1), min_size=1, unique=True))
-    told: list[int] = []
+    message: list[int] = []
     out = parse_url(str(directory / "out"))
     sources = data.draw(st.sampled_from([1, 2, 64]))
     budget = Buffers(scratch_bytes=data.draw(BUFFER_SIZES), a_block_bytes=data.draw(BUFFER_SIZES), sources=sources)
     prefetch = data.draw(st.integers(1, 3))
-    written = transform_ranks(plan, ranks, out, identity="i", budget=budget, prefetch=prefetch, advance=told.append)
+    written = transform_ranks(plan, ranks, out, identity="i", budget=budget, prefetch=prefetch, advance=message.append)
     assert [record.rank for record in written] == ranks
-    assert sum(told) == sum(plan.totals[rank].shard_bytes for rank in ranks)
+    assert sum(message) == sum(plan.totals[rank].shard_bytes for rank in ranks)
     for record in written:
         assert read_rank(directory / "out", record.rank) == {
             name: (dtype, shard_of(tensor, target, record.rank).shape, shard_of(tensor, target, record.rank).tobytes())

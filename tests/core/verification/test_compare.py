@@ -33,7 +33,7 @@ ROWS = RandomLayout((2,), ((0,),), ())
 FORMATS = st.sampled_from(list(CheckpointFormat))
 
 
-def told(a: str | Path, b: str | Path, **options: object) -> str:
+def reason(a: str | Path, b: str | Path, **options: object) -> str:
     """What the only difference is."""
     report = compared(a, b, **options)
     assert not report.same
@@ -153,7 +153,7 @@ def test_of_an_encrypted_side_no_values_are_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("KEY", json.loads((formats / "expect.json").read_text())["keys"]["AES-GCM"])
     other = file_of(tmp_path / "other.ckpt", ("scalar", "Float32", np.array(3, np.float32)))
     options = {"decrypt_key_a": "env:KEY", "include": ["scalar"]}
-    message = told(formats / "encrypted_AES-GCM.ckpt", other, **options)
+    message = reason(formats / "encrypted_AES-GCM.ckpt", other, **options)
     assert message == "1 of 1 element; by 0.5 at most, at []"
 
 
@@ -193,12 +193,14 @@ def test_nan_infinity_and_signs_of_zero(tmp_path: Path) -> None:
         return file_of(tmp_path / f"{name}.ckpt", ("w", "Float32", np.array([*values, 1], np.float32)))
 
     zero = with_(0.0)
-    assert told(zero, with_(float("nan"))) == ("1 of 2 elements; the first at [0]: 0.0 and nan; 1 NaN on one side only")
-    assert told(zero, with_(float("inf"))) == "1 of 2 elements; by inf at most, at [0]: 0.0 and inf"
-    assert told(zero, with_(-0.0)) == "1 of 2 elements; by 0 at most, at [0]: 0.0 and -0.0"
+    assert reason(zero, with_(float("nan"))) == (
+        "1 of 2 elements; the first at [0]: 0.0 and nan; 1 NaN on one side only"
+    )
+    assert reason(zero, with_(float("inf"))) == "1 of 2 elements; by inf at most, at [0]: 0.0 and inf"
+    assert reason(zero, with_(-0.0)) == "1 of 2 elements; by 0 at most, at [0]: 0.0 and -0.0"
     nans = [np.array([bits, 7], np.uint32) for bits in (0x7FC00000, 0x7FC00001)]
     files = [file_of(tmp_path / f"{number}.ckpt", ("w", "Float32", nan)) for number, nan in enumerate(nans)]
-    assert told(*files) == "1 of 2 elements; the first at [0]: nan and nan"
+    assert reason(*files) == "1 of 2 elements; the first at [0]: nan and nan"
     assert compared(files[0], files[0]).same
     largest = json.loads(compared(zero, with_(float("inf"))).model_dump_json())["differences"][0]["largest"]
     assert largest == "Infinity"
@@ -223,7 +225,7 @@ def test_values_are_told_as_their_dtype(
     tmp_path: Path, dtype: str, one: np.ndarray, other: np.ndarray, message: str
 ) -> None:
     files = [file_of(tmp_path / f"{number}.ckpt", ("w", dtype, each)) for number, each in enumerate((one, other))]
-    assert told(*files) == f"1 of 2 elements; {message}"
+    assert reason(*files) == f"1 of 2 elements; {message}"
 
 
 def test_texts_scalars_and_what_only_one_side_has(tmp_path: Path) -> None:
@@ -373,7 +375,7 @@ def test_what_every_rank_has_for_itself_may_be_a_part_of_the_other_sides(tmp_pat
     other = file_of(
         tmp_path / "other.ckpt", ("w", "Float32", values["w"][1]), ("cur_rank", "Int32", np.full(1, 5, np.int32))
     )
-    assert told(checkpoint, other, strategy_a=strategy) == (
+    assert reason(checkpoint, other, strategy_a=strategy) == (
         "1 of 1 element; the first at [0]: 0 and 5; between ranks 2 different contents in A, 1 in B"
     )
 
@@ -385,11 +387,11 @@ def test_a_copy_that_only_one_side_of_as_many_ranks_has_is_a_difference(tmp_path
     model.shards[1]["extra"][1] = 7
     b, _ = model.write(tmp_path / "b", CheckpointFormat.CKPT)
     options = {"strategy_a": strategy, "strategy_b": strategy}
-    assert told(a, b, **options) == "between ranks 1 different contents in A, 2 in B"
-    assert told(b, a, **options) == "between ranks 2 different contents in A, 1 in B"
+    assert reason(a, b, **options) == "between ranks 1 different contents in A, 2 in B"
+    assert reason(b, a, **options) == "between ranks 2 different contents in A, 1 in B"
     model.shards[0]["extra"][0] = 3
     c, _ = model.write(tmp_path / "c", CheckpointFormat.CKPT)
-    assert told(b, c, **options) == (
+    assert reason(b, c, **options) == (
         "1 of 2 elements; the first at [0]: 0 and 3; between ranks 2 different contents in A, 2 in B"
     )
 
@@ -404,7 +406,7 @@ def test_equal_texts_of_the_first_rank_are_not_told(tmp_path: Path) -> None:
         sides[side] = tmp_path / side
     strategy = str(tmp_path / "strategy.ckpt")
     write_strategy(make_strategy({"w": ParameterLayout((2,), ((0,),), nested=True)}), strategy)
-    message = told(sides["a"], sides["b"], strategy_a=strategy, strategy_b=strategy)
+    message = reason(sides["a"], sides["b"], strategy_a=strategy, strategy_b=strategy)
     assert message == "between ranks 1 different contents in A, 2 in B"
 
 
@@ -431,8 +433,8 @@ def test_whether_other_dtypes_are_equal_when_cast_cannot_always_be_told_from_fin
     for path in (a, b):
         request = build_options(FingerprintRequest, source=str(path))
         path.with_suffix(".json").write_text(fingerprint_checkpoint(request).model_dump_json())
-    assert told(a, tmp_path / "b.json") == "Float32 and Float16; equal when cast to Float16"
-    assert told(tmp_path / "a.json", b) == (
+    assert reason(a, tmp_path / "b.json") == "Float32 and Float16; equal when cast to Float16"
+    assert reason(tmp_path / "a.json", b) == (
         "Float32 and Float16; fingerprints do not show whether they are equal when cast"
     )
 
@@ -467,8 +469,8 @@ def test_signaling_nans_are_told_without_a_warning(tmp_path: Path) -> None:
     one = file_of(tmp_path / "one.ckpt", ("w", "Float32", bits))
     other = file_of(tmp_path / "other.ckpt", ("w", "Float32", bits ^ np.array([0, 1], np.uint32)))
     quiet = file_of(tmp_path / "quiet.ckpt", ("w", "Float32", bits ^ np.array([2, 0], np.uint32)))
-    assert told(one, other).startswith("1 of 2 elements; by 1.19209e-07 at most, at [1]")
-    assert told(one, quiet) == "1 of 2 elements; the first at [0]: nan and nan"
+    assert reason(one, other).startswith("1 of 2 elements; by 1.19209e-07 at most, at [1]")
+    assert reason(one, quiet) == "1 of 2 elements; the first at [0]: nan and nan"
 
 
 def test_where_all_names_differ_it_is_said_what_to_do_with_renamed_ones(tmp_path: Path) -> None:

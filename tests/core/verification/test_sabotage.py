@@ -548,7 +548,7 @@ def test_a_finished_target_of_wrong_values(
     assert not verify_target(request.target, CHECKSUM).problems
     assert verify_target(request.target, CONTENT).problems
     compared = request.model_copy(update={"verify": CONTENT})
-    if attempt(compared) is not None:  # else its files were seen to be no such plan's, and made anew at once
+    if attempt(compared) is not None:  # else its files were found to be of another plan, and rewritten at once
         convert(compared)
     assert tree(tmp_path / "out") == tree(checkpoint.converted(sabotage.options))
 
@@ -607,7 +607,7 @@ def test_nothing_is_found_where_nothing_is_wrong(
 
 
 def test_the_document_says_the_same() -> None:
-    """Its table is this one; written anew, it would be as it stands there."""
+    """Its table is this one; a failure prints the table to put there."""
     assert table() in DOCUMENT.read_text(), table()
 
 

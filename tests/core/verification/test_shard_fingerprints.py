@@ -59,12 +59,12 @@ def test_a_shard_adds_what_it_has_of_the_whole(
 
 
 def test_a_file_is_read_once_for_all_that_it_counts_for(record: CatalogRecord) -> None:
-    told: list[int] = []
+    message: list[int] = []
     shares = {"w": [Contribution("one", (0, 0)), Contribution("another", (3, 0)), Contribution("one", (3, 0))]}
-    sums = sum_contributions(record, shares, told.append)
+    sums = sum_contributions(record, shares, message.append)
     here, there = fingerprint(WHOLE[3:], 0, 0), fingerprint(WHOLE[3:], 3, 0)
     assert sums == {"one": (here + there) % 2**64, "another": there}
-    assert sum(told) == 48
+    assert sum(message) == 48
 
 
 def test_shards_add_up_and_differing_replicas_are_found() -> None:

@@ -30,13 +30,13 @@ def test_a_source_that_is_not_there_any_more(target: Path, tmp_path: Path, lost:
     convert(FOUR_TO_THREE.request(target, source=str(source)))
     if lost == "gone":
         shutil.rmtree(source)
-        told = "which does not exist any more"
+        message = "which does not exist any more"
     else:
         spoil(file_of(source, 1), "layers.0.weight_0")
-        told = "which has changed"
+        message = "which has changed"
     with pytest.raises(InputError) as caught:
         content(target)
-    assert str(caught.value).startswith(f"{target}: its values are to be compared with those of {source}, {told}")
+    assert str(caught.value).startswith(f"{target}: its values are to be compared with those of {source}, {message}")
     assert "`--level checksum`, which needs only the checkpoint itself" in str(caught.value)
     assert verify_target(str(target), VerifyLevel.CHECKSUM).problems == ()
 

@@ -131,8 +131,8 @@ def differing(tmp_path: Path) -> Path:
 def test_a_copy_that_differs_is_found_although_it_was_not_read(target: Path, differing: Path) -> None:
     with pytest.raises(VerificationError) as caught:
         convert(PIPELINES.request(target, source=str(differing), verify="content"))
-    told = "source: parameter 'layers.1.weight_1', [0:96]: one content on rank_0, rank_1, rank_2, another on rank_3"
-    assert told in str(caught.value)
+    reason = "source: parameter 'layers.1.weight_1', [0:96]: one content on rank_0, rank_1, rank_2, another on rank_3"
+    assert reason in str(caught.value)
     assert "--recover --fault-ranks" in str(caught.value)
     assert not target.exists()
 
@@ -162,11 +162,11 @@ def test_ranks_with_wrong_values_are_named_and_done_again(target: Path, monkeypa
     request = FOUR_TO_THREE.request(target, verify="content", workers=1)
     with pytest.raises(VerificationError) as caught:
         convert(request)
-    told = (
+    reason = (
         "parameter 'layers.1.weight_1', [0:16, 0:8, 0:8, 0:4]: on rank_0 of the target are other values than in the "
         "source's files: fingerprint "
     )
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
     assert "The same command converts the target's ranks named here again" in str(caught.value)
     assert not target.exists()
     assert [rank.outcome.value for rank in convert(request).ranks] == ["written", "resumed", "resumed"]

@@ -64,8 +64,8 @@ def test_the_page_has_the_picture_the_totals_and_every_rank() -> None:
     assert set(summary.notes) <= set(page.texts)
     assert page.tags["svg"] == 1
     # each cell that has bytes tells so
-    told = [text for text in page.texts if re.fullmatch(r"source rank \d+ to target rank \d+: .*", text)]
-    assert len(told) == np.count_nonzero(feeds_of(plan).counts_bytes)
+    reason = [text for text in page.texts if re.fullmatch(r"source rank \d+ to target rank \d+: .*", text)]
+    assert len(reason) == np.count_nonzero(feeds_of(plan).counts_bytes)
 
 
 def test_the_page_needs_nothing_else() -> None:

@@ -84,8 +84,8 @@ def test_cells_tell_their_ranks_and_bytes_where_the_mouse_is() -> None:
         "source ranks 0-3 to target rank 0: 2.0 KiB",
         "source ranks 4-7 to target rank 1: 3 B",
     ]
-    [told] = root.iter("{http://www.w3.org/2000/svg}desc")
-    assert told.text == (
+    [message] = root.iter("{http://www.w3.org/2000/svg}desc")
+    assert message.text == (
         "A grid: 2 target ranks from top to bottom, 8 source ranks from left to right. "
         "2 of 4 cells have bytes, the most 2.0 KiB."
     )
