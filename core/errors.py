@@ -1,7 +1,7 @@
 """The errors that reshard raises on purpose, and which of them are transient.
 
     ReshardError                    one clear message: what is wrong, where, what to do
-    ├── InputError                  the input is wrong; nothing was written               exit code 2
+    ├── InputError                  the input is wrong; nothing was written           exit code 2
     │   ├── StrategyError           a strategy file, or a set of them
     │   ├── LayoutError             a layout that does not fit its tensor or its devices
     │   ├── CheckpointError         a checkpoint file: damaged, of an unknown kind or dtype
@@ -11,9 +11,9 @@
     │   ├── LimitError              metadata that would take more memory than --memory-limit
     │   └── TargetError             the target is occupied
     │       └── TargetBusyError     another run is working on it at this moment
-    ├── VerificationError           the written files are not what the plan says          exit code 1
+    ├── VerificationError           the written files are not what the plan says      exit code 1
     │   └── DifferenceError         two checkpoints are not the same model
-    └── ConversionError             runtime failure (I/O after retries, disk full)           exit code 3
+    └── ConversionError             runtime failure (I/O after retries, disk full)    exit code 3
         ├── StoppedError            stopped from outside: its run was cancelled
         ├── OutOfMemoryError        the system refused the process more memory
         └── StorageError            reading or writing a URL failed; `transient` says if a retry may help

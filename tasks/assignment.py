@@ -115,15 +115,15 @@ class WorkerContext:
 
     Attributes:
         work: the work on ranks.
-        counted: returns the bytes and repeated requests that the run has not counted.
+        uncounted: returns the bytes and repeated requests that the run has not counted.
     """
 
     work: RankWork
-    counted: Callable[[], tuple[int, int]]
+    uncounted: Callable[[], tuple[int, int]]
 
     def result(self, parts: Mapping[int, np.ndarray] | None = None) -> TaskResult:
         """Return the result of a task that has ended."""
-        return TaskResult(*self.counted(), parts or {})
+        return TaskResult(*self.uncounted(), parts or {})
 
 
 @contextmanager

@@ -250,8 +250,6 @@ def with_plan_digest(manifest: Manifest, plan: bytes, key: Key | None, origin: s
     """Return the manifest with the digest of the plan's file, `plan`; `key` is an encrypted target's.
 
     Raises: as `unseal_manifest`.
-
-    Raises: as `unseal_manifest`.
     """
     changed = unseal_manifest(manifest, key, origin).model_copy(update={"plan_digest": xxhash.xxh3_128_hexdigest(plan)})
     return seal_manifest(changed, key) if key else changed

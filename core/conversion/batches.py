@@ -5,7 +5,7 @@ One rank's failure stops no other rank of its batch, and a repeated batch does o
 
 from collections.abc import Collection, Iterator, Mapping
 
-from reshard.core.conversion.dispatch import Dispatch, Kind, Unit, run_in_threads
+from reshard.core.conversion.dispatch import Dispatch, Failures, Kind, Unit, run_in_threads
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.errors import ReshardError, StorageError, is_transient
 from reshard.core.runtime.retry import FailureStreak
@@ -31,7 +31,7 @@ def run_batch(work: RankWork, batch: Unit) -> None:
     """
     records = read_records(work.workspace, batch.ranks)
     done = {record.rank for record in records if record.is_checked(work.level)}
-    dispatch = Dispatch([left for unit in batch.units for left in _left_of(unit, done)])
+    failures: Failures = {}
     streak = FailureStreak()
 
     def do(unit: Unit) -> None:
@@ -44,9 +44,13 @@ def run_batch(work: RankWork, batch: Unit) -> None:
             work.advance(0)
             raise
 
-    run_in_threads(dispatch, do, work.prefetch, 1, stopping=lambda: None)
-    if dispatch.failures:
-        raise RanksFailedError(dispatch.failures)
+    # one group at a time: the ranks of a failed group are written with its memory
+    for unit in batch.units:
+        dispatch = Dispatch(list(_left_of(unit, done)))
+        run_in_threads(dispatch, do, work.prefetch, 1, stopping=lambda: None)
+        failures |= dispatch.failures
+    if failures:
+        raise RanksFailedError(failures)
 
 
 def _left_of(unit: Unit, done: Collection[int]) -> Iterator[Unit]:

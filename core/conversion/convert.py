@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reshard.core.conversion.dispatch import Failures, Unit, run_in_threads
+from reshard.core.conversion.dispatch import Failures, Kind, Unit, run_in_threads
 from reshard.core.conversion.finish import finish
 from reshard.core.conversion.planning import check_target, make_plan
 from reshard.core.conversion.report import ConversionReport
@@ -59,13 +59,15 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
     """Do all ranks that are left, with threads; return what failed. A bug, or `stop`, ends all at once."""
     progress = current_progress()
     work = session.work(advancing(progress, stop))
-    dispatch = session.dispatch()
+    dispatch = session.dispatch(separate_checks=True)
     streak: dict[Unit, FailureStreak] = defaultdict(FailureStreak)
 
     def do(unit: Unit) -> None:
         with streak[dispatch.origin(unit)].counted():
-            with_retries(lambda: work.make(unit), progress.note)
-            with_retries(lambda: work.check(unit.rank), progress.note)
+            if unit.kind is Kind.CHECK:
+                with_retries(lambda: work.check(unit.rank), progress.note)
+            else:
+                with_retries(lambda: work.make(unit), progress.note)
 
     def stopping() -> None:
         stop.set()

@@ -62,7 +62,7 @@ class Unit:
 
 
 def batched(units: Sequence[Unit], max_batches: int) -> tuple[Unit, ...]:
-    """Combine units to at most `max_batches` batches of about the same number of ranks."""
+    """Combine units into at most `max_batches` batches of about the same number of ranks."""
     total = sum(len(unit.ranks) for unit in units)
     batches: list[list[Unit]] = [[] for _ in range(max(1, max_batches))]
     before = 0
@@ -132,7 +132,7 @@ class Dispatch:
         return unit
 
     def end(self, unit: Unit, failures: Mapping[int, ReshardError]) -> None:
-        """Take note that a unit has ended, and how; what follows from it comes next."""
+        """Record the end of a unit; the units that follow from it come next."""
         self._under_way.remove(unit)
         self.failures |= failures
         # a file that was written a moment ago is read back first, while it may still be in memory
@@ -156,7 +156,7 @@ class Dispatch:
         return not self._left[origin]
 
     def fail_rest(self, reason: str) -> None:
-        """Let all ranks fail that are not done yet, because nothing can be run any more."""
+        """Fail all ranks that are not done yet, because nothing can be run any more."""
         self._under_way.clear()
         while any(self._left.values()):
             for left in self._left.values():

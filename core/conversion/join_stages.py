@@ -1,4 +1,4 @@
-"""Joins parts, stages that were converted one by one and perhaps on different machines, to one checkpoint, atomically.
+"""Joins parts, stages converted one by one and perhaps on different machines, into one checkpoint, atomically.
 
 Each part is a finished conversion with its own manifest and records. All parts have the same target strategy, and
 together contain all of its parameters. The files of each rank are copied side by side, checked against the records,
@@ -90,7 +90,7 @@ class _Part:
 def join_parts(
     parts: Sequence[str], target: str, progress: Progress | None = None, *, shared_parameters: str = FAIL
 ) -> JoinReport:
-    """Copy parts to one checkpoint; the parts stay as they are.
+    """Copy parts into one checkpoint; the parts stay as they are.
 
     `shared_parameters` decides about parameters whose copies differ between parts: `fail`, take the `first` stage's
     copy, or the copy of the stage of this number. Equal copies are taken from the first stage, or the numbered one.

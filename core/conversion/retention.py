@@ -24,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 
 from reshard.core.checkpoint.catalog.file_names import Step, parse_step
 from reshard.core.checkpoint.manifest import (
+    MAX_RECORD_BYTES,
     IndexSummary,
     Manifest,
     RankSummary,
@@ -61,8 +62,6 @@ from reshard.core.target.index import index_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
 from reshard.core.verification.files import verify_rank
-
-_LARGEST_MANIFEST_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
     manifest, halfway = read_manifest(directory), False
     if manifest is None:
         record = directory.child(STATE_DIRECTORY, REMOVING_NAME)
-        content = unless_missing(lambda: read_own_file(record, _LARGEST_MANIFEST_BYTES))
+        content = unless_missing(lambda: read_own_file(record, MAX_RECORD_BYTES))
         if content is None:
             return None
         manifest, halfway = parse_manifest(content, str(record)), True
@@ -242,7 +241,7 @@ def _remove(conversion: _Conversion) -> str:
         with _claimed(directory, [rank.rank for rank in conversion.manifest.ranks]):
             # it may have been replaced, mended or changed before the lease was taken
             if _read_conversion(directory, conversion.dated.step) != conversion:
-                raise _LeftAloneError("another run has changed it in this moment")
+                raise _LeftAloneError("another run has just changed it")
             _check_removable(conversion)
             if not conversion.halfway:
                 write_bytes(state.child(REMOVING_NAME), dump_record(conversion.manifest))

@@ -154,7 +154,7 @@ class Session:
         return min(self.budget.workers, _REMOTE_FILES_AT_ONCE) if self.budget.remote_source else self.budget.workers
 
     def dispatch(self, *, max_batches: int = 0, separate_checks: bool = False) -> Dispatch:
-        """Return the units of work on the pending ranks, combined to batches if `max_batches` is given."""
+        """Return the units of work on the pending ranks, combined into batches if `max_batches` is given."""
         written = tuple(Unit(Kind.WRITE, group) for group in self.groups)
         copied = tuple(Unit(Kind.COPY, (rank,)) for rank in self.copies)
         if max_batches:

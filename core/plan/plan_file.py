@@ -36,7 +36,7 @@ from reshard.core.tensor.layout import ParameterLayout
 
 SCHEMA_VERSION = 2
 _PLAN = "plan"
-LARGEST_PLAN_BYTES = 2**30
+MAX_PLAN_BYTES = 2**30
 # real plans are up to 50 times as large as their files; gzip can reach a thousand times
 _SMALL_PLAN_BYTES, _MOST_COMPRESSION = 2**16, 250
 
@@ -133,7 +133,7 @@ def _identified_plan(document: dict[str, Any]) -> tuple[ConversionPlan, str]:
 
 
 def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) -> Content:
-    data = read_own_file(parse_url(url), LARGEST_PLAN_BYTES)
+    data = read_own_file(parse_url(url), MAX_PLAN_BYTES)
     if digest and xxhash.xxh3_128_hexdigest(data) != digest:
         raise TargetError(f"{url}: is not the plan that was written: it was changed")
     if is_sealed(data):
@@ -151,7 +151,7 @@ def _read(url: str, parse: Callable[[Any], Content], digest: str | None = None) 
 
 def _decompressed(data: bytes) -> bytes:
     """Decompress a gzip file, but not one that is made to fill the memory."""
-    most_bytes = min(LARGEST_PLAN_BYTES, metadata_limit_bytes())
+    most_bytes = min(MAX_PLAN_BYTES, metadata_limit_bytes())
     limit = min(most_bytes, _SMALL_PLAN_BYTES + _MOST_COMPRESSION * len(data))
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)  # that is gzip
     content = decompressor.decompress(data, limit)

@@ -80,6 +80,10 @@ def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
 
 def check_own_files(catalog: CheckpointCatalog, own: OwnStrategy) -> CheckpointCatalog:
     """The catalog of a source read by its own strategy, with a note that says so."""
+    # the files were found after the strategy was read
+    now = read_manifest(parse_url(catalog.url))
+    if now is None or (now.identity, now.created) != (own.manifest.identity, own.manifest.created):
+        raise StrategyError(f"{catalog.url}: its records were replaced meanwhile; run the command again")
     mismatch = file_mismatch(catalog, own.manifest)
     if mismatch is not None:
         raise StrategyError(

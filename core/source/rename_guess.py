@@ -71,7 +71,7 @@ def _differences(name: str, other: str) -> Iterator[Renaming]:
         shorter = min(len(ours), len(theirs))
         start = next((at for at in range(shorter) if ours[at] != theirs[at]), shorter)
         end = next((at for at in range(shorter - start) if ours[-1 - at] != theirs[-1 - at]), shorter - start)
-        # a component that only one name has is placed by its neighbour
+        # a component that only one name has is placed by its neighbor
         if start and (start + end == len(ours) or start + end == len(theirs)):
             start -= 1
         old, new = ours[start : len(ours) - end], theirs[start : len(theirs) - end]

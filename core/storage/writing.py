@@ -58,7 +58,7 @@ def discard(output: "_LocalOutput | Upload | _RemoteOutput", location: Location)
     try:
         output.discard()
     except StorageError as error:
-        current_progress().note(f"the unfinished upload of {location} is left there, unseen: {error}")
+        current_progress().note(f"an unfinished file for {location} could not be removed: {error}")
 
 
 def write_bytes(location: Location, data: bytes) -> None:

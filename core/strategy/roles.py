@@ -12,7 +12,7 @@ shards parameters                  model parallel, whatever the network calls it
 
 If every sharded parameter is sharded along one tensor axis, and all into the same number of shards, that number is the
 size of model parallel, whichever devices share which parameter: operators arrange devices in different ways, so every
-other rank may share an embedding, and neighbours a matrix. Otherwise axes that shard the same parameters along the same
+other rank may share an embedding, and neighbors a matrix. Otherwise axes that shard the same parameters along the same
 tensor axes are of one *kind*. There are several kinds, for example expert parallel beside tensor parallel, and model
 parallel has no single size.
 """
@@ -36,7 +36,7 @@ class RoleAxis:
     """A device axis.
 
     Attributes:
-        stride: distance between neighbouring ranks on it.
+        stride: distance between neighboring ranks on it.
         size: number of devices on it.
         cuts: (parameter, tensor axis) that it shards; empty for data parallel.
     """
@@ -142,7 +142,7 @@ def model_axes_of(layout: ParameterLayout, axis_count: int, roles: Roles) -> lis
 
 
 def is_cut_by_steps(layout: ParameterLayout) -> bool:
-    """True if neighbouring ranks hold replicas of a sharded parameter, and its shards are a step apart."""
+    """True if neighboring ranks hold replicas of a sharded parameter, and its shards are a step apart."""
     spans = _spans(layout)
     return (
         bool(spans) and min(low for _, low, _ in spans) > 1 and max(high for _, _, high in spans) == layout.device_count

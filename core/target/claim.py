@@ -60,7 +60,7 @@ def _leave(final: Location) -> None:
                 remove_tree(state.child(RECORDS_DIRECTORY))
             remove_lease_directory(leases, working)
     except StorageError as error:  # not what the run ends with
-        current_progress().note(f"the place of its lease is left there: {error}")
+        current_progress().note(f"its lease directory could not be removed: {error}")
 
 
 def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str], *, in_place: bool) -> None:

@@ -83,10 +83,10 @@ def refuse_occupied(
     foreign = foreign_names(final)
     if foreign:
         # for example config.json, which loaders of unified checkpoints expect beside the files
-        later = ", and back again when the checkpoint is there" if unified else ""
+        later = ", and back when the checkpoint is complete" if unified else ""
         raise TargetError(
             f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
-            f"Name another target, or move that away{later}"
+            f"Name another target, or move them away{later}"
         )
     if not overwrite:
         raise TargetError(f"{final}: is not empty. Name another target, or pass --overwrite to replace it{touched()}")

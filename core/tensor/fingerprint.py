@@ -8,8 +8,8 @@ tensors have equal fingerprints under all shardings, and a rank adds its contrib
 The weights, exactly:
 
 - An index is two digits, `index = 256 * high + low`, and its weight the product of one for each.
-- Elements of 1 or 2 bytes are taken as if 4 or 2 neighbours along the last axis, counted from the tensor's beginning,
-  were one number of 32 bits: the weight of the last axis is that of `index // 4` (or 2), times the neighbour's place
+- Elements of 1 or 2 bytes are taken as if 4 or 2 neighbors along the last axis, counted from the tensor's beginning,
+  were one number of 32 bits: the weight of the last axis is that of `index // 4` (or 2), times the neighbor's place
   value. So a byte costs a quarter of what a 32-bit element costs.
 - Elements of 8 bytes are two numbers of 32 bits, each with a weight of its own. As one number, bit 63 times any odd
   weight would be 2**63, and two flipped signs would cancel.
@@ -149,7 +149,7 @@ def _in_words(part: _Part) -> Iterator[_Part]:
 
 
 def _in_shared_words(part: _Part) -> Iterator[_Part]:
-    """Elements of 1 or 2 bytes: whole words where neighbours in the tensor are neighbours in memory."""
+    """Elements of 1 or 2 bytes: whole words where neighbors in the tensor are neighbors in memory."""
     numbers, (*outer, last) = part.numbers, part.axes
     length, sharing = numbers.shape[-1], last.sharing
     first = -last.start % sharing

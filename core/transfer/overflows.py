@@ -67,7 +67,7 @@ def total_overflows(plan: ConversionPlan, counts: Sequence[tuple[int, Mapping[st
 
 
 def overflow_notes(totals: Mapping[str, int]) -> tuple[str, ...]:
-    """Report notes on overflows; empty without any."""
+    """Sentences on overflows, for a report; none without any."""
     if not totals:
         return ()
     by_count = sorted(totals.items(), key=lambda item: -item[1])

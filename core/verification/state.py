@@ -9,7 +9,7 @@ import xxhash
 
 from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import CheckpointError, StorageError, TargetError, is_transient
-from reshard.core.plan.plan_file import LARGEST_PLAN_BYTES
+from reshard.core.plan.plan_file import MAX_PLAN_BYTES
 from reshard.core.storage.atomic_rename import is_of_file_system, is_temporary
 from reshard.core.storage.listing import find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -75,7 +75,7 @@ def _is_partial(name: str) -> bool:
 
 def _plan_problems(location: Location, digest: str) -> list[str]:
     try:
-        data = read_small_file(location, LARGEST_PLAN_BYTES)
+        data = read_small_file(location, MAX_PLAN_BYTES)
     except CheckpointError as error:
         return [str(error)]
     except StorageError as error:

@@ -221,7 +221,7 @@ class DecryptedSource:
 
 
 def decrypted(file: SourceFile, key: Key | None) -> SourceFile:
-    """Return a file to read in the plain: decrypted if there is a key. Closes it on failure.
+    """Return a file to read as plaintext: decrypted if there is a key. Closes it on failure.
 
     Raises:
         CheckpointError: the file cannot be decrypted with the key; see `DecryptedSource`.

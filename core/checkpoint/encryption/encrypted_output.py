@@ -49,7 +49,7 @@ class EncryptedOutput:
             view = view[len(piece) :]
 
     def rewrite(self, offset: int, buffer: Buffer) -> None:
-        """Refuse: a byte is encrypted with its neighbours, and no encrypted file has a CRC that is known late."""
+        """Refuse: a byte is encrypted with its neighbors, and no encrypted file has a CRC that is known late."""
         raise StorageError(f"cannot write {len(buffer)} bytes at {offset}: an encrypted file can only be appended to")
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens checkpoint files in the plain, whether or not they are encrypted."""
+"""Opens checkpoint files as plaintext, encrypted or not."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,10 +1,14 @@
 """Batches of units: what fails in them, and what a repeated batch does."""
 
 import pickle
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from reshard.core.conversion import batches
 from reshard.core.conversion.batches import RanksFailedError, run_batch
 from reshard.core.conversion.dispatch import Kind, Unit, batched
 from reshard.core.conversion.finish import finish
@@ -12,6 +16,7 @@ from reshard.core.conversion.planning import make_plan
 from reshard.core.conversion.rank_work import RankWork
 from reshard.core.conversion.session import Session, open_session
 from reshard.core.errors import StoppedError, StorageError
+from reshard.core.request.conversion import VerifyLevel
 from tests.support.checkpoints import read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing
@@ -73,6 +78,37 @@ def test_a_batch_ends_when_the_run_is_stopped(tmp_path: Path) -> None:
 
     with open_session(request, make_plan(request)) as session, pytest.raises(StoppedError):
         run_batch(session.work(stopped), batch_of(session))
+
+
+def test_a_group_begins_when_all_ranks_of_the_one_before_are_done() -> None:
+    """They shared the memory of a batch: the ranks of a failed group are written one by one, beside nothing else."""
+    done: list[Unit] = []
+    at_once: list[set[Kind]] = []
+
+    @dataclass(frozen=True)
+    class Work:
+        workspace: object = None
+        level: VerifyLevel = VerifyLevel.STRUCTURE
+        prefetch: int = 4
+        under_way: list[Unit] = field(default_factory=list)
+
+        def advance(self, _: int) -> None: ...
+
+        def make(self, unit: Unit) -> None:
+            self.under_way.append(unit)
+            time.sleep(0.02)
+            at_once.append({each.kind for each in self.under_way})
+            self.under_way.remove(unit)
+            done.append(unit)
+
+        def check(self, _: int) -> None: ...
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "read_records", lambda *_: iter(()))
+        [batch] = batched([Unit(Kind.WRITE, (0, 1, 2, 3)), Unit(Kind.WRITE, (4, 5, 6, 7))], 1)
+        run_batch(cast("RankWork", Work()), batch)
+    assert sorted(unit.rank for unit in done) == list(range(8))
+    assert all(kinds == {Kind.WRITE} for kinds in at_once if Kind.WRITE in kinds)
 
 
 @pytest.mark.parametrize("transient", [False, True])

@@ -47,7 +47,7 @@ def test_a_target_with_foreign_files(final: Location, way: Way) -> None:
         with pytest.raises(TargetError) as caught:
             way(into(final, overwrite=overwrite))
         assert str(caught.value) == (
-            f"{final}: is not empty and holds foreign files (thesis.tex). Name another target, or move that away"
+            f"{final}: is not empty and holds foreign files (thesis.tex). Name another target, or move them away"
         )
 
 

@@ -437,7 +437,7 @@ def test_fewer_files_replace_more_and_ranks_replace_files(place: str) -> None:
 def test_what_is_no_checkpoints_is_not_replaced(target: Path) -> None:
     unify(target)
     (target / "config.json").write_text("{}")
-    advice = r"\(config\.json\). Name another target, or move that away, and back again when the checkpoint is there"
+    advice = r"\(config\.json\). Name another target, or move them away, and back when the checkpoint is complete"
     with pytest.raises(TargetError, match=advice):
         unify(target, "5GB", overwrite=True)
     assert read_as_transformers_does(target) == whole_model()

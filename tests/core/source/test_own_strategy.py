@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import xxhash
 
+from reshard.core.checkpoint.catalog.survey import CheckpointSurvey, survey
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
 from reshard.core.conversion.load import plan_load
@@ -326,3 +327,22 @@ def test_the_plan_of_a_source_is_read_once(made: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr("reshard.core.plan.plan_file.read_own_file", reading)
     whole(made, tmp_path / "whole")
     assert read.count(origin_of(made)) == 1
+
+
+@pytest.mark.parametrize("harm", ["replaced", "removed"])
+def test_records_that_are_replaced_while_the_source_is_opened(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    """Files of the same sizes would have been read by the former checkpoint's strategy."""
+    manifest = made / ".reshard/manifest.json"
+
+    def found_late(source: str) -> CheckpointSurvey:
+        if harm == "replaced":
+            change_record(manifest, created="2001-01-01T00:00:00+00:00")
+        else:
+            shutil.rmtree(made / ".reshard")
+        return survey(source)
+
+    monkeypatch.setattr("reshard.core.source.opening.survey", found_late)
+    with pytest.raises(StrategyError, match="its records were replaced meanwhile; run the command again"):
+        whole(made, tmp_path / "whole")
