@@ -117,7 +117,7 @@ def convert(
         source_strategy: a strategy file, or a directory of the ranks' strategy files; None: what reshard recorded, or
             one rank with whole tensors.
         target_strategy: the same for the target; None: one rank with whole tensors.
-        progress: hears of notes and bytes; its methods are called from many threads.
+        progress: listener for notes and bytes; must be thread-safe.
         options: see `reshard.options.ConvertOptions`.
 
     Raises:
@@ -345,7 +345,7 @@ def doctor(
     decrypt_key: str = "",
     decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
 ) -> Diagnosis:
-    """Tell whether a strategy belongs to a checkpoint, and if not, where they part; `fits` is the answer.
+    """Check that a strategy belongs to a checkpoint; `fits` is the answer, `findings` are the differences.
 
     Args:
         source: as for `convert`.

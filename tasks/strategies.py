@@ -17,7 +17,7 @@ def find_source_strategy(request: SourceRequest) -> GivenStrategy:
 
     Raises:
         StrategyError: the strategy cannot be used.
-        StorageError: the storage failed in a way that may go away.
+        StorageError: a transient failure.
     """
     return find_strategy(request)
 
@@ -28,7 +28,7 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
 
     Raises:
         InputError: the strategy or the file of changes cannot be used.
-        StorageError: the storage failed in a way that may go away.
+        StorageError: a transient failure.
     """
     return planning.outline_target(request)
 
@@ -39,6 +39,6 @@ def merge_files(request: MergeRequest) -> MergeReport:
 
     Raises:
         InputError: the files cannot be merged, or the target exists already.
-        StorageError: the storage failed in a way that may go away.
+        StorageError: a transient failure.
     """
     return merge(request.source, request.target, request.overwrite)

@@ -81,7 +81,7 @@ def _lost_notes(plan: ConversionPlan) -> Iterator[str]:
         by_rank.setdefault(each.rank, []).append(each)
     for rank, why in catalog.lost.items():
         taken = [f"{counted(each.slices, 'slice')} taken from rank_{each.stand_in}" for each in by_rank.get(rank, ())]
-        yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'nothing that it alone would have had was needed'}"
+        yield f"RECOVERED: rank_{rank} ({why}): {listed(taken) or 'no slice that only it held was needed'}"
     if catalog.lost and plan.match.passed_through:
         yield (
             "parameters in no strategy are taken from other ranks in place of lost ones; whether lost ranks had "
@@ -113,7 +113,7 @@ def _incomplete_notes(plan: ConversionPlan) -> Iterator[str]:
         ranks = {rank for missing in gaps.values() for rank in missing}
         yield (
             f"in no strategy, and NOT on {rank_names(ranks, 8)}, whose files may have been cut off: "
-            f"{listed(list(gaps))}; what these would have given is taken from other ranks"
+            f"{listed(list(gaps))}; their values are taken from other ranks"
         )
 
 

@@ -159,9 +159,11 @@ def _rank_of_network(given: int | None, count: int) -> int:
     """The rank, of `count`, whose slices fill a network."""
     launched = rank_in_environment()
     if given is not None and launched is not None and given != launched:
-        raise ValueError(f"'rank_id' is {given}, the environment's RANK_ID is {launched}: whose slices are wanted?")
+        raise ValueError(
+            f"'rank_id' is {given}, the environment's RANK_ID is {launched}: make them equal, or leave one out"
+        )
     if given is None and launched is None and count > 1:
-        _warn(f"neither 'rank_id' nor the environment's RANK_ID says which of {count} ranks this is: taken for rank 0")
+        _warn(f"neither 'rank_id' nor the environment's RANK_ID says which of {count} ranks this is: rank 0 is assumed")
     return given if given is not None else launched or 0
 
 

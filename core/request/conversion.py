@@ -405,7 +405,7 @@ class ConversionOptions(BaseModel):
         if value is TargetLayout.UNIFIED and info.data.get("target_strategy"):
             raise ValueError("whole tensors are cut by no strategy: name no --target-strategy")
         if value is TargetLayout.UNIFIED and info.data.get("format") is OutputFormat.CKPT:
-            raise ValueError("is of .safetensors files: leave out --format")
+            raise ValueError("writes .safetensors files: leave out --format")
         return value
 
     @field_validator("max_shard_size", "unified_naming")
@@ -435,7 +435,7 @@ class ConversionOptions(BaseModel):
     @classmethod
     def _check_replicas(cls, value: int, info: ValidationInfo) -> int:
         if value > 1 and not info.data.get("remove_redundancy", True):
-            raise ValueError("says how many copies to keep when redundancy is removed: ask for that, too")
+            raise ValueError("says how many copies to keep when redundancy is removed: pass --remove-redundancy, too")
         return value
 
     @property

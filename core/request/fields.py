@@ -84,7 +84,7 @@ def check_mode(mode: EncryptionMode, key: str | None, option: str) -> Encryption
         ValueError: there is no key, so that nothing would be encrypted, or decrypted, in that mode.
     """
     if key == "" and mode is not EncryptionMode.AES_GCM:
-        raise ValueError(f"says how, and nothing says with which key: name it with {option}")
+        raise ValueError(f"needs a key: name it with {option}")
     return mode
 
 

@@ -28,7 +28,7 @@ _MAX_ENCODINGS = 3
 """Rounds of percent-decoding: a URL encoded more often is meant to hide something."""
 
 ADVICE = (
-    "a URL must not carry credentials (user:password@, a token or a signature): they would end in logs and records. "
+    "a URL must not carry credentials (user:password@, a token or a signature): they would end up in logs and records. "
     "Give them through the environment, the storage's own configuration, or storage options that are named"
 )
 

@@ -78,9 +78,9 @@ def recovery_advice(catalog: CheckpointCatalog, match: ParameterMatch) -> str:
     """A sentence: whether `--recover` would succeed for a catalog with lost ranks."""
     lost = rank_names(catalog.lost, _MAX_RANKS)
     if not match.lost:
-        return f"--recover would do: what {lost} should hold is on other ranks as well"
+        return f"--recover would succeed: what {lost} should hold is on other ranks as well"
     return (
-        f"--recover would not do: not all of what {lost} should hold is on other ranks as well "
+        f"--recover would not be enough: not all of what {lost} should hold is on other ranks as well "
         f"({listed([*map(lost_text, match.lost)], _MAX_BOXES, '; ')}). "
         "'reshard recover' lists it, and names older steps"
     )

@@ -63,7 +63,7 @@ def mixed_steps(catalog: CheckpointCatalog, match: ParameterMatch) -> Iterator[s
         if len(ranks_of) > 1:
             texts = [rank_names(ranks, _MAX_RANKS) for ranks in ranks_of.values()]
             where = ", another on ".join(texts[:_MAX_STEPS])
-            yield f"the source's files are of DIFFERENT STEPS, says their {name!r}: one on {where}"
+            yield f"the source's files are of DIFFERENT STEPS, by their {name!r}: one on {where}"
 
 
 def content_key(catalog: CheckpointCatalog, rank: int, name: str) -> str | None:

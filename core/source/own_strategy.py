@@ -106,7 +106,7 @@ def check_named(catalog: CheckpointCatalog, named: Strategy, *, trusted: bool) -
     if not differing:
         return catalog
     difference = (
-        f"{named.origin}: cuts {listed(differing, _MAX_LISTED)} differently than the strategy that {catalog.url} was "
+        f"{named.origin}: cuts {listed(differing, _MAX_LISTED)} differently from the strategy that {catalog.url} was "
         f"converted by ({own.strategy.origin})"
     )
     if not trusted:

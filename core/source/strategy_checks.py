@@ -27,7 +27,7 @@ def stage_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findi
     given = {stage.stage: saved.intersection(stage.layouts) for stage in strategy.stages}
     swapped = _swapped_stages(present, given)
     if swapped:
-        details = [f"{_rank_span(ranks[stage])} hold what stage {other}'s layouts name" for stage, other in swapped]
+        details = [f"{_rank_span(ranks[stage])} hold the parameters of stage {other}" for stage, other in swapped]
         return [
             Finding(
                 check="stages",
@@ -62,7 +62,7 @@ def stage_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findi
                     severity=Severity.NOTE if all(_is_tied(name, strategy) for name in missing) else Severity.PROBLEM,
                     found=f"stage {stage} ({_rank_span(ranks[stage])}) lacks {quoted_names(missing)}, which other "
                     "stages' ranks hold",
-                    means="one stage only saved what the strategy calls shared, or the saving job assigned layers to "
+                    means="only one stage saved what the strategy calls shared, or the saving job assigned layers to "
                     "stages in another way",
                     advice="nothing is lost if parameters are the same in all stages: the saved ones are read",
                 )

@@ -146,7 +146,7 @@ class ContentCheck:
                 expected = _appended_fingerprint(self._appended[name])
                 self._compare(name, "which is the same for all", (record.rank,), expected, fingerprint)
             else:
-                self._report(f"parameter {name!r}: is on rank_{record.rank}, and nothing says why", (record.rank,))
+                self._report(f"parameter {name!r}: is on rank_{record.rank}, but not in the plan", (record.rank,))
 
     def problems(self) -> tuple[ContentProblem, ...]:
         """The differences, once the contributions of all ranks were added; to locate them, some files are read again.
@@ -245,7 +245,7 @@ class ContentCheck:
         if self._plan.inputs.encryption:  # fingerprints reveal something of the contents
             fingerprints = ""
         self._report(
-            f"parameter {name!r}, {where}: on {rank_names(ranks, 8)} of the target are other values than in the "
+            f"parameter {name!r}, {where}: on {rank_names(ranks, 8)} of the target: other values than in the "
             f"source's files{fingerprints}",
             ranks,
         )

@@ -98,7 +98,7 @@ def test_inspect_a_file(reshard: Command, encrypted: Path) -> None:
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_names_of_keys(reshard: Command, encrypted: Path, command: str) -> None:
     for arguments, message in [
-        (("--decrypt-mode", "SM4-CBC"), "says how, and nothing says with which key"),
+        (("--decrypt-mode", "SM4-CBC"), "needs a key"),
         (("--decrypt-key", "no-name-at-all!!"), "--decrypt-key: must be env:NAME, file:PATH or block:NAME"),
         (("--decrypt-key", "env:NOT_THERE"), "env:NOT_THERE: there is no such variable in the environment"),
     ]:

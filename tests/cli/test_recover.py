@@ -67,7 +67,7 @@ def test_a_conversion_says_loudly_what_stood_in(reshard: Callable[..., Any], dir
     file_of(directory, 2).unlink()
     refused = reshard(*direct)
     assert refused.code == 2
-    assert "--recover would do: what rank_2 should hold is on other ranks as well\n" in refused.err
+    assert "--recover would succeed: what rank_2 should hold is on other ranks as well\n" in refused.err
     message = "rank_2 had no usable file: 3 slices taken from rank_0 instead"
     planned = reshard(*direct, "--recover", "--dry-run")
     assert f"RECOVERED   {message}\n" in planned.out

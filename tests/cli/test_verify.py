@@ -92,7 +92,7 @@ def test_a_source_that_is_gone(reshard: Callable[..., Any], tmp_path: Path) -> N
 def test_names_of_what_opens_the_source(reshard: Callable[..., Any], converted: Path) -> None:
     shown = reshard("verify", converted, "--level", "content", "--source-decrypt-mode", "SM4-CBC")
     assert shown.code == 2
-    assert "says how, and nothing says with which key: name it with --source-decrypt-key" in shown.err
+    assert "needs a key: name it with --source-decrypt-key" in shown.err
     shown = reshard("verify", converted, "--level", "content", "--source-decrypt-key", "env:NOT_THERE")
     assert shown.code == 2
     assert "env:NOT_THERE: there is no such variable in the environment" in shown.err

@@ -152,7 +152,7 @@ def catalog_files(
     """
     by_format = {format_of(location): location for location in files.values()}
     if len(by_format) > 1:
-        raise CatalogError(f"{origin}: both kinds of files: {' and '.join(map(str, by_format.values()))}")
+        raise CatalogError(f"{origin}: files of both formats: {' and '.join(map(str, by_format.values()))}")
     records, errors = read_records(files, RecordReader(digest, check_crc, assume_alike=False), workers)
     if errors:
         raise _joined(origin, list(errors.values()), len(files))

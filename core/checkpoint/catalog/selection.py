@@ -125,7 +125,7 @@ def _only_format(origin: str, candidates: Names) -> CheckpointFormat:
         return next(iter(examples))
     mixed = " and ".join(f"{printable(name)} (rank_{rank})" for _, (rank, name) in sorted(examples.items()))
     raise CatalogError(
-        f"{origin}: both kinds of files, {mixed}: it is unclear which are the checkpoint. Remove one kind, "
+        f"{origin}: files of both formats, {mixed}: it is unclear which are the checkpoint. Remove one kind, "
         "or name the files by a pattern with {rank}"
     )
 

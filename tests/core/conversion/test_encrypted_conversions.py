@@ -219,7 +219,7 @@ def test_what_excludes_what() -> None:
         with pytest.raises(InputError, match=reason):
             FOUR_TO_THREE.request("out", **(to_key() | options))
     for side in ("decrypt", "encrypt"):
-        with pytest.raises(InputError, match=f"--{side}-mode .*nothing says with which key: name it with --{side}-key"):
+        with pytest.raises(InputError, match=f"--{side}-mode .*needs a key: name it with --{side}-key"):
             FOUR_TO_THREE.request("out", **{f"{side}_mode": "AES-CBC"})
 
 

@@ -209,12 +209,12 @@ def test_a_network_of_the_rank_that_is_named(kind: str, monkeypatch: pytest.Monk
     arguments = kinds[kind]
     mindspore.load_distributed_checkpoint(network, rank_id=1, **arguments)
     np.testing.assert_array_equal(network["w"], WHOLE[2:])
-    with pytest.warns(UserWarning, match="which of 2 ranks this is: taken for rank 0") as warned:
+    with pytest.warns(UserWarning, match="which of 2 ranks this is: rank 0 is assumed") as warned:
         mindspore.load_distributed_checkpoint(network, **arguments)
     assert warned[0].filename == __file__
     np.testing.assert_array_equal(network["w"], WHOLE[:2])
     monkeypatch.setenv("RANK_ID", "0")
-    with pytest.raises(ValueError, match="'rank_id' is 1, the environment's RANK_ID is 0: whose slices are wanted"):
+    with pytest.raises(ValueError, match="'rank_id' is 1, the environment's RANK_ID is 0: make them equal"):
         mindspore.load_distributed_checkpoint(network, rank_id=1, **arguments)
 
 

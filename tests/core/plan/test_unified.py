@@ -268,7 +268,7 @@ def test_hash_tables_are_refused(tmp_path: Path, target: Path) -> None:
     ("options", "reason"),
     [
         ({"target_strategy": "x.ckpt"}, "--layout 'unified': whole tensors are cut by no strategy: name no --target"),
-        ({"format": "ckpt"}, "--layout 'unified': is of .safetensors files: leave out --format"),
+        ({"format": "ckpt"}, "--layout 'unified': writes .safetensors files: leave out --format"),
         ({"prefix": "net_"}, "--prefix 'net_': the files of a unified target have names of their own"),
         (
             {"encrypt_key": "env:KEY"},

@@ -34,7 +34,7 @@ def test_each_side_has_its_own_options_and_the_shared_ones() -> None:
         ({"strategy_a": "s3://user:password@bucket/x"}, "--strategy-a: a URL must not carry credentials"),
         ({"step_b": "10"}, "--step-b '10': must be EPOCH_STEP"),
         ({"decrypt_key_a": "secret"}, "--decrypt-key-a: must be env:NAME, file:PATH or block:NAME"),
-        ({"decrypt_mode_b": "AES-CBC"}, "--decrypt-mode-b 'AES-CBC': says how, and nothing says with which key"),
+        ({"decrypt_mode_b": "AES-CBC"}, "--decrypt-mode-b 'AES-CBC': needs a key"),
         ({"storage_b": "secret"}, "--storage-b: must be env:NAME, file:PATH or block:NAME"),
         ({"include": [""]}, "--include: a pattern is empty"),
         ({"memory_limit": "1MiB"}, "--memory-limit '1MiB': must be at least 16MiB"),

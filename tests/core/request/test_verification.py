@@ -20,11 +20,11 @@ def test_a_target_is_enough() -> None:
         ({"level": "none"}, "--level 'none': Input should be"),
         (
             {"decrypt_mode": "AES-CBC"},
-            "--decrypt-mode 'AES-CBC': says how, and nothing says with which key: name it with",
+            "--decrypt-mode 'AES-CBC': needs a key: name it with",
         ),
         (
             {"source_decrypt_mode": "SM4-CBC"},
-            "--source-decrypt-mode 'SM4-CBC': says how, and nothing says with which key",
+            "--source-decrypt-mode 'SM4-CBC': needs a key",
         ),
         ({"source_decrypt_key": "secret"}, "--source-decrypt-key: must be env:NAME, file:PATH or block:NAME"),
         ({"source_storage": "secret"}, "--source-storage: must be env:NAME, file:PATH or block:NAME"),

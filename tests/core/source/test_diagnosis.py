@@ -53,7 +53,7 @@ def test_files_of_different_steps(tmp_path: Path) -> None:
         shard = tensor[layout.shard_grid(tensor.ndim).box_of(0, tensor.shape).as_index()]
         other.append((name, "Float32", shard.shape, shard.tobytes()))
     put(tmp_path / "src", 0, *other)
-    assert "DIFFERENT STEPS, says their 'global_step'" in only(looked_at(tmp_path), "files").found
+    assert "DIFFERENT STEPS, by their 'global_step'" in only(looked_at(tmp_path), "files").found
 
 
 def test_a_slice_that_no_rank_has(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_a_file_cut_off_behind_all_that_its_strategy_gives_it(tmp_path: Path) ->
         file_of(directory, rank).write_bytes(checkpoint_bytes(*entries))
     notes = convert(request_of(directory)).notes
     assert (
-        "in no strategy, and NOT on rank_4, whose files may have been cut off: rng, note; what these would have given "
-        "is taken from other ranks"
+        "in no strategy, and NOT on rank_4, whose files may have been cut off: rng, note; their values are taken "
+        "from other ranks"
     ) in notes
     assert any("different on different source ranks: rng, note; " in note for note in notes)
 
@@ -61,7 +61,7 @@ def test_files_of_an_older_step_under_the_new_ones_name(tmp_path: Path) -> None:
         file_of(directory, rank).write_bytes(checkpoint_bytes(*entries_of(file_of(directory, rank)), step))
     request = request_of(directory, recover=True, fault_ranks="0")
     message = (
-        "the source's files are of DIFFERENT STEPS, says their 'step_num': one on rank_1, rank_3, rank_4, another on "
+        "the source's files are of DIFFERENT STEPS, by their 'step_num': one on rank_1, rank_3, rank_4, another on "
         "rank_2, rank_5"
     )
     with pytest.raises(

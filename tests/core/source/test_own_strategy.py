@@ -298,12 +298,12 @@ def test_a_named_strategy_that_contradicts_the_own_one(made: Path, tmp_path: Pat
     with pytest.raises(StrategyError) as caught:
         whole(made, tmp_path / "whole", source_strategy=wrong)
     assert str(caught.value) == (
-        f"{wrong}: cuts {name} differently than the strategy that {made} was converted by ({origin_of(made)}). Leave "
+        f"{wrong}: cuts {name} differently from the strategy that {made} was converted by ({origin_of(made)}). Leave "
         "out --source-strategy, and the source's own is used; or, if its files are of the named one, pass "
         "--trust-strategy"
     )
     report = whole(made, tmp_path / "whole", source_strategy=wrong, trust_strategy=True)
-    assert any(note.startswith(f"{wrong}: cuts {name} differently than") for note in report.notes)
+    assert any(note.startswith(f"{wrong}: cuts {name} differently from") for note in report.notes)
 
 
 def test_another_spelling_of_the_same_cut_is_no_contradiction(made: Path, tmp_path: Path) -> None:

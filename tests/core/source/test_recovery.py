@@ -163,10 +163,10 @@ def test_recovered_is_byte_equal(tmp_path_factory: pytest.TempPathFactory, data:
         assert (assess_recovery(SourceRequest.of(request)).state is StepState.RECOVERABLE) == all_there
     if not named:
         with pytest.raises(
-            InputError, match="--recover would do" if recoverable else "--recover would not do|."
+            InputError, match="--recover would succeed" if recoverable else "--recover would not be enough|."
         ) as reason:
             convert(asked(target=str(tmp_path / "out")))
-        assert ("--recover would do" in str(reason.value)) == recoverable
+        assert ("--recover would succeed" in str(reason.value)) == recoverable
     if not recoverable:
         with pytest.raises(InputError):
             convert(request)
@@ -264,7 +264,7 @@ def test_a_file_that_fails_its_crc(directory: Path) -> None:
         content = bytearray(with_crc(data))
         content[len(data) - 1] ^= rank == 2
         file_of(directory, rank).write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"rank_2/net-1_1\.ckpt: .*CRC[\s\S]*--recover would do"):
+    with pytest.raises(CheckpointError, match=r"rank_2/net-1_1\.ckpt: .*CRC[\s\S]*--recover would succeed"):
         convert(request_of(directory))
     report = convert(request_of(directory, recover=True))
     assert read_tree(directory / "out")[0] == whole_model()
@@ -386,7 +386,7 @@ def test_a_half_saved_step_is_not_taken_for_a_damaged_one(directory: Path) -> No
     report = convert(asked)
     assert (report.step, [(each.rank, each.stand_in) for each in report.stand_ins]) == ("2_1", [(4, 0), (5, 1)])
     assert report.stand_ins[0].why == "it has no checkpoint file of step 2_1"
-    with pytest.raises(CatalogError, match=r"step 2_1 is missing on rank_4, rank_5[\s\S]*--recover would do"):
+    with pytest.raises(CatalogError, match=r"step 2_1 is missing on rank_4, rank_5[\s\S]*--recover would succeed"):
         convert(request_of(directory, step="2_1"))
 
 

@@ -12,8 +12,8 @@ def test_stages_swapped(tmp_path: Path) -> None:
     finding = problems(looked_at(tmp_path, STAGES[::-1]))[0]
     assert finding.check == "stages"
     assert finding.found == (
-        "stages are in another order: ranks 0-3 hold what stage 1's layouts name; "
-        "ranks 4-7 hold what stage 0's layouts name"
+        "stages are in another order: ranks 0-3 hold the parameters of stage 1; "
+        "ranks 4-7 hold the parameters of stage 0"
     )
 
 

@@ -536,7 +536,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     [
         (
             {"decrypt_mode_a": "SM4-CBC"},
-            "--decrypt-mode-a 'SM4-CBC': says how, and nothing says with which key: name it",
+            "--decrypt-mode-a 'SM4-CBC': needs a key: name it",
         ),
         ({"strategy_b": "s3://me:secret@host/x"}, "--strategy-b: a URL must not carry credentials"),
         ({"step_b": "newest"}, "--step-b 'newest': must be EPOCH_STEP, such as 10_5"),

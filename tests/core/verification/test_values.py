@@ -163,7 +163,7 @@ def test_ranks_with_wrong_values_are_named_and_done_again(target: Path, monkeypa
     with pytest.raises(VerificationError) as caught:
         convert(request)
     reason = (
-        "parameter 'layers.1.weight_1', [0:16, 0:8, 0:8, 0:4]: on rank_0 of the target are other values than in the "
+        "parameter 'layers.1.weight_1', [0:16, 0:8, 0:8, 0:4]: on rank_0 of the target: other values than in the "
         "source's files: fingerprint "
     )
     assert reason in str(caught.value)
