@@ -5,10 +5,12 @@ raise an `InputError` that names them. Names of storage options and keys may be 
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
-from typing import Any, TypeVar, Unpack
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -97,7 +99,24 @@ __all__ = [
 ]
 
 _Request = TypeVar("_Request", bound=BaseModel)
+_Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 _OF_FLOWS = ("dask_scheduler", "concurrency_limit")
+
+
+def _checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Refuse arguments that a function does not take with an InputError, as it refuses wrong values."""
+    parameters = signature(function)
+
+    @wraps(function)
+    def call(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        try:
+            parameters.bind(*arguments, **keywords)
+        except TypeError as error:
+            raise InputError(f"{function.__name__}: {error}") from None
+        return function(*arguments, **keywords)
+
+    return call
 
 
 def convert(
@@ -334,6 +353,7 @@ def recover(
         return recovery.assess_recovery(request, [_text(url) for url in group_info])
 
 
+@_checked
 def doctor(
     source: PathOrUrl,
     *,
@@ -383,6 +403,7 @@ def doctor(
         )
 
 
+@_checked
 def join_parts(
     parts: Sequence[PathOrUrl],
     target: PathOrUrl,
@@ -412,6 +433,7 @@ def join_parts(
         return join_stages.join_parts(urls, _text(target), progress, shared_parameters=str(shared_parameters))
 
 
+@_checked
 def merge_strategy(source: PathOrUrl, target: PathOrUrl, *, overwrite: bool = False, storage: str = "") -> MergeReport:
     """Merge the strategy files of a job's ranks into one file: JSON if its name ends in `.json`, else protobuf.
 
@@ -431,6 +453,7 @@ def merge_strategy(source: PathOrUrl, target: PathOrUrl, *, overwrite: bool = Fa
         return merge_files(request.source, request.target, request.overwrite)
 
 
+@_checked
 def make_strategy(
     target: PathOrUrl,
     *,
@@ -497,6 +520,7 @@ def make_strategy(
         )
 
 
+@_checked
 def inspect(
     what: PathOrUrl,
     *,
@@ -521,6 +545,7 @@ def inspect(
         return describe(url)
 
 
+@_checked
 def read_manifest(target: PathOrUrl, *, storage: str = "") -> Manifest | None:
     """Return the manifest of a converted checkpoint; None if there is no finished conversion.
 

@@ -153,7 +153,9 @@ def test_loading_has_no_options_about_writing(name: str) -> None:
         (lambda: reshard.doctor("a", integrated_save="maybe"), "integrated_save 'maybe': "),  # type: ignore[arg-type]
         (lambda: reshard.join_parts("a", "b"), "parts: must be a list"),
         (lambda: reshard.inspect("a", storage="my secret"), "storage: must be env:NAME"),
-        (lambda: reshard.inspect("a", decrypt_mode="AES-CBC"), "decrypt_mode 'AES-CBC': says how"),
+        (lambda: reshard.inspect("a", decrypt_mode="AES-CBC"), "decrypt_mode 'AES-CBC': needs a key: name it with"),
+        (lambda: reshard.inspect("a", deep=True), "inspect: got an unexpected keyword argument 'deep'"),  # type: ignore[call-arg]
+        (lambda: reshard.join_parts(["a"]), "join_parts: missing a required argument: 'target'"),  # type: ignore[call-arg]
     ],
 )
 def test_what_is_wrong_is_named(call: Any, message: str) -> None:
