@@ -17,7 +17,6 @@ from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.latest import LatestOutcome, convert_latest
 from reshard.core.conversion.planning import describe_plan
-from reshard.core.conversion.report import ConversionReport
 from reshard.core.errors import (
     CatalogError,
     CheckpointError,
@@ -40,6 +39,7 @@ from reshard.core.transfer.writer import transform_ranks
 from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
 from tests.support.checkpoints import Case, case, read_ckpt, read_tree
+from tests.support.conversions import outcomes
 from tests.support.records import as_record
 
 FOUR_TO_THREE = case(7009)
@@ -99,10 +99,6 @@ def decrypted_tree(target: Path, mode: EncryptionMode, tmp_path: Path) -> Any:
 def verified(target: Path, name: str = "env:KEY", mode: EncryptionMode = EncryptionMode.AES_GCM) -> VerificationReport:
     with named_keys(KeyNames(target=name, target_mode=mode)):
         return verify_target(str(target), VerifyLevel.CHECKSUM)
-
-
-def outcomes(report: ConversionReport) -> list[str]:
-    return [rank.outcome.value for rank in report.ranks]
 
 
 # ---- bytes ----

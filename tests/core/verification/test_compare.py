@@ -439,22 +439,6 @@ def test_whether_other_dtypes_are_equal_when_cast_cannot_always_be_told_from_fin
     )
 
 
-def test_the_models_fingerprint_changes_with_every_part_of_it(tmp_path: Path) -> None:
-    array = np.arange(6, dtype=np.int32)
-    variants = [
-        ("w", "Int32", array),
-        ("v", "Int32", array),
-        ("w", "UInt32", array),
-        ("w", "Int32", array.reshape(2, 3)),
-        ("w", "Int32", array[::-1].copy()),
-    ]
-    found = set()
-    for number, entry in enumerate(variants):
-        path = file_of(tmp_path / f"{number}.ckpt", entry)
-        found.add(fingerprint_checkpoint(build_options(FingerprintRequest, source=str(path))).fingerprint)
-    assert len(found) == len(variants)
-
-
 def test_advice_names_the_options_of_the_side() -> None:
     source, strategy = case(7010).directory / "src", str(case(7010).directory / "src_strategy.ckpt")
     with pytest.raises(InputError, match=r"none is given: name it with --strategy-b$"):
