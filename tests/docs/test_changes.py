@@ -13,4 +13,4 @@ pytestmark = pytest.mark.slow
 
 def test_changes(tmp_path: Path) -> None:
     make_demo(parse_url(str(tmp_path / "demo-out")))
-    assert "the same model: 38 parameters" in follow("changes.md", tmp_path)
+    assert "the same model: 38 parameters" in follow("guides/changes.md", tmp_path)

@@ -10,7 +10,7 @@ from tests.support.places import PROJECT
 
 CONTRIBUTING = (PROJECT / "CONTRIBUTING.md").read_text()
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")] + sorted(
-    (PROJECT / "docs").glob("*.md")
+    (PROJECT / "docs").rglob("*.md")
 )
 
 

@@ -19,7 +19,9 @@ from tests.support.places import PROJECT
 from tests.support.prefect_server import START_SECONDS, free_port, until
 
 BLOCKS = re.findall(
-    r"^```(shell|console|python)\n(.*?)^```", (PROJECT / "docs" / "operating.md").read_text(), re.MULTILINE | re.DOTALL
+    r"^```(shell|console|python)\n(.*?)^```",
+    (PROJECT / "docs" / "guides" / "operating.md").read_text(),
+    re.MULTILINE | re.DOTALL,
 )
 SERVES, DASK = "reshard serve", "dask scheduler"
 

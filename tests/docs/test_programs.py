@@ -1,4 +1,4 @@
-"""The programs of docs/programs.md are run as they stand there, but for paths; README's example too."""
+"""The programs of docs/guides/programs.md are run as they stand there, but for paths; README's example too."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from reshard.core.storage.urls import parse_url
 from tests.support.places import PROJECT
 from tests.support.prefect_server import PrefectServer, Worker, prefect_server, until
 
-PAGE = (PROJECT / "docs" / "programs.md").read_text()
+PAGE = (PROJECT / "docs" / "guides" / "programs.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
 README_PROGRAMS = re.findall(r"```python\n(.*?)```", (PROJECT / "README.md").read_text(), re.DOTALL)

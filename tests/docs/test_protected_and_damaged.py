@@ -20,7 +20,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def test_protected_checkpoints(user: Path) -> None:
-    printed = follow("protected.md", user)
+    printed = follow("guides/protected.md", user)
     assert "all is as written" in printed
     assert "epoch_num" in printed
     assert "True" in printed
@@ -30,7 +30,7 @@ def test_protected_checkpoints(user: Path) -> None:
 
 
 def test_damaged_checkpoints(user: Path) -> None:
-    printed = follow("damaged.md", user)
+    printed = follow("guides/damaged.md", user)
     assert "RECOVERABLE" in printed
     assert "RECOVERED  rank_3, rank_4 had no usable file" in printed
     assert "the file of rank 0" in printed

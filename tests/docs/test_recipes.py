@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_recipes(tmp_path: Path) -> None:
-    printed = follow("recipes.md", tmp_path)
+    printed = follow("guides/recipes.md", tmp_path)
     assert "RECOVERED" in printed
     assert printed.count("the same model") == 1
     check_llama(tmp_path / "llama")

@@ -1,4 +1,4 @@
-"""The examples of docs/storage.md are run as they stand there, but for hosts, keys and the engine."""
+"""The examples of docs/guides/storage.md are run as they stand there, but for hosts, keys and the engine."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from reshard.core.storage.urls import parse_url
 from tests.support.places import PROJECT
 from tests.support.s3_server import S3Server, s3_server
 
-PAGE = PROJECT / "docs" / "storage.md"
+PAGE = PROJECT / "docs" / "guides" / "storage.md"
 EXAMPLES = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
 RESULTS = [
     ("serving/llama/four", 4),

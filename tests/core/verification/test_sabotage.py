@@ -1,7 +1,7 @@
 """Each level of verification finds what it claims to: the conversion is broken on purpose, and each level looks at it.
 
 `SABOTAGES` says which level is the lowest that finds a fault; higher ones find it, too. The table in
-docs/verification.md says the same, and is compared with it.
+docs/explanation/verification.md says the same, and is compared with it.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.places import PROJECT
 from tests.support.records import as_record
 
-DOCUMENT = PROJECT / "docs/verification.md"
+DOCUMENT = PROJECT / "docs/explanation/verification.md"
 LEVELS = tuple(VerifyLevel)
 CHECKING = LEVELS[1:]
 """What a finished checkpoint can be verified with."""

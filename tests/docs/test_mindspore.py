@@ -1,4 +1,4 @@
-"""The programs of docs/mindspore_api.md are run as they stand there."""
+"""The programs of docs/guides/mindspore.md are run as they stand there."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from reshard.core.storage.urls import parse_url
 from tests.support.checkpoints import read_ckpt, read_rank
 from tests.support.places import PROJECT
 
-PAGE = (PROJECT / "docs" / "mindspore_api.md").read_text()
+PAGE = (PROJECT / "docs" / "guides" / "mindspore.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
