@@ -9,9 +9,9 @@ import xxhash
 
 from reshard import __version__
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, ShardRecord, seal_manifest
-from reshard.core.conversion.plan_notes import plan_notes, substitutes_of
+from reshard.core.conversion.plan_notes import plan_notes
 from reshard.core.conversion.rank_work import rank_or_file
-from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, source_kind, target_kind
+from reshard.core.conversion.report import ConversionReport, Outcome, RankReport, facts_of, target_kind
 from reshard.core.conversion.session import Session
 from reshard.core.errors import CastError, ConversionError, InputError, ReshardError, StorageError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
@@ -105,15 +105,10 @@ def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> No
 
 @dataclass(frozen=True)
 class _FinishedRanks:
-    """The target's recorded ranks at the end of a run.
+    """The target's recorded ranks at the end of a run, and whether it was `committed`, complete, before.
 
-    Attributes:
-        committed: the target was complete before.
-        workspace: where the records were read.
-        results: the report of each rank that has a record.
-        unchecked: ranks that are not recorded as checked as closely as the run asks for.
-        content: the fingerprint contributions of the checked ranks, if contents are compared.
-        overflowed: number of finite values that became infinite, by parameter.
+    `unchecked` ranks are not recorded as checked as closely as the run asks for; `content` are the fingerprint
+    contributions of the others, if contents are compared.
     """
 
     committed: bool
@@ -188,12 +183,9 @@ def _report(
     written = [rank for rank in ranks if rank.outcome is not Outcome.RESUMED]
     written_bytes = sum(rank.size_bytes for rank in written)
     return ConversionReport(
+        **dict(facts_of(plan, *overflow_notes(found.overflowed))),
         identity=session.workspace.identity,
-        source=plan.inputs.catalog.url,
-        step=plan.inputs.catalog.step,
         target=str(session.target.final),
-        source_world_size=plan.inputs.catalog.world_size,
-        target_world_size=len(plan.target_ranks),
         committed=not missing,
         missing_ranks=missing,
         seconds=round(seconds, 3),
@@ -205,15 +197,8 @@ def _report(
         compared_bytes=compared.source_bytes() if compared else 0,
         retried_requests=retries_counted(),
         verified=level if compared else level.of_files,
-        dropped=plan.match.dropped,
-        excused=plan.match.allowed_missing,
-        carried=plan.match.beyond_strategies,
-        stand_ins=substitutes_of(plan),
         overflowed=found.overflowed,
-        notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
         ranks=ranks,
-        source_kind=source_kind(plan),
-        target_kind=target_kind(plan),
     )
 
 

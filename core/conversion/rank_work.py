@@ -33,13 +33,8 @@ from reshard.core.verification.values import target_starts
 class RankWork:
     """Everything that work on a plan's target ranks needs.
 
-    Attributes:
-        workspace: where files and records are written.
-        plan: how every rank is made.
-        budget: memory and workers of this process.
-        prefetch: number of workers that read ahead for one group.
-        level: how closely written files are checked.
-        advance: called with the number of bytes done; raises StoppedError to end the work.
+    `prefetch` workers read ahead for one group. `advance` is called with the number of bytes done; it raises
+    StoppedError to end the work.
     """
 
     workspace: Workspace

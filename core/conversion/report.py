@@ -41,18 +41,42 @@ class RankReport(Summary):
     overflowed: dict[str, int] = Field(default_factory=dict)
 
 
-class ConversionReport(Summary):
-    """The result of a conversion.
+class PlanFacts(Summary):
+    """What a plan and its conversion have in common.
 
     Attributes:
-        identity: the plan's identity.
         source: URL of the source.
         step: the source's epoch and step, if its names carry one.
-        target: URL of the target.
         source_world_size: number of source ranks.
         target_world_size: number of target ranks.
         source_kind: `rank`, or `file` if the source is a unified checkpoint.
         target_kind: `rank`, or `file` if the target is a unified checkpoint.
+        dropped: parameters of the source's strategy that are not in the target's.
+        excused: parameters of the target's strategy that may be missing, and are.
+        carried: parameters that no strategy knows, copied to every rank.
+        stand_ins: substitutes for lost source ranks.
+        notes: decisions, in sentences.
+    """
+
+    source: str
+    step: str | None
+    source_world_size: int
+    target_world_size: int
+    dropped: tuple[str, ...]
+    excused: tuple[str, ...]
+    carried: tuple[str, ...]
+    stand_ins: tuple[Substitute, ...]
+    notes: tuple[str, ...]
+    source_kind: str = RANK
+    target_kind: str = RANK
+
+
+class ConversionReport(PlanFacts):
+    """The result of a conversion.
+
+    Attributes:
+        identity: the plan's identity.
+        target: URL of the target.
         committed: True if the target is complete; False if ranks are missing that other runs convert.
         missing_ranks: target ranks without a verified file yet.
         seconds: wall time of this run.
@@ -64,21 +88,12 @@ class ConversionReport(Summary):
         compared_bytes: additional bytes of the source that were read to compare values.
         retried_requests: requests to remote storages that were repeated after transient failures.
         verified: level of verification of all ranks; values are compared only if the target is complete.
-        dropped: parameters of the source's strategy that are not in the target's.
-        excused: parameters of the target's strategy that were allowed to be missing.
-        carried: parameters that no strategy knows, copied to every rank.
-        stand_ins: substitutes for lost source ranks.
         overflowed: number of finite values that a cast made infinite, by parameter; replicas count once.
-        notes: decisions, in sentences.
         ranks: the target ranks of this run.
     """
 
     identity: str
-    source: str
-    step: str | None
     target: str
-    source_world_size: int
-    target_world_size: int
     committed: bool
     missing_ranks: tuple[int, ...]
     seconds: float
@@ -90,15 +105,8 @@ class ConversionReport(Summary):
     compared_bytes: int = 0
     retried_requests: int
     verified: VerifyLevel
-    dropped: tuple[str, ...]
-    excused: tuple[str, ...]
-    carried: tuple[str, ...]
-    stand_ins: tuple[Substitute, ...]
     overflowed: dict[str, int] = Field(default_factory=dict)
-    notes: tuple[str, ...]
     ranks: tuple[RankReport, ...]
-    source_kind: str = RANK
-    target_kind: str = RANK
 
 
 class PlannedRank(Summary):
@@ -111,16 +119,10 @@ class PlannedRank(Summary):
     copy_of: int | None
 
 
-class PlanSummary(Summary):
+class PlanSummary(PlanFacts):
     """The expected result of a conversion.
 
     Attributes:
-        source: URL of the source.
-        step: the source's epoch and step, if its names carry one.
-        source_world_size: number of source ranks.
-        target_world_size: number of target ranks.
-        source_kind: `rank`, or `file` if the source is a unified checkpoint.
-        target_kind: `rank`, or `file` if the target is a unified checkpoint.
         format: format of the target's files.
         parameters: number of resharded parameters.
         layout_classes: number of distinct pairs of layouts among them.
@@ -128,21 +130,12 @@ class PlanSummary(Summary):
         written_bytes: bytes of target shards.
         buffer_bytes: peak memory of buffers.
         workers: number of workers.
-        dropped: parameters of the source's strategy that are not in the target's.
-        excused: parameters of the target's strategy that may be missing.
-        carried: parameters that no strategy knows, copied to every rank.
         integrated: True if every source rank saved whole parameters.
-        stand_ins: substitutes for lost source ranks.
-        notes: decisions, in sentences.
         ranks: the target ranks.
         effects: effects of the declared changes on target parameters.
         excluded: source parameters that the changes leave out.
     """
 
-    source: str
-    step: str | None
-    source_world_size: int
-    target_world_size: int
     format: str
     parameters: int
     layout_classes: int
@@ -150,28 +143,17 @@ class PlanSummary(Summary):
     written_bytes: int
     buffer_bytes: int
     workers: int
-    dropped: tuple[str, ...]
-    excused: tuple[str, ...]
-    carried: tuple[str, ...]
     integrated: bool
-    stand_ins: tuple[Substitute, ...]
-    notes: tuple[str, ...]
     ranks: tuple[PlannedRank, ...]
     effects: tuple[ParameterChange, ...] = ()
     excluded: tuple[ExcludedParameter, ...] = ()
-    source_kind: str = RANK
-    target_kind: str = RANK
 
 
 def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequence[int]], prefetch: int) -> PlanSummary:
     """Summarize a plan that is carried out with `budget`, in `groups` of ranks with `prefetch` readers each."""
     largest = max(map(len, groups), default=1)
-    catalog = plan.inputs.catalog
     return PlanSummary(
-        source=catalog.url,
-        step=catalog.step,
-        source_world_size=catalog.world_size,
-        target_world_size=len(plan.target_ranks),
+        **dict(facts_of(plan)),
         format=str(plan.inputs.format),
         parameters=len(plan.match.resharded),
         layout_classes=plan.layout_class_count,
@@ -180,12 +162,7 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         buffer_bytes=max(1, budget.workers // prefetch)
         * budget.group_buffers(largest, prefetch, wide=plan.transposes).total_bytes,
         workers=budget.workers,
-        dropped=plan.match.dropped,
-        excused=plan.match.allowed_missing,
-        carried=plan.match.beyond_strategies,
         integrated=plan.match.integrated,
-        stand_ins=substitutes_of(plan),
-        notes=plan_notes(plan),
         ranks=tuple(
             PlannedRank(
                 rank=totals.rank,
@@ -196,10 +173,26 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
             )
             for totals in plan.totals
         ),
-        source_kind=source_kind(plan),
-        target_kind=target_kind(plan),
         effects=changes_of(plan),
         excluded=excluded_parameters(plan),
+    )
+
+
+def facts_of(plan: ConversionPlan, *notes: str) -> PlanFacts:
+    """Return what a plan's summary and the report of its conversion have in common; `notes` come first."""
+    catalog, match = plan.inputs.catalog, plan.match
+    return PlanFacts(
+        source=catalog.url,
+        step=catalog.step,
+        source_world_size=catalog.world_size,
+        target_world_size=len(plan.target_ranks),
+        dropped=match.dropped,
+        excused=match.allowed_missing,
+        carried=match.beyond_strategies,
+        stand_ins=substitutes_of(plan),
+        notes=(*notes, *plan_notes(plan)),
+        source_kind=source_kind(plan),
+        target_kind=target_kind(plan),
     )
 
 

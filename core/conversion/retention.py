@@ -112,14 +112,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class _Conversion:
-    """A conversion that this project made, and may remove.
-
-    Attributes:
-        directory: its directory.
-        dated: its step and time.
-        manifest: its manifest.
-        halfway: True if an earlier run has begun to remove it.
-    """
+    """A conversion that may be removed; `halfway`: an earlier run has begun to remove it."""
 
     directory: Location
     dated: DatedStep

@@ -43,14 +43,9 @@ Files = Mapping[int, Location]
 
 @dataclass(frozen=True)
 class SeenStep:
-    """A step's state at one look.
+    """A step's state at one look: the needed ranks' files, and why it is incomplete, if it is.
 
-    Attributes:
-        step: the step.
-        files: the needed ranks' files that exist.
-        incomplete: why it is incomplete, in words; empty if it is complete.
-        quiet_seconds: for how long, at least, none of its files has changed.
-        converted: True if a finished conversion of it exists.
+    For `quiet_seconds`, at least, none of its files has changed; `converted`: a finished conversion of it exists.
     """
 
     step: Step
@@ -67,13 +62,9 @@ class SeenStep:
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """The steps found in a source.
+    """The steps found in a source, whose URL is as manifests of its conversions record it.
 
-    Attributes:
-        source: URL of the source, as manifests of its conversions record it.
-        newest: the newest complete step, if any.
-        awaited: newer steps that are being written and worth waiting for.
-        notes: newer steps that are passed over, with reasons, in sentences.
+    `awaited` are newer steps that are being written and worth waiting for; `notes` say which are passed over, and why.
     """
 
     source: str

@@ -1,1 +1,4 @@
-"""MindSpore's functions for checkpoints and strategies, without MindSpore; `reshard.mindspore` offers their names."""
+"""MindSpore's functions for checkpoints and strategies, without MindSpore; `reshard.mindspore` offers their names.
+
+Where they differ from MindSpore's on purpose: docs/guides/mindspore.md.
+"""

@@ -47,10 +47,7 @@ def check_key(name: str, key: object) -> None:
 
 
 def key_of(name: str, secret: bytes | None, mode: str) -> Key | None:
-    """Return the key in the argument `name`; the mode counts only if there is one.
-
-    Raises ValueError for an unknown mode, or a key that does not suit it.
-    """
+    """Return the key in the argument `name`; the mode counts only if there is one."""
     if secret is None:
         return None
     if mode not in [*EncryptionMode]:
@@ -73,10 +70,7 @@ def check_safetensors_has_none(function: str, format: str, key: bytes | None, mo
 
 
 def checked_prefixes(prefixes: Any) -> tuple[str, ...] | None:
-    """Return `specify_prefix` or `filter_prefix` as a tuple.
-
-    Raises TypeError unless it is strings, ValueError if it is empty or one of them is.
-    """
+    """Return `specify_prefix` or `filter_prefix` as a tuple."""
     if prefixes is None:
         return None
     what = "'specify_prefix' and 'filter_prefix'"
@@ -105,10 +99,7 @@ def chooser(
 
 
 def rank_in_environment() -> int | None:
-    """Return the rank of this process from `RANK_ID`, which MindSpore's launchers set; None if it is not set.
-
-    Raises ValueError unless it is a number.
-    """
+    """Return the rank of this process from `RANK_ID`, which MindSpore's launchers set; None if it is not set."""
     text = os.environ.get("RANK_ID")
     if text is None:
         return None

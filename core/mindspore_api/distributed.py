@@ -1,21 +1,4 @@
-"""`load_distributed_checkpoint`: the slices that ranks hold, from whole parameters or from other ranks' slices.
-
-Intended differences from MindSpore:
-
-- `network` is a dict of arrays to fill (see `networks`), or None to write files. Its rank is `rank_id`, which MindSpore
-  ignores, or the environment's `RANK_ID`; 0 without both, with a warning if there are several ranks.
-- `predict_strategy` of whole parameters may also be the layouts that `build_searched_strategy` returns, for any
-  number of ranks; MindSpore takes them for a single rank only.
-- Parameters that only the strategy has, or only the files, are a Python warning; MindSpore ignores them silently. A
-  strategy without any parameter of the files is an error.
-- A rank that the strategy lacks is a ValueError; MindSpore raises an IndexError. So is a parameter in the map that its
-  file lacks, which MindSpore leaves out, and a missing directory.
-- Parameters are streamed from file to file; `max_process_num` limits the threads, of which only useful ones are made.
-- From `.ckpt` files: `train_strategy_filename` is needed, since there is no context to take it from; MindSpore loads
-  nothing without it. Pipeline stages, optimizer shards and tensor axes that several device axes cut are merged
-  correctly. `predict_strategy` with a communication group is refused.
-- bfloat16 stays bfloat16.
-"""
+"""`load_distributed_checkpoint`: the slices that ranks hold, from whole parameters or from other ranks' slices."""
 
 import os
 import warnings

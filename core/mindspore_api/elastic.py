@@ -253,11 +253,7 @@ def regular_iteration(iteration: int, save_interval: int) -> int:
 
 
 def parse_fault_ranks(data: bytes, origin: str) -> list[str]:
-    """Parse a file's list of faulty ranks, which may be empty; `origin` names the file in messages.
-
-    Raises:
-        InputError: the file is damaged, or another kind of file.
-    """
+    """Parse a file's list of faulty ranks, which may be empty; `origin` names the file in messages."""
     if len(data) > _MAX_LIST_BYTES:
         raise InputError(f"{origin}: has more than {_MAX_LIST_BYTES} bytes: not a list of faulty ranks")
     if not data.strip():

@@ -2,17 +2,6 @@
 
 Contents are not loaded but streamed from file to file, so that memory does not grow with them; several files are
 converted at a time by threads.
-
-Intended differences from MindSpore:
-
-- Texts are kept in .safetensors files, where only reshard reads them; MindSpore cannot convert them.
-- Two parameters that `name_map` gives one name are an error; MindSpore keeps one of them.
-- A directory where `file_name_regex` fits no file is an error; MindSpore does nothing.
-- If one of several files fails, the others are still converted, and then the first failure is raised.
-- The CRC of a file that carries one is checked; the new file has none, as with MindSpore.
-- No directories are made for ranks without files to convert.
-- Encrypted files, and map parameters to .safetensors, are refused as in MindSpore, before anything is written.
-- Nothing is printed; files and directories may be on any storage that fsspec knows.
 """
 
 import posixpath

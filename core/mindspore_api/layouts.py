@@ -1,19 +1,4 @@
-"""`build_searched_strategy`, `merge_sliced_parameter` and `get_ckpt_path_with_strategy`.
-
-Intended differences from MindSpore:
-
-- `build_searched_strategy` refuses files that are no strategy, or have no layouts, with a ValueError, as documented;
-  MindSpore raises a TypeError for some, and returns an empty dict for others.
-- `merge_sliced_parameter` takes arrays, `{"name", "data"}`, or parameters with a `name` that become arrays, and returns
-  an array, bfloat16 where the slices are; MindSpore makes float32 of it. Arrays have no names: with them `strategy` has
-  to be of one parameter. Slices of different dtypes are an error. Optimizer shards and tensor axes that several device
-  axes cut are merged correctly; MindSpore ignores both and merges wrongly.
-- `get_ckpt_path_with_strategy` takes the rank from the environment's `RANK_ID`, or else from the path;
-  MindSpore takes 0 then. It finds all ranks that hold the same slice of every parameter; MindSpore finds fewer where
-  the parameters' groups are not nested, looks at all pipeline stages at once, takes `rank_1` in `rank_12` for rank 1,
-  and puts the other rank in place of every `rank_{number}` in a path, be it of this rank or not. Strategies that cannot
-  be read are a ValueError.
-"""
+"""`build_searched_strategy`, `merge_sliced_parameter` and `get_ckpt_path_with_strategy`."""
 
 import re
 from collections.abc import Mapping
@@ -57,8 +42,9 @@ def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, 
     """Merge ranks' slices into the whole parameter, by a strategy, or one after another along axis 0.
 
     Args:
-        sliced_parameters: the slices, in the order of the ranks.
-        strategy: layouts by names, as `build_searched_strategy` returns them.
+        sliced_parameters: the slices, in the order of the ranks: arrays, `{"name", "data"}`, or parameters with a
+            `name`, which become arrays.
+        strategy: layouts by names, as `build_searched_strategy` returns them; of one parameter if slices have no names.
 
     Raises:
         TypeError: `sliced_parameters` is no list of slices, or `strategy` no dict.
@@ -86,10 +72,7 @@ def merge_sliced_parameter(sliced_parameters: list[Any], strategy: Mapping[str, 
 
 
 def merge_slices(slices: list[np.ndarray], layout: ParameterLayout, where: str) -> np.ndarray:
-    """Merge the slices of a stage's ranks into the whole tensor; of replicas the last one counts.
-
-    Raises LayoutError unless there is one slice for each rank, of the layout's shape.
-    """
+    """Merge the slices of a stage's ranks into the whole tensor; of replicas the last one counts."""
     try:
         cut = layout.shard_grid(slices[0].ndim)
         if len(slices) != cut.device_count:

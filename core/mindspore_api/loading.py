@@ -1,22 +1,4 @@
-"""`load_checkpoint` and `load_segmented_checkpoints`: checkpoint files as dicts of arrays.
-
-Intended differences from MindSpore:
-
-- Values are numpy arrays, texts and lists (see `values`), not Parameters.
-- `net` is a dict of arrays to fill (see `networks`), or None; several files fill it together.
-- `specify_prefix` and `filter_prefix` apply to .safetensors files too, for which MindSpore ignores them silently.
-- A file is checked before it is read: truncated and damaged ones, and strategies instead of checkpoints, are refused,
-  even where MindSpore's parser returns something.
-- Texts that reshard wrote into a .safetensors file are read; MindSpore knows none there.
-- An exception of `choice_func` becomes a ValueError for .ckpt files, as in MindSpore; exits and interrupts do not.
-- `crc_check=True` for a file without a CRC, and a file with removed redundancy without `remove_redundancy=True`, are
-  Python warnings, not lines in a log; so are arrays of `net` that are not in the file.
-- Files may be on any storage that fsspec knows.
-- `load_segmented_checkpoints` reads the files in the order of their names. Parameters that several hold with different
-  values are an error; MindSpore keeps that of the last file in the directory's listing. A directory without .ckpt
-  files is an error, as documented; MindSpore returns an empty dict. A choice that leaves no parameter of one file is
-  not, as long as it leaves one of another.
-"""
+"""`load_checkpoint` and `load_segmented_checkpoints`: checkpoint files as dicts of arrays."""
 
 import posixpath
 import warnings
@@ -194,10 +176,7 @@ def _opened(name: str | BytesIO, key: Key | None) -> Iterator[SourceFile]:
 
 
 def open_readable(location: Location, key: Key | None, *, takes_key: bool = True) -> SourceFile:
-    """Open a checkpoint file; in an encrypted one, all tags are checked. `takes_key`: the caller accepts a key.
-
-    Raises CheckpointError if the file is encrypted with another key or none at all, or a key is missing.
-    """
+    """Open a checkpoint file; in an encrypted one, all tags are checked. `takes_key`: the caller accepts a key."""
     file = open_checkpoint(location, key)
     try:
         if isinstance(file, DecryptedSource):

@@ -33,18 +33,13 @@ def needed_ranks(source: Strategy, target: Strategy | None, rank: int) -> set[in
     Of the replicas of a slice, the one in the target rank's place in its stage is read, as in MindSpore; in stages of
     one device MindSpore takes the rank itself for its place. A parameter outside the strategies is on every rank; it is
     read in the target rank's place in the lowest stage that is read.
-
-    Raises PlanError if the target has no such rank, or the layouts of a parameter do not fit each other.
     """
     check_rank(target, rank, source)
     return _StageNeeds(source, target, target.stage_of(rank) if target else None).of(rank)
 
 
 def needed_of_all(source: Strategy | None, target: Strategy | None) -> set[int]:
-    """The source ranks that a conversion of all target ranks reads.
-
-    Raises PlanError if the layouts of a parameter do not fit each other.
-    """
+    """The source ranks that a conversion of all target ranks reads."""
     if source is None:
         return {0}
     shared = _numbered_from_zero(source)

@@ -1,12 +1,4 @@
-"""`load_param_into_net`, which fills a dict of arrays in place where MindSpore has a network.
-
-Intended differences from MindSpore:
-
-- Either all arrays are filled or, if one value does not fit, none; MindSpore fills those before it.
-- Texts are skipped when suffixes are compared; MindSpore raises an AttributeError.
-- Filling arrays by suffix is a Python warning, not a line in a log; the names of arrays left unfilled are returned.
-- `remove_redundancy=True` is always a TypeError, before any array is filled: no other rank could hold the rest.
-"""
+"""`load_param_into_net`, which fills a dict of arrays in place where MindSpore has a network."""
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, MutableMapping

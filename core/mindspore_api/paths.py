@@ -14,10 +14,7 @@ _MAX_PATH_LENGTH = 1024
 
 
 def checked_directory(name: str, path: str) -> str:
-    """Return the absolute path of a directory for new files, which need not exist.
-
-    Raises TypeError unless it is a string, ValueError if it is blank or too long, NotADirectoryError if it is a file.
-    """
+    """Return the absolute path of a directory for new files, which need not exist."""
     check_type(name, path, str)
     if not path.strip():
         raise ValueError(f"{name!r} is blank")
@@ -36,10 +33,7 @@ def optional_strategy(name: str, path: str | None) -> Strategy | None:
 
 
 def required_strategy(name: str, path: str) -> Strategy:
-    """Read the strategy in a file.
-
-    Raises TypeError unless the path is a string, ValueError if the file does not exist, is empty, or no strategy.
-    """
+    """Read the strategy in a file."""
     check_type(name, path, str)
     with reading():
         if kind_of(parse_url(path)) != "file":

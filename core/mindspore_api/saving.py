@@ -1,24 +1,4 @@
-"""`save_checkpoint`: arrays as a checkpoint file.
-
-Intended differences from MindSpore:
-
-- `save_obj` is a dict of arrays, texts and map parameters (see `values`); a list of `{"name", "data"}`; a list of
-  parameters, which have a `name` and become arrays; or a network, which has `parameters_and_names()` or
-  `parameters_dict()`. Any other value in a dict is a TypeError; MindSpore leaves it out, or saves another parameter.
-- `append_dict` may have numpy's numbers and arrays.
-- The file appears when it is whole; an old one of its name stays until then.
-- `async_save` is accepted, but the file exists when the function returns.
-- `integrated_save` is accepted and ignored: arrays are saved as they are, cut or not.
-- Texts may be saved in .safetensors files, where only this project reads them; MindSpore fails.
-- Tensors without elements are saved in .ckpt files too, except those of shape (0,), with a Python warning: MindSpore
-  leaves all of them out silently, but reads the others.
-- A name that does not end in `.ckpt` or `.safetensors` gets the ending, also where it ends in these letters.
-- Two parameters of one name are an error, unless they are the same; MindSpore keeps the last one.
-- Nothing to save, elements of dtypes that no checkpoint file has (such as complex numbers), and a CRC together with a
-  key are errors; MindSpore writes files that it then cannot load.
-- Unknown keyword arguments, which MindSpore ignores, are a TypeError.
-- Files may be on any storage that fsspec knows.
-"""
+"""`save_checkpoint`: arrays as a checkpoint file."""
 
 import errno
 import os
@@ -70,7 +50,8 @@ def save_checkpoint(
     """Save arrays as a checkpoint file, which only its owner may read.
 
     Args:
-        save_obj: a dict, a list or a network.
+        save_obj: a dict of arrays, texts and map parameters; a list of `{"name", "data"}` or of parameters with a
+            `name`; or a network, which has `parameters_and_names()` or `parameters_dict()`.
         ckpt_file_name: the file; the extension of `format` is added if missing.
         integrated_save: ignored.
         async_save: False, True, "process" or "thread"; ignored.
@@ -107,10 +88,7 @@ def save_checkpoint(
 
 
 def save_values(location: Location, values: Mapping[str, Value], kind: FileKind) -> None:
-    """Write a checkpoint file of values, in their order.
-
-    Raises TypeError or CheckpointError for a value that no file, or none of the format, can hold.
-    """
+    """Write a checkpoint file of values, in their order."""
     if kind.format is CheckpointFormat.CKPT:
         values = _readable_in_ckpt(location, values)
     messages = {name: build_map_parameter(value) for name, value in values.items() if isinstance(value, list)}

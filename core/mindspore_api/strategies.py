@@ -1,17 +1,4 @@
-"""`merge_pipeline_strategys` and `restore_group_info_list`.
-
-Intended differences of merging from MindSpore:
-
-- Stages that are missing, and files of one stage that contradict each other, are a ValueError; MindSpore merges what
-  there is, and of a stage whichever file the directory lists first.
-- The merged file's kind is that of its name, JSON for `.json`, so that it can be read; MindSpore writes the kind of the
-  source files under any name.
-- A directory without strategy files is a ValueError; MindSpore writes a strategy that is empty.
-- A merged file in the directory itself is replaced, and is no source the next time; a stage's own one is not replaced.
-
-A damaged group info file is a ValueError, as documented; MindSpore lets protobuf's DecodeError through. So is a
-strategy file; MindSpore takes its texts for ranks.
-"""
+"""`merge_pipeline_strategys` and `restore_group_info_list`."""
 
 import os
 from glob import escape, glob

@@ -1,30 +1,4 @@
-"""`transform_checkpoints`, `transform_checkpoint_by_rank`, `rank_list_for_transform`, and 2.10's names for them.
-
-Intended differences from MindSpore:
-
-- Any number of devices becomes any other; MindSpore refuses unless one divides the other.
-- Of several files in a rank's folder the last by name is taken, as MindSpore documents, with a warning; only steps and
-  prefixes that every rank has count. MindSpore mixes steps if ranks have different ones.
-- Ranks that no target rank needs may be missing, with a warning. Parameters that only the target's strategy has are
-  left out as in MindSpore, with a warning that names them. Parameters that only a missing rank may hold are an error.
-- A pipeline stage's own strategy without the target's is a ValueError if there are other stages; MindSpore writes half
-  a model, of the first stage, or reports that none of the parameters is known.
-- Files that hold different steps are a ValueError.
-- Parameters of the source's strategy that the target's lacks are left out, with a warning that names them; MindSpore
-  writes one rank's slice under the whole parameter's name.
-- Parameters of the target's strategy that the source's lacks are cut as the target's says; MindSpore leaves them whole.
-- Contents that contradict the strategy, as after an integrated save, are a warning; the strategy is followed.
-- Several ranks without a source strategy are a ValueError; MindSpore takes rank 0 for the whole.
-- Pipelines in `.safetensors` keep all their parameters, unevenly cut ones their rows, bfloat16 NaNs their bits.
-- A pipeline stage converted by itself becomes parts from `.safetensors` too; MindSpore names them like the whole.
-- `.ckpt` becomes `.safetensors` on request; MindSpore refuses. An unknown `output_format` is always refused.
-- Nothing appears in the destination before all ranks are written and checked; files of other names stay as they are. It
-  may not be the source itself, nor a checkpoint that `reshard` converted.
-- `process_num` is the number of threads.
-- Parameters may be in another order in the files that pipelines become.
-- `rank_list_for_transform` returns just the ranks that are read: always a subset of MindSpore's list.
-- A strategy file that is no strategy is a ValueError, as documented; MindSpore raises a TypeError for some.
-"""
+"""`transform_checkpoints`, `transform_checkpoint_by_rank`, `rank_list_for_transform`, and 2.10's names for them."""
 
 import os
 import shutil

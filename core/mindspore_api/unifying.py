@@ -1,21 +1,4 @@
-"""`unified_safetensors`: the checkpoint of many ranks as whole tensors, in files of about 3 GiB.
-
-Intended differences from MindSpore:
-
-- Parameters that `choice_func` refuses, and `accu_grads*`, are in no file; MindSpore puts rank 0's slices of them into
-  `hyper_param.safetensors` under the whole parameters' names.
-- Parameters outside the strategy that rank 0 lacks are in `hyper_param.safetensors` too.
-- An old `hyper_param.safetensors` is removed if there are no parameters for a new one; MindSpore leaves it, and
-  `load_distributed_checkpoint` gives its parameters to all ranks.
-- Unneeded ranks may be missing, with a warning. Other missing ranks, and parameters that only a missing rank may hold,
-  are an error. So are two parameters that get the same name.
-- Without `file_suffix`, the file with the highest numbers is taken where a rank has several, as in MindSpore, with a
-  warning; only prefixes and steps on all ranks count.
-- Contents that contradict the strategy, weights that no file holds, and a stage's own strategy are warnings.
-- The files show whether redundancy was removed; `merge_with_redundancy` is ignored.
-- No checkpoint is loaded whole, and free memory is not waited for. The files appear when all are written and checked,
-  `param_name_map.json` last. `max_process_num` limits the threads.
-"""
+"""`unified_safetensors`: the checkpoint of many ranks as whole tensors, in files of about 3 GiB."""
 
 import math
 import os

@@ -84,12 +84,7 @@ class GroupBuffers:
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Processes that convert a run's ranks, in addition to its own.
-
-    Attributes:
-        processes: number of processes.
-        threads: ranks, or groups of ranks, that each converts at once.
-    """
+    """Processes that convert a run's ranks, in addition to its own; each converts `threads` groups of ranks at once."""
 
     processes: int
     threads: int

@@ -24,8 +24,6 @@ DEFAULT_LIMIT_BYTES = 2 << 30
 MIN_LIMIT_BYTES = 512 << 20
 """Lower bound of the limit, however little memory the buffers get: enough for 200,000 parameters."""
 
-ENTRY_BYTES = 600
-"""Memory for one parameter in a file's index."""
 PARAMETER_BYTES = 2048
 """Memory for one parameter in a file's index and in the plan built from it."""
 

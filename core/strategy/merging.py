@@ -1,7 +1,7 @@
-"""Merges the strategies of pipeline stages into one, and splits them again."""
+"""Merges the strategies of pipeline stages into one."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from reshard.core.errors import StrategyError
 from reshard.core.runtime.wording import listed
@@ -27,11 +27,6 @@ def merge_strategies(strategies: Sequence[Strategy]) -> Strategy:
     _check_complete(ordered)
     _check_device_counts(ordered)
     return Strategy(tuple(strategy.stages[0] for strategy in ordered), _joint_origin(ordered))
-
-
-def split_strategy(strategy: Strategy) -> tuple[Strategy, ...]:
-    """Split a strategy into its stages' own, in ascending order; merging restores it."""
-    return tuple(replace(strategy, stages=(stage,), merged=False) for stage in strategy.stages)
 
 
 def _check_complete(ordered: Sequence[Strategy]) -> None:

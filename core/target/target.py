@@ -58,13 +58,7 @@ from reshard.core.target.workspace import (
 
 @dataclass(frozen=True)
 class Target:
-    """The target of one plan.
-
-    Attributes:
-        final: place of the finished checkpoint.
-        plan: the plan that makes it.
-        overwrite: True if an existing checkpoint may be replaced.
-    """
+    """The target of one plan; `overwrite`: an existing checkpoint may be replaced."""
 
     final: Location
     plan: ConversionPlan

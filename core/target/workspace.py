@@ -57,9 +57,7 @@ class ForeignRecordError(TargetError):
 class Workspace:
     """A directory to which any number of processes write a plan's files and records.
 
-    Attributes:
-        directory: the directory; that of a local target does not have its final name yet.
-        identity: the plan's identity.
+    That of a local target does not have its final name yet.
     """
 
     directory: Location

@@ -4,13 +4,14 @@ from reshard.core.errors import StrategyError
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.groups import read_groups
 from reshard.core.strategy.json_file import build_json, parse_json
-from reshard.core.strategy.merging import merge_strategies, split_strategy
+from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 from reshard.core.strategy.strategy_pb2 import ParallelGroupItem, ParallelGroupMap, ParallelGroupRanks
 from tests.fuzz.mutations import damaged_json, damaged_protobuf
 from tests.fuzz.parsers import Parser
 from tests.support.places import FIXTURES
+from tests.support.splitting import split_strategy
 
 _ORIGIN = "hostile_strategy"
 

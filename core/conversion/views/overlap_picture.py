@@ -30,18 +30,14 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class _View:
-    """Layout of a tensor on the page.
+    """Layout of a tensor on the page: what goes downwards, then what goes to the right.
 
-    Attributes:
-        axes: the tensor axes that are drawn downwards and to the right; None without such an axis.
-        scales: pixels to an element along both.
-        size: height and width in pixels.
-        hidden: sharded axes that are shown at their beginning only.
+    `axes` are None where no axis is drawn; `hidden` are sharded axes that are shown at their beginning only.
     """
 
     axes: tuple[int | None, int | None]
-    scales: tuple[float, float]
-    size: tuple[float, float]
+    scales_pixels: tuple[float, float]
+    size_pixels: tuple[float, float]
     hidden: Shape
 
     def shows(self, box: TensorSlice) -> bool:
@@ -52,7 +48,7 @@ class _View:
         """Return left, top, width and height of a box."""
         (top, height), (left, width) = (
             (0.0, pixels) if axis is None else (box.start[axis] * scale, box.shape[axis] * scale)
-            for axis, scale, pixels in zip(self.axes, self.scales, self.size, strict=True)
+            for axis, scale, pixels in zip(self.axes, self.scales_pixels, self.size_pixels, strict=True)
         )
         return left, top, width, height
 
@@ -70,7 +66,7 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
         view = _view(source.shape, [cell.box for cell in cells], longest)
         left += _titles("Source", f"{source.name}, {source.dtype} {list(source.shape)}", view, _LEFT, bottom)
         left += _group(_source_parts(cells, view), _LEFT, bottom)
-        bottom, widest = bottom + view.size[0] + _BETWEEN, max(widest, view.size[1])
+        bottom, widest = bottom + view.size_pixels[0] + _BETWEEN, max(widest, view.size_pixels[1])
     x = _LEFT + max(widest, 300) + _BETWEEN
     down, width = float(_TOP), x
     for stage, target_cells in overlaps.target_cells.items():
@@ -80,7 +76,8 @@ def draw_overlaps(overlaps: ParameterOverlaps) -> str:
         what = f"{parameter.name}, {parameter.dtype} {list(parameter.shape)}"
         right += _titles(f"Target{where}", what, view, x, down)
         right += _group(_target_parts(overlaps, target_cells, view), x, down)
-        down, width = down + view.size[0] + _BETWEEN, max(width, x + max(view.size[1], 300) + _LEFT)
+        down = down + view.size_pixels[0] + _BETWEEN
+        width = max(width, x + max(view.size_pixels[1], 300) + _LEFT)
     height = max(bottom, down)
     size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     return "".join(

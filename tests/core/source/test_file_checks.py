@@ -10,9 +10,9 @@ import pytest
 from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
 from reshard.core.strategy.files import write_strategy
-from reshard.core.strategy.merging import split_strategy
 from tests.support.ckpt_writer import checkpoint_bytes
 from tests.support.diagnosed import looked_at, only, problems, sharded
+from tests.support.splitting import split_strategy
 from tests.support.two_stages import ROWS, STAGES, strategy, write
 
 

@@ -14,11 +14,11 @@ from reshard.core.storage.reading import SourceFile, open_source
 from reshard.core.storage.urls import Location
 from reshard.core.strategy import files
 from reshard.core.strategy.files import read_strategy, write_strategy
-from reshard.core.strategy.merging import split_strategy
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf_file import parse_protobuf
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.places import FIXTURES
+from tests.support.splitting import split_strategy
 
 CONVERSIONS = FIXTURES / "conversions"
 STAGE_DIRECTORIES = sorted(CONVERSIONS.glob("*/*_stages"))

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from reshard.core.errors import StrategyError
-from reshard.core.strategy.merging import merge_strategies, split_strategy
+from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
+from tests.support.splitting import split_strategy
 
 LAYOUT = ParameterLayout((2, 2), ((1,), ()))
 
@@ -30,11 +31,6 @@ def test_shared_parameter_keeps_each_stage_s_layout() -> None:
     other = replace(LAYOUT, tensor_map=((), (0,)))
     merged = merge_strategies([own(0, "a", tied=LAYOUT), own(1, "b", tied=other)])
     assert [stage.layouts["tied"] for stage in merged.stages_with("tied")] == [LAYOUT, other]
-
-
-def test_split_strategy_is_one_own_strategy_for_each_stage() -> None:
-    parts = split_strategy(merge_strategies([own(0, "a"), own(1, "a")]))
-    assert parts == (own(0, "a"), own(1, "a"))
 
 
 def test_merging_what_was_split_gives_it_back() -> None:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from reshard.core.errors import StrategyError
 from reshard.core.strategy.json_file import build_json, parse_json
-from reshard.core.strategy.merging import merge_strategies, split_strategy
+from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import OperatorStrategy, StageStrategy, Strategy
 from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 from reshard.core.tensor.layout import ALL_REPEATED_AXES, ParameterLayout
+from tests.support.splitting import split_strategy
 
 Parser = Callable[[bytes, str], Strategy]
 
