@@ -6,6 +6,7 @@ import click
 
 from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json, print_table, wants_table
+from reshard.cli.parameters import DIRECTORY, PATH, Choice
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
@@ -19,13 +20,13 @@ _MAX_NOTES = 20
 
 
 @click.command("convert", cls=GroupedCommand)
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=PATH)
+@click.argument("target", type=DIRECTORY)
 @conversion_options(CONVERTING)
 @click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
 @click.option(
     "--engine",
-    type=click.Choice(["prefect", "direct"]),
+    type=Choice(["prefect", "direct"]),
     default="prefect",
     show_default=True,
     help="prefect: a flow run, with its records and retries. direct: in this process only, without Prefect.",

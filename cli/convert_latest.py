@@ -7,6 +7,7 @@ import click
 from reshard.cli.convert import print_report
 from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
+from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.request.latest import LatestConversionRequest
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @click.command("convert-latest", cls=GroupedCommand)
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=PATH)
+@click.argument("target", type=DIRECTORY)
 @conversion_options(CONVERTING_LATEST, LatestConversionRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: str, target: str, as_json: bool, **options: Any) -> None:

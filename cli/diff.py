@@ -8,6 +8,7 @@ import click
 
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line, print_table
+from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.core.request.comparison import ComparisonRequest, build_comparison
 from reshard.core.runtime.wording import seconds_text, size_text
@@ -22,8 +23,8 @@ _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in 
 
 
 @click.command("diff")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
 @conversion_options(_OPTIONS, ComparisonRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def command(as_json: bool, **options: Any) -> int:

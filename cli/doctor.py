@@ -6,6 +6,7 @@ import click
 
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
+from reshard.cli.parameters import PATH, STEP
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import IntegratedSave
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@click.argument("source")
-@click.option("--source-strategy", metavar="URL", default="", help="The strategy to check: a file, or a directory.")
-@click.option("--step", metavar="E_S", default="", help="The step to check; by default the newest that all ranks have.")
+@click.argument("source", type=PATH)
+@click.option(
+    "--source-strategy", metavar="URL", type=PATH, default="", help="The strategy to check: a file, or a directory."
+)
+@click.option(
+    "--step", metavar="E_S", type=STEP, default="", help="The step to check; by default the newest that all ranks have."
+)
 @click.option("--source-prefix", metavar="TEXT", default="", help="The prefix of the files, if there are several.")
 @conversion_options(("integrated_save",))
 @key_options

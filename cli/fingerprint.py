@@ -6,6 +6,7 @@ import click
 
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
+from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.core.request.source import FingerprintRequest
 from reshard.core.request.validation import build_options
@@ -23,7 +24,7 @@ _NAME_COLUMN = 32
 
 
 @click.command("fingerprint")
-@click.argument("checkpoint")
+@click.argument("checkpoint", type=PATH)
 @conversion_options(_OPTIONS)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the fingerprints as JSON, which 'reshard diff' accepts as a side."

@@ -3,11 +3,12 @@
 import click
 
 from reshard.cli.output import print_json
+from reshard.cli.parameters import PATH
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 
 
 @click.command("inspect")
-@click.argument("what", metavar="FILE|DIR|STRATEGY")
+@click.argument("what", type=PATH, metavar="FILE|DIR|STRATEGY")
 @key_options
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the description as JSON.")

@@ -3,14 +3,15 @@
 import click
 
 from reshard.cli.output import print_json, print_line
+from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output, storage_named, storage_option
 from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 
 @click.command("join-parts")
-@click.argument("parts", metavar="PART...", nargs=-1, required=True)
-@click.argument("target")
+@click.argument("parts", type=PATH, metavar="PART...", nargs=-1, required=True)
+@click.argument("target", type=DIRECTORY)
 @click.option(
     "--shared-parameters",
     metavar="first|fail|STAGE",

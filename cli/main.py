@@ -9,16 +9,20 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from reshard.cli.output import print_error, print_line
+from reshard.cli.parameters import COMPLETION_VARIABLE, did_you_mean
 from reshard.core.errors import InputError, ReshardError, VerificationError
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.shortage import naming_shortage
 from reshard.core.runtime.threads import rare_collections
 from reshard.core.runtime.wording import printable_lines
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 NO, WRONG_INPUT, FAILED, BUG, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 70, 130, 141
 
@@ -37,6 +41,7 @@ _COMMANDS = {
     "inspect": ("reshard.cli.inspect", "Show the content of a checkpoint or a strategy."),
     "deploy": ("reshard.cli.deploy", "Create the deployments on a Prefect server, for workers."),
     "serve": ("reshard.cli.serve", "Serve the deployments from this process, without a worker."),
+    "completion": ("reshard.cli.completion", "Print a shell's script for completing commands."),
 }
 """Command -> its module, and its summary in one line."""
 
@@ -49,6 +54,25 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         return cast(click.Command, import_module(_COMMANDS[cmd_name][0]).command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            suggestion = did_you_mean(args[0], list(_COMMANDS))
+            raise click.UsageError(f"No such command {args[0]!r}.{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        # Group's own would import every command
+        commands = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -126,6 +150,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # names of files and parameters may contain characters outside the terminal's encoding
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
+        from reshard.cli.completion import complete
+
+        sys.exit(complete(cli, instruction))
     sys.exit(run(sys.argv[1:]))
 
 

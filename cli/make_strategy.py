@@ -6,6 +6,7 @@ import click
 
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
+from reshard.cli.parameters import PATH
 from reshard.cli.storages import check_output, key_named, key_options, storage_named, storage_option
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.runtime.wording import counted
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 
 
 @click.command("make-strategy")
-@click.argument("out")
+@click.argument("out", type=PATH)
 @click.option(
     "--like",
     metavar="URL",
+    type=PATH,
     required=True,
     help="The network's present strategy: a file or a directory; or a directory of whole tensors.",
 )
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 @click.option(
     "--checkpoint",
     metavar="URL",
+    type=PATH,
     default="",
     help="A checkpoint of the source's strategy, or a unified one, whose headers provide shapes.",
 )

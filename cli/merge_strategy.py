@@ -3,13 +3,14 @@
 import click
 
 from reshard.cli.output import print_json, print_line
+from reshard.cli.parameters import PATH
 from reshard.cli.storages import check_output, storage_named, storage_option
 from reshard.core.runtime.wording import counted
 
 
 @click.command("merge-strategy")
-@click.argument("directory", metavar="DIR")
-@click.argument("out")
+@click.argument("directory", type=PATH, metavar="DIR")
+@click.argument("out", type=PATH)
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.parameters import PATH, STEP, Choice
 from reshard.core.request.conversion import ConversionRequest
 
 if TYPE_CHECKING:
@@ -139,7 +140,11 @@ def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:
     elif kind is int:
         settings |= {"type": click.INT}
     elif isinstance(kind, type) and issubclass(kind, StrEnum):
-        settings |= {"type": click.Choice([str(member) for member in kind]), "default": str(field.default)}
+        settings |= {"type": Choice([str(member) for member in kind]), "default": str(field.default)}
+    elif settings["metavar"] == "URL":
+        settings |= {"type": PATH}
+    elif settings["metavar"] == "E_S":
+        settings |= {"type": STEP}
     elif kind == list[str]:
         settings |= {"multiple": True, "help": f"{field.description} May be given several times."}
     if kind is not bool and settings["default"]:

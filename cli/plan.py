@@ -8,6 +8,7 @@ import click
 
 from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json, print_line, print_table
+from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.validation import build_options
@@ -22,8 +23,8 @@ _MAX_SOURCES = 4
 
 
 @click.command("plan", cls=GroupedCommand)
-@click.argument("source")
-@click.argument("target", required=False)
+@click.argument("source", type=PATH)
+@click.argument("target", type=DIRECTORY, required=False)
 @conversion_options(PLANNING)
 @click.option("--param", metavar="NAME", help="Show how the source and target shards of this parameter overlap.")
 @click.option("--rank", type=click.INT, metavar="R", help="With --param: the reads that fill it on this target rank.")
@@ -32,7 +33,7 @@ _MAX_SOURCES = 4
     default=None,
     help="Draw which source ranks feed which target ranks. Default: only on a terminal.",
 )
-@click.option("--html", metavar="FILE", help="Also write the plan, with pictures, to this web page.")
+@click.option("--html", metavar="FILE", type=PATH, help="Also write the plan, with pictures, to this web page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     source: str,

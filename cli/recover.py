@@ -6,6 +6,7 @@ import click
 
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
+from reshard.cli.parameters import PATH
 from reshard.cli.storages import resources_named_in
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.validation import build_options
@@ -30,12 +31,13 @@ _MAX_LISTED = 200
 
 
 @click.command("recover")
-@click.argument("source")
+@click.argument("source", type=PATH)
 @conversion_options(_OPTIONS)
 @click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are ignored.")
 @click.option(
     "--group-info",
     metavar="URL",
+    type=PATH,
     multiple=True,
     help="Ranks that hold the same, if there is no strategy: a JSON list of lists of ranks, or MindSpore's group file "
     "of a rank. May be repeated.",

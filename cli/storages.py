@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.parameters import Choice
 from reshard.core.errors import InputError
 from reshard.core.request.fields import KEY_DESCRIPTION, check_key_name, check_mode
 from reshard.core.runtime.keys import EncryptionMode
@@ -29,7 +30,7 @@ def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     key = click.option("--decrypt-key", metavar="NAME", default="", help=KEY_DESCRIPTION)
     mode = click.option(
         "--decrypt-mode",
-        type=click.Choice([str(mode) for mode in EncryptionMode]),
+        type=Choice([str(mode) for mode in EncryptionMode]),
         default=str(EncryptionMode.AES_GCM),
         show_default=True,
         help="How an encrypted checkpoint is encrypted.",

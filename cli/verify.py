@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reshard.cli.output import print_json, print_line
+from reshard.cli.parameters import DIRECTORY, Choice
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import key_options, storage_option
 from reshard.core.request.conversion import VerifyLevel
@@ -19,10 +20,10 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 
 
 @click.command("verify")
-@click.argument("target")
+@click.argument("target", type=DIRECTORY)
 @click.option(
     "--level",
-    type=click.Choice(_LEVELS),
+    type=Choice(_LEVELS),
     default=str(VerifyLevel.CHECKSUM),
     show_default=True,
     help="structure: files, names, dtypes and shapes. checksum: also every byte, against digests taken while writing, "
@@ -37,7 +38,7 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 @click.option("--source-decrypt-key", metavar="NAME", default="", help="Like --decrypt-key, for an encrypted source.")
 @click.option(
     "--source-decrypt-mode",
-    type=click.Choice([str(mode) for mode in EncryptionMode]),
+    type=Choice([str(mode) for mode in EncryptionMode]),
     default=str(EncryptionMode.AES_GCM),
     show_default=True,
     help="How an encrypted source is encrypted.",

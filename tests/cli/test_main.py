@@ -1,5 +1,6 @@
 """How commands end, and what they load to get there."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ COMMANDS = (
     "inspect",
     "deploy",
     "serve",
+    "completion",
 )
 
 
@@ -52,6 +54,21 @@ def loaded_modules(*arguments: str) -> set[str]:
     return {module.partition(".")[0] for module in modules} | {
         module for module in modules if module.startswith("reshard.")
     }
+
+
+def test_completing_a_command_loads_none() -> None:
+    code = (
+        "import sys; from reshard.cli.main import cli; from reshard.cli.completion import complete\n"
+        "code = complete(cli, 'bash_complete')\n"
+        "print(code, *sys.modules, file=sys.stderr)"
+    )
+    environment = os.environ | {"COMP_WORDS": "reshard conv", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True
+    )
+    exit_code, *modules = done.stderr.split()
+    assert (exit_code, done.stdout) == ("0", "plain,convert\nplain,convert-latest\n")
+    assert not set(modules) & {"prefect", "numpy", "rich", "pydantic", "fsspec", "reshard.cli.convert"}
 
 
 def test_help_loads_next_to_nothing() -> None:
@@ -105,7 +122,10 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("convrt",), "No such command 'convrt'"),
+        (("covert",), "No such command 'covert'. Did you mean 'convert' or 'recover'?"),
+        (("quit",), "No such command 'quit'.\n"),
+        (("convert", "a", "b", "--verfy", "none"), "No such option '--verfy'"),
+        (("convert", "a", "b", "--verify", "checksums"), "'content'. Did you mean 'checksum'?"),
         (("convert",), "Missing argument 'SOURCE'"),
         (("convert", "a", "b", "--nonsense"), "No such option '--nonsense'"),
         (("convert", "a", "b", "--format", "pickle"), "'pickle' is not one of 'same', 'ckpt', 'safetensors'"),
