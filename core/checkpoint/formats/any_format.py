@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Protocol
 
+from reshard.core.checkpoint.digests import file_digests
 from reshard.core.checkpoint.encryption.cipher_blocks import MAGICS, KeyMistakeError
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.formats import ckpt, ckpt_writing, safetensors
@@ -23,6 +24,7 @@ from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.urls import Location
 
 _START_BYTES = 9
+_BLOCK_BYTES = 4 << 20
 
 _KINDS = {
     b"\x0a": f"a .{CheckpointFormat.CKPT} file",
@@ -39,8 +41,6 @@ class _FormatModule(Protocol):
     def read_index(self, file: SourceFile) -> FileIndex: ...
 
     def stored_crc(self, file: SourceFile) -> int | None: ...
-
-    def actual_crc(self, file: SourceFile, index: FileIndex) -> int: ...
 
 
 _MODULES: dict[CheckpointFormat, _FormatModule] = {
@@ -95,10 +95,10 @@ def check_crc(file: SourceFile, index: FileIndex) -> None:
         for part in file.parts:
             check_crc(part, read_index(part))
         return
-    if not index.has_crc:
+    stored = stored_crc(file, index)
+    if stored is None:
         return
-    module = _MODULES[index.format]
-    stored, actual = module.stored_crc(file), module.actual_crc(file, index)
+    actual = file_digests(file, index, _BLOCK_BYTES).crc
     if actual != stored:
         raise CheckpointError(
             f"{file.location}: wrong CRC-32: the file says {stored}, its contents give {actual}: damaged"

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from reshard.core.checkpoint.formats.crc32 import crc32_of_ranges
 from reshard.core.checkpoint.formats.wire import WireReader, build_head, bytes_key, varint_key
 from reshard.core.checkpoint.model import MAX_TEXT_BYTES, CheckpointFormat, FileIndex, TensorEntry, text_entry
 from reshard.core.checkpoint.remote_index.lookahead import Lookahead
@@ -83,12 +82,6 @@ def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, b
 def stored_crc(file: SourceFile) -> int:
     """Read the CRC-32 that a file ends in."""
     return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
-
-
-def actual_crc(file: SourceFile, index: FileIndex) -> int:
-    """Compute the CRC-32 of all bytes before the trailer."""
-    (crc,) = crc32_of_ranges(file, 0, [index.size_bytes - CRC_TRAILER_BYTES])
-    return crc
 
 
 def first_name(start: bytes) -> bytes:

@@ -1,40 +1,15 @@
-"""CRC-32 (zlib's) of consecutive ranges of a file, and the arithmetic that combines checksums without the bytes.
+"""CRC-32 (zlib's): the arithmetic that combines checksums without the bytes.
 
 A CRC is a polynomial over GF(2) modulo a fixed one. Appending n zero bytes multiplies it by x^(8n), so the checksum of
 two consecutive ranges follows from their checksums and the second one's length, in whatever order they were read.
 """
 
-import zlib
-from collections.abc import Iterator, Sequence
 from functools import cache
-
-from reshard.core.checkpoint.remote_reads import read_in_blocks
-from reshard.core.storage.reading import SourceFile
-
-BLOCK_BYTES = 4 << 20
 
 _POLYNOMIAL = 0xEDB88320  # bit-reversed, as everything here: bit 31 is x^0
 _ONE = 1 << 31
 _X8 = 1 << 23
 _ALL_ONES = 0xFFFFFFFF
-
-
-def crc32_of_ranges(file: SourceFile, offset: int, lengths: Sequence[int]) -> Iterator[int]:
-    """Yield the CRC-32 of each of the consecutive ranges from `offset` on, `lengths` in bytes.
-
-    Reads the file once, front to back, in blocks of at most `BLOCK_BYTES`, however short the ranges; a remote file with
-    several requests in flight. Each checksum is yielded once its range has been read.
-    """
-    blocks = (block for _, block in read_in_blocks(file, [(offset, sum(lengths))], BLOCK_BYTES))
-    block = memoryview(b"")
-    for length in lengths:
-        crc = 0
-        while length:
-            block = block or next(blocks)
-            piece, block = block[:length], block[length:]
-            crc = zlib.crc32(piece, crc)
-            length -= len(piece)
-        yield crc
 
 
 def combine_crc32(left: int, right: int, right_bytes: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32_of_ranges, crc32_of_zeros
+from reshard.core.checkpoint.formats.crc32 import combine_crc32, crc32_of_zeros
 from reshard.core.checkpoint.model import (
     MAX_TEXT_BYTES,
     MINDSPORE,
@@ -66,16 +66,6 @@ def stored_crc(file: SourceFile) -> int | None:
     """Return the CRC-32 in a file's header; None if there is none."""
     with parsing(file.location) as parse:
         return _stored_crc(_read_header(file, parse))
-
-
-def actual_crc(file: SourceFile, index: FileIndex) -> int:
-    """Compute the CRC-32 of a file's tensors, read once, front to back; see `crc_of_tensors`."""
-    tensors = [entry for entry in index.entries.values() if entry.extents]
-    data_offset = tensors[0].extents[0].offset if tensors else 0
-    lengths = [entry.size_bytes for entry in tensors]
-    crcs = dict(zip((entry.name for entry in tensors), crc32_of_ranges(file, data_offset, lengths), strict=True))
-    scalars = {entry.name: _scalar_bytes(file, entry) for entry in tensors if is_integer_scalar(entry)}
-    return crc_of_tensors(tensors, crcs, scalars)
 
 
 def is_integer_scalar(entry: TensorEntry | OutputEntry) -> bool:
@@ -324,11 +314,6 @@ def _redundancy_removed(header: _Header) -> bool:
     if value not in ("True", "False"):
         raise CheckpointError(f"{_METADATA} gives {_REDUNDANCY} {value!r}, which is neither True nor False: damaged")
     return value == "True"
-
-
-def _scalar_bytes(file: SourceFile, entry: TensorEntry) -> bytes:
-    (extent,) = entry.extents
-    return read_bytes(file, extent.offset, extent.length)
 
 
 def _checked_tag(entry: OutputEntry) -> str:
