@@ -1,6 +1,7 @@
 """Samples a parameter on several ranks, the first bytes of its contents, for comparisons before a conversion."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import partial
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
@@ -32,11 +33,8 @@ def _read_sample(record: CatalogRecord, name: str, length: int) -> bytes:
         return b""
     extent = entry.extents[0]
     offset, head = expected_heads(entry)[0] if record.assumed else (extent.offset, b"")
-    file = open_checkpoint(parse_url(record.location), source_key())
-    try:
+    with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
         found = read_bytes(file, offset, len(head) + min(length, extent.length))
-    finally:
-        file.close()
     if not found.startswith(head):
         raise header_mismatch(record.rank, record.location, name, offset)
     return found[len(head) :]

@@ -20,12 +20,7 @@ class HeaderMismatchError(Exception):
 
 
 def content_digests(
-    file: SourceFile,
-    entries: Sequence[TensorEntry],
-    block_bytes: int,
-    advance: Callable[[int], None] = lambda _: None,
-    *,
-    assumed: bool = False,
+    file: SourceFile, entries: Sequence[TensorEntry], block_bytes: int, *, assumed: bool = False
 ) -> Iterator[str]:
     """Yield the digests of entries' contents in hex, read in blocks.
 
@@ -35,12 +30,7 @@ def content_digests(
         StorageError: the file cannot be read.
     """
     checks_heads = assumed and not file.location.is_local  # only indexes of remote files are assumed
-    yield from _digests_of(_contents(file, entries, block_bytes, checks_heads), entries, advance)
-
-
-def _digests_of(
-    blocks: Iterator[tuple[int, memoryview]], entries: Sequence[TensorEntry], advance: Callable[[int], None]
-) -> Iterator[str]:
+    blocks = _contents(file, entries, block_bytes, checks_heads)
     block = next(blocks, None)
     for number, entry in enumerate(entries):
         digest = xxhash.xxh3_128()
@@ -48,7 +38,6 @@ def _digests_of(
             digest.update(entry.text.encode("utf-8", "surrogatepass"))
         while block is not None and block[0] == number:
             digest.update(block[1])
-            advance(len(block[1]))
             block = next(blocks, None)
         yield digest.hexdigest()
 
@@ -158,9 +147,8 @@ def _contents(
     heads: list[Head] = []
     ranges: list[tuple[int, int]] = []
     for number, entry in enumerate(entries):
-        for extent, head in zip(
-            entry.extents, expected_heads(entry) if checks_heads else _no_heads(entry), strict=True
-        ):
+        no_heads = [(extent.offset, b"") for extent in entry.extents]
+        for extent, head in zip(entry.extents, expected_heads(entry) if checks_heads else no_heads, strict=True):
             owners.append(number)
             heads.append(head)
             ranges.append((head[0], extent.offset + extent.length - head[0]))
@@ -171,7 +159,3 @@ def _contents(
         if block[: len(head_bytes)] != head_bytes:
             raise HeaderMismatchError
         yield owners[place], block[len(head_bytes) :]
-
-
-def _no_heads(entry: TensorEntry) -> Iterator[Head]:
-    return ((extent.offset, b"") for extent in entry.extents)

@@ -100,7 +100,10 @@ def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> Paramete
             _, ranks = found.setdefault(planned.box, (planned, []))
             if rank not in left_out:
                 ranks.append(rank)
-        stages[stage.number] = tuple(_target_cell(planned, tuple(ranks)) for planned, ranks in found.values())
+        stages[stage.number] = tuple(
+            TargetCell(planned.box, tuple(ranks), tuple(_overlap(planned, read) for read in planned.reads))
+            for planned, ranks in found.values()
+        )
     cells = tuple(cell for number, source in enumerate(parameter.sources) for cell in _source_cells(number, source))
     return ParameterOverlaps(parameter, cells, stages, plan.match.files)
 
@@ -115,10 +118,6 @@ def _not_keeping(plan: ConversionPlan, name: str, number: int) -> frozenset[int]
             if parameter.name == name:
                 return frozenset(rank for rank, keeps in zip(stage.ranks, kept, strict=True) if not keeps)
     return frozenset()
-
-
-def _target_cell(planned: ParameterPlan, ranks: tuple[int, ...]) -> TargetCell:
-    return TargetCell(planned.box, ranks, tuple(_overlap(planned, read) for read in planned.reads))
 
 
 def _overlap(planned: ParameterPlan, read: ReadItem) -> Overlap:

@@ -6,7 +6,7 @@ move no elements: a recipe has the last name, and the cast's rule.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -169,7 +169,7 @@ class _Steps:
                 self._collision(repr(made[name].making.name), repr(making.name), name)
             if making.name and not name:
                 self._problems.append(f"nothing is left of the name of {making.name!r}")
-            made[name] = Recipe(name, making, self._cast(name))
+            made[name] = Recipe(name, making, self._first_fitting("cast", self._changes.cast, name))
         return made
 
     def _collision(self, one: str, other: str, name: str) -> None:
@@ -247,9 +247,6 @@ class _Steps:
         self._fitting.update(("rename", rule) for rule, _ in names)
         return names[0][1] if names else name
 
-    def _cast(self, name: str) -> CastRule | None:
-        return self._first_fitting("cast", self._changes.cast, name)
-
     def _first_fitting(self, kind: str, rules: Sequence[_PatternRule], name: str) -> _PatternRule | None:
         fitting = [rule for rule in rules if fnmatchcase(name, rule.parameters)]
         self._fitting.update((kind, rule) for rule in fitting)
@@ -301,8 +298,7 @@ def _composed(making: Making, numbers: Mapping[str, int], shapes: Mapping[str, S
     rule = making.rule
     if rule is None:
         shape = shapes[making.name]
-        whole = whole_piece(shape)
-        return ((type(whole)(numbers[making.name], whole.box, whole.axes, whole.start),), shape)
+        return (replace(whole_piece(shape), source=numbers[making.name]),), shape
     parts = [_composed(each, numbers, shapes) for each in making.of]
     if isinstance(rule, TransposeRule):
         return _transposed(rule, making, *parts[0])

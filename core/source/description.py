@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
@@ -99,12 +99,8 @@ def _holds_strategies(directory: Location) -> bool:
 
 @contextmanager
 def _opened(location: Location, key: Key | None = None) -> Iterator[SourceFile]:
-    with storage_errors_as_input():
-        file = open_checkpoint(location, key)
-        try:
-            yield file
-        finally:
-            file.close()
+    with storage_errors_as_input(), closing(open_checkpoint(location, key)) as file:
+        yield file
 
 
 def _describe_file(location: Location) -> Document:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
@@ -238,11 +239,8 @@ def _check_links(catalog: CheckpointCatalog, final: Location) -> None:
 
 
 def _names_in(location: Location) -> Collection[str]:
-    file = open_checkpoint(location, source_key())
-    try:
+    with closing(open_checkpoint(location, source_key())) as file:
         return read_index(file).entries.keys()
-    finally:
-        file.close()
 
 
 def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: CheckpointSurvey) -> CheckpointCatalog:

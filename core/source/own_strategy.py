@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.encryption.encrypted_output import encrypted_bytes
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, LayoutError, StorageError, StrategyError, UnusableStorageError
@@ -72,7 +72,7 @@ def file_mismatch(catalog: CheckpointCatalog, manifest: Manifest) -> str | None:
             return f"{record.location} is of a rank that {MANIFEST_NAME} does not have"
         if _paths(parse_url(record.location)) != _paths(directory.child(*summary.file.split("/"))):
             return f"{record.location} is not the file that {MANIFEST_NAME} has for the rank, {summary.file}"
-        size_bytes = _stored_bytes(record, manifest)
+        size_bytes = encrypted_bytes(record.size_bytes, manifest.encryption)
         if size_bytes != summary.size_bytes:
             return f"{record.location} has {size_bytes} bytes, {MANIFEST_NAME} says {summary.size_bytes}"
     return None
@@ -147,10 +147,6 @@ def _read(location: Location, manifest: Manifest) -> OwnStrategy | None:
             f"{url}: its strategy has {len(strategy.ranks)} ranks, {MANIFEST_NAME} has {len(ranks)}, or others"
         )
     return OwnStrategy(strategy, manifest)
-
-
-def _stored_bytes(record: CatalogRecord, manifest: Manifest) -> int:
-    return encrypted_bytes(record.size_bytes, manifest.encryption) if manifest.encryption else record.size_bytes
 
 
 def _paths(location: Location) -> list[str]:

@@ -59,7 +59,9 @@ def stage_findings(catalog: CheckpointCatalog, strategy: Strategy) -> list[Findi
             findings.append(
                 Finding(
                     check="stages",
-                    severity=Severity.NOTE if all(_is_tied(name, strategy) for name in missing) else Severity.PROBLEM,
+                    severity=Severity.NOTE
+                    if all(len([*strategy.stages_with(name)]) > 1 for name in missing)
+                    else Severity.PROBLEM,
                     found=f"stage {stage} ({_rank_span(ranks[stage])}) lacks {quoted_names(missing)}, which other "
                     "stages' ranks hold",
                     means="only one stage saved what the strategy calls shared, or the saving job assigned layers to "
@@ -160,10 +162,6 @@ def _names_on(catalog: CheckpointCatalog, ranks: Iterable[int]) -> _Names:
 def _shapes(catalog: CheckpointCatalog, name: str) -> set[Shape]:
     indexes = {id(record.index): record.index for record in catalog.records.values()}
     return {index.entries[name].shape for index in indexes.values() if name in index.entries}
-
-
-def _is_tied(name: str, strategy: Strategy) -> bool:
-    return len([*strategy.stages_with(name)]) > 1
 
 
 def _state_kind(name: str) -> str:

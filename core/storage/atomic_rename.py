@@ -16,9 +16,9 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
-def is_of_file_system(name: str) -> bool:
-    """True for a name that network file systems give to files removed while open."""
-    return name.startswith((".nfs", ".fuse_hidden"))
+def is_leftover(name: str) -> bool:
+    """True for a temporary file's name, and for one that network file systems give to files removed while open."""
+    return is_temporary(name) or name.startswith((".nfs", ".fuse_hidden"))
 
 
 def temporary_path(location: Location) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from reshard.core.errors import TargetError
 from reshard.core.runtime.wording import listed
-from reshard.core.storage.atomic_rename import is_of_file_system, is_temporary
+from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
 from reshard.core.storage.unified_names import is_unified_name
@@ -113,7 +113,7 @@ def _check_entries(path: str, listing: Listing) -> None:
             raise _link(entry.path)
         if inner is not None and entry.is_dir(follow_symlinks=False):
             _check_entries(entry.path, inner)
-        elif not entry.is_file(follow_symlinks=False) or not _is_known(entry.name, listing):
+        elif not entry.is_file(follow_symlinks=False) or not (listing.is_file(entry.name) or is_leftover(entry.name)):
             if not os.path.lexists(entry.path):  # removed just now by the run that wrote it
                 continue
             raise TargetError(
@@ -125,11 +125,7 @@ def _check_entries(path: str, listing: Listing) -> None:
 def _holds_files(path: str) -> bool:
     """True if a directory or a subdirectory holds complete checkpoint files."""
     names = (name for _, _, names in os.walk(path) for name in names)
-    return any(not is_temporary(name) and not is_of_file_system(name) for name in names)
-
-
-def _is_known(name: str, listing: Listing) -> bool:
-    return listing.is_file(name) or is_temporary(name) or is_of_file_system(name)
+    return not all(map(is_leftover, names))
 
 
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:

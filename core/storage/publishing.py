@@ -75,11 +75,10 @@ def _entries(location: Location) -> list[dict[str, Any]]:
 
 def foreign_names(location: Location) -> list[str]:
     """Return the names in a directory that do not belong to a checkpoint."""
-    return [name for name in list_names(location) if not _is_of_checkpoint(name) and name != STATE_DIRECTORY]
-
-
-def _is_of_checkpoint(name: str) -> bool:
-    return RANK_FOLDER.fullmatch(name) is not None or is_unified_name(name)
+    names = list_names(location)
+    return [
+        name for name in names if not (RANK_FOLDER.fullmatch(name) or is_unified_name(name) or name == STATE_DIRECTORY)
+    ]
 
 
 def remove_tree(location: Location) -> None:
@@ -154,7 +153,8 @@ def publish(working: Location, final: Location) -> None:
         )
     replaced = replaced_location(final)
     with mapped_errors(final, f"give it the finished files (they are whole in {working})"):
-        _flush_directories(working.path)
+        for directory, _, _ in os.walk(working.path):
+            flush_to_disk(directory)
         if os.path.isdir(final.path) and os.listdir(final.path):
             remove_tree(replaced)
             os.rename(final.path, replaced.path)
@@ -184,8 +184,3 @@ def check_room(location: Location, needed_bytes: int) -> None:
 
 def _sibling(location: Location, suffix: str) -> Location:
     return Location(location.fs, location.path + suffix)
-
-
-def _flush_directories(path: str) -> None:
-    for directory, _, _ in os.walk(path):
-        flush_to_disk(directory)

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Protocol
 
@@ -177,14 +177,11 @@ def read_small_file(location: Location, limit_bytes: int) -> bytes:
     """
     if takes_parts(location):
         return _read_small_object(location, limit_bytes)
-    file = open_source(location)
-    try:
+    with closing(open_source(location)) as file:
         if file.size_bytes > limit_bytes:
             raise _too_large(location, limit_bytes)
         check_metadata(file.size_bytes, location)
         return read_bytes(file, 0, file.size_bytes)
-    finally:
-        file.close()
 
 
 def read_own_file(location: Location, limit_bytes: int) -> bytes:

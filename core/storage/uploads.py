@@ -12,6 +12,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
+from operator import itemgetter
 from typing import Any
 
 from reshard.core.errors import StorageError
@@ -113,7 +114,7 @@ class Upload:
                 "complete it",
                 "complete_multipart_upload",
                 UploadId=self._upload_id,
-                MultipartUpload={"Parts": sorted(self._parts, key=_number)},
+                MultipartUpload={"Parts": sorted(self._parts, key=itemgetter("PartNumber"))},
             )
         except StorageError as error:
             if isinstance(error.__cause__, FileNotFoundError):
@@ -188,11 +189,6 @@ class Upload:
         if self._creations > 1:
             with suppress(StorageError):  # the object is whole, or its failure is being reported
                 abort_uploads(self._location, [self._location])
-
-
-def _number(part: _Part) -> int:
-    number: int = part["PartNumber"]
-    return number
 
 
 def abort_uploads(directory: Location, files: Iterable[Location]) -> int:

@@ -79,11 +79,11 @@ def dtype_from_name(name: str) -> DType:
     return dtype
 
 
-def dtype_from_ckpt(name: str, elements: int, size_bytes: int) -> DType:
-    """Return the dtype, perhaps foreign, of a `.ckpt` `tensor_type` of which `elements` take `size_bytes`.
+def dtype_from_ckpt(name: str, elements: int = 0, size_bytes: int = 0) -> DType:
+    """Return the dtype, perhaps foreign, of a `.ckpt` `tensor_type`, or of a name in records, whatever the format.
 
     Raises:
-        CheckpointError: the name is malformed, or the elements cannot have this size.
+        CheckpointError: the name is malformed, or `elements` cannot take `size_bytes`.
     """
     return _BY_NAME.get(name) or foreign_dtype(name, elements, size_bytes)
 
@@ -96,15 +96,6 @@ def dtype_from_safetensors(tag: str, elements: int, size_bytes: int) -> DType:
     """
     # a tag spelled like a `.ckpt` name is quoted: it need not mean the same type
     return _BY_SAFETENSORS_TAG.get(tag) or foreign_dtype(repr(tag) if tag in _BY_NAME else tag, elements, size_bytes)
-
-
-def dtype_from_record(name: str, elements: int = 0, size_bytes: int = 0) -> DType:
-    """Return the dtype, perhaps foreign, of a name in a checkpoint's records, whatever its format.
-
-    Raises:
-        CheckpointError: the name is malformed, or `elements` cannot take `size_bytes`.
-    """
-    return dtype_from_ckpt(name, elements, size_bytes)
 
 
 def foreign_dtype(name: str, elements: int, size_bytes: int) -> DType:

@@ -108,14 +108,9 @@ def are_whole(pieces: Sequence[Piece], shape: Shape) -> bool:
     return len(pieces) == 1 and pieces[0] == whole_piece(shape)
 
 
-def filled_size(pieces: Sequence[Piece]) -> int:
-    """Return the number of elements of all pieces."""
-    return sum(math.prod(piece.shape) for piece in pieces)
-
-
 def fill_once(pieces: Sequence[Piece], shape: Shape) -> bool:
     """True if pieces fill a target parameter of `shape` exactly once."""
-    if filled_size(pieces) != math.prod(shape):
+    if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
         return False
     whole = TensorSlice.whole(shape)
     boxes = [piece.target_box for piece in pieces if math.prod(piece.shape)]

@@ -1,5 +1,6 @@
 """Copies a file of a converted checkpoint without some of its parameters."""
 
+from contextlib import closing
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.block_writing import write_segments
@@ -34,8 +35,7 @@ def copy_without(source: Location, target: Location, plan: ConversionPlan, left_
         CheckpointError: the file is damaged.
         StorageError: reading or writing failed.
     """
-    file = open_source(source)
-    try:
+    with closing(open_source(source)) as file:
         index = read_index(file)
         entries = tuple(output_entry(entry) for entry in index.entries.values() if entry.name not in left_out)
         file_plan = planned_file(plan, entries)
@@ -50,5 +50,3 @@ def copy_without(source: Location, target: Location, plan: ConversionPlan, left_
         with write_file(target, upload) as output:
             write_segments(output, file_plan, crc, (block for _, block in read_in_blocks(file, ranges, _BLOCK_BYTES)))
         return ReducedFile(file_plan.size_bytes, heads_digest(file_plan, crc))
-    finally:
-        file.close()

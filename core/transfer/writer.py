@@ -85,7 +85,7 @@ def _open_sources(
 ) -> Sequence[Sources]:
     """Open the source files for each prefetch thread; remote ones are the same for all."""
     if are_remote(plan):
-        return [RemoteFiles(plan, (rank for writer in writers for rank in writer.source_ranks))] * prefetch
+        return [RemoteFiles(plan, (rank for writer in writers for rank in writer.rank_plan.source_ranks))] * prefetch
     return [LocalFiles(plan, buffers.sources_open) for _ in range(prefetch)]
 
 
@@ -114,11 +114,11 @@ class _RankWriter:
     def __init__(
         self, plan: ConversionPlan, rank: int, directory: Location, files: ExitStack, upload: UploadBuffers | None
     ) -> None:
-        self._rank_plan = plan.rank_plan(rank)
-        self.parameters = {parameter.name: parameter for parameter in self._rank_plan.parameters}
-        self.transposed = transposed_parameters(self._rank_plan.parameters)
+        self.rank_plan = plan.rank_plan(rank)
+        self.parameters = {parameter.name: parameter for parameter in self.rank_plan.parameters}
+        self.transposed = transposed_parameters(self.rank_plan.parameters)
         self._overflows = OverflowTally(plan, self.parameters)
-        self._entries = expected_entries(plan, self._rank_plan)
+        self._entries = expected_entries(plan, self.rank_plan)
         self._file_plan = planned_file(plan, self._entries)
         self._crc = running_crc(plan.inputs.format, self._file_plan, self._entries)
         self._digests: dict[str, str] = {}
@@ -128,11 +128,6 @@ class _RankWriter:
         self._encryption = plan.inputs.encryption
         key = needed_target_key() if self._encryption else None
         self._file = files.enter_context(write_checkpoint(directory.child(self._path), key, upload))
-
-    @property
-    def source_ranks(self) -> tuple[int, ...]:
-        """Source ranks that the file is read from."""
-        return self._rank_plan.source_ranks
 
     def blocks(self, buffers: GroupBuffers) -> Iterator[Block]:
         """Return the file's blocks."""
@@ -185,11 +180,11 @@ class _RankWriter:
         digests = self._digests | texts
         return ShardRecord(
             identity=identity,
-            rank=self._rank_plan.rank,
+            rank=self.rank_plan.rank,
             file=self._path,
             size_bytes=encrypted_bytes(self._file_plan.size_bytes, self._encryption),
             copy_of=None,
-            source_ranks=self._rank_plan.source_ranks,
+            source_ranks=self.rank_plan.source_ranks,
             read_bytes=read_bytes,
             seconds=round(seconds, 3),
             heads=(heads_digest(self._file_plan, self._crc),),

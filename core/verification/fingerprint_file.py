@@ -12,7 +12,7 @@ from reshard.core.runtime.metadata import parsing, records_bytes
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import parse_url
-from reshard.core.tensor.dtypes import dtype_from_record
+from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
 _MAX_BYTES = 256 << 20
@@ -108,7 +108,7 @@ def read_model_fingerprint(url: str) -> ModelFingerprint:
         ) from None
     try:
         for each in document.parameters:
-            dtype_from_record(each.dtype)
+            dtype_from_ckpt(each.dtype)
     except CheckpointError as error:
         raise InputError(f"{location}: {error}") from None
     if fingerprint_of_all(document.parameters) != document.fingerprint:

@@ -10,6 +10,7 @@ or they differ.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -72,8 +73,7 @@ def sum_contributions(
     if ranges is None:
         ranges = [ElementRange.whole(record.index.entries[name]) for name in contributions]
     sums = {each.key: 0 for range_ in ranges for each in contributions[range_.entry.name]}
-    file = open_checkpoint(parse_url(record.location), source_key())
-    try:
+    with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
         if file.version != record.version:
             raise CatalogError(
                 f"rank_{record.rank}: {record.location} changed since its headers were read "
@@ -85,8 +85,6 @@ def sum_contributions(
             for each in contributions[entry.name]:
                 sums[each.key] = (sums[each.key] + _block_fingerprint(entry, box, values, each)) % MODULUS
             advance(values.nbytes)
-    finally:
-        file.close()
     return sums
 
 
@@ -208,9 +206,7 @@ class ShardFingerprints:
         return ((box, list(contents.values())) for box, contents in self.contents() if len(contents) > 1)
 
 
-@lru_cache(maxsize=1024)
-def _bounds(grid: ShardGrid, shape: Shape) -> tuple[Shape, ...]:
-    return grid.bounds(shape)
+_bounds = lru_cache(maxsize=1024)(ShardGrid.bounds)
 
 
 def _block_fingerprint(

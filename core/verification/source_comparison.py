@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 from reshard import __version__
@@ -64,11 +65,8 @@ class SourceComparison:
         """Check that a file's headers are unchanged: an encrypted file read without its key would yield garbage."""
         record = next(iter(self._plan.inputs.catalog.records.values()))
         try:
-            file = open_checkpoint(parse_url(record.location), source_key())
-            try:
+            with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
                 is_same = file.version != record.version or read_index(file).entries == record.index.entries
-            finally:
-                file.close()
         except CheckpointError:
             is_same = False
         if not is_same:

@@ -10,7 +10,7 @@ import xxhash
 from reshard.core.checkpoint.manifest import PLAN_NAME, RECORDS_DIRECTORY, Manifest
 from reshard.core.errors import CheckpointError, StorageError, TargetError, is_transient
 from reshard.core.plan.plan_file import MAX_PLAN_BYTES
-from reshard.core.storage.atomic_rename import is_of_file_system, is_temporary
+from reshard.core.storage.atomic_rename import is_leftover
 from reshard.core.storage.listing import find_files
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
@@ -65,12 +65,8 @@ def other_state_files(directory: Location, ranks: Iterable[int], *, has_plan: bo
     return [
         file
         for file in find_files(state)
-        if file.path not in own and file.parent.path != leases and not (directory.is_local and _is_partial(file.name))
+        if file.path not in own and file.parent.path != leases and not (directory.is_local and is_leftover(file.name))
     ]
-
-
-def _is_partial(name: str) -> bool:
-    return is_temporary(name) or is_of_file_system(name)
 
 
 def _plan_problems(location: Location, digest: str) -> list[str]:

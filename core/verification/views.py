@@ -33,7 +33,7 @@ from reshard.core.source.opening import Source, open_source
 from reshard.core.source.strategy_warnings import integrated_save_warnings
 from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import cast_bits
-from reshard.core.tensor.dtypes import DType, dtype_from_record
+from reshard.core.tensor.dtypes import DType, dtype_from_ckpt
 from reshard.core.tensor.fingerprint import ELEMENT_BYTES, box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 from reshard.core.verification.accumulator import CheckpointFingerprints, Contents, stored_bytes
@@ -133,12 +133,8 @@ def open_fingerprints(
     )
 
 
-def _whole_tensor(plan: ParameterPlan) -> Tensor:
-    return Tensor(plan.dtype, plan.box.shape, plan.size_bytes)
-
-
 def _recorded_tensor(parameter: ParameterFingerprint) -> Tensor:
-    dtype = dtype_from_record(parameter.dtype)
+    dtype = dtype_from_ckpt(parameter.dtype)
     return Tensor(dtype, parameter.shape, math.prod(parameter.shape) * dtype.itemsize)
 
 
@@ -169,7 +165,7 @@ def _checkpoint_view(request: FingerprintRequest, source: Source, plan: Conversi
         stages=len(source.strategy.stages) if source.strategy else 1,
         is_unified=catalog.unified,
         notes=tuple(map(utf8_text, catalog.notes)),
-        tensors={name: _whole_tensor(wholes[name]) for name in chosen},
+        tensors={name: Tensor(wholes[name].dtype, wholes[name].box.shape, wholes[name].size_bytes) for name in chosen},
         unused=unused,
         workers=max(1, min(request.worker_count, request.memory_limit_bytes // WORKER_BYTES)),
         plan=plan,
@@ -237,7 +233,11 @@ class CheckpointView(_Facts):
         tensor = self.tensors[name]
         with self.reading(name) as read:
             boxes = contiguous_boxes(tensor.shape, 0, math.prod(tensor.shape), BLOCK_BYTES // tensor.dtype.itemsize)
-            return combined(_box_part(read(box), box, tensor.dtype, cast) for box in boxes)
+            blocks = ((box, read(box)) for box in boxes)
+            return combined(
+                box_fingerprint(block if cast is None else cast_bits(block, tensor.dtype, cast), box.start)
+                for box, block in blocks
+            )
 
     def text(self, name: str) -> str | None:
         """The value of a text parameter; None for others."""
@@ -324,7 +324,3 @@ def _chosen(request: FingerprintRequest, names: Collection[str]) -> tuple[list[s
     patterns = {("include", pattern) for pattern in request.include} | {("exclude", each) for each in request.exclude}
     unused = frozenset(f"--{option} {pattern}" for option, pattern in patterns if (option, pattern) not in fitting)
     return [name for name in names if name not in excluded], unused
-
-
-def _box_part(values: np.ndarray, box: TensorSlice, dtype: DType, cast: DType | None) -> int:
-    return box_fingerprint(values if cast is None else cast_bits(values, dtype, cast), box.start)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
-from reshard.core.checkpoint.catalog.file_names import Step, parse_step
+from reshard.core.checkpoint.catalog.file_names import parse_step
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, read_records
-from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.checkpoint.catalog.torn_files import torn_ranks
@@ -19,10 +19,8 @@ from reshard.core.checkpoint.formats.any_format import format_of
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.runtime.option_names import source_option
-from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.runtime.wording import counted, listed, rank_names
 from reshard.core.storage.urls import Location
-
-__all__ = ["CatalogRecord", "CheckpointCatalog", "build_catalog", "catalog_files"]
 
 _MAX_FILE_ERRORS = 20
 
@@ -37,13 +35,15 @@ def build_catalog(
     source_prefix: str | None = None,
     digest: WantsDigest,
     check_crc: bool = True,
-    assume_alike: bool = True,
     workers: int = 8,
     allow_extra_ranks: bool = False,
     found: CheckpointSurvey | None = None,
     damage: DamagePolicy = _REFUSES_DAMAGE,
 ) -> CheckpointCatalog:
     """Find the checkpoint's file of each rank and index it.
+
+    Of remote files of one size that agree in samples, the headers of one only are read; the records of the others are
+    marked as assumed.
 
     Args:
         url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are
@@ -53,8 +53,6 @@ def build_catalog(
         source_prefix: the prefix of the files to use, if there are several.
         digest: selects the parameters of each rank whose contents are digested.
         check_crc: read files that carry a CRC whole to check it.
-        assume_alike: of remote files of one size that agree in samples, read the headers of one only; the records of
-            the others are marked as assumed.
         workers: files read at a time; more if they are remote.
         allow_extra_ranks: ignore ranks other than `ranks`.
         found: the survey of `url`, if there is one already.
@@ -103,11 +101,11 @@ def build_catalog(
         rank: next(file.location for file in found.files[rank] if file.name == name)
         for rank, name in selection.names.items()
     }
-    reader = RecordReader(digest, check_crc, assume_alike, damage.strategy)
+    reader = RecordReader(digest, check_crc, assume_alike=True, strategy=damage.strategy)
     records, errors = read_records(locations, reader, workers)
     for rank, why in torn_ranks(records, damage.strategy).items() if damage.strategy else ():
         errors[rank] = CheckpointError(f"{records.pop(rank).location}: {why}")
-    lost |= {rank: _without_place(error, locations[rank]) for rank, error in errors.items()}
+    lost |= {rank: str(error).removeprefix(f"{locations[rank]}: ") for rank, error in errors.items()}
     chosen_step = None if selection.step is None else str(selection.step)
     notes = (*selection.notes, *notes, *reader.notes)
     catalog = CheckpointCatalog(
@@ -170,7 +168,9 @@ def _without_files(found: CheckpointSurvey, needed: range, step: str | None, dam
     lost = dict.fromkeys(damage.faulty, NAMED_AS_FAULTY)
     if damage.recovers and found.shape not in (CheckpointShape.FILE, CheckpointShape.FOLDER):
         asked = None if step is None else parse_step(step)
-        having = {rank for rank in found.ranks if asked is None or asked in _steps_of(found, rank)}
+        having = {
+            rank for rank in found.ranks if asked is None or any(file.name.step == asked for file in found.files[rank])
+        }
         found_ranks = frozenset(found.ranks)
         for rank in needed if having & {*needed} - {*lost} else ():
             if rank not in having:
@@ -179,10 +179,6 @@ def _without_files(found: CheckpointSurvey, needed: range, step: str | None, dam
     if len(lost) == len(needed):
         raise CatalogError(f"{found.url}: no rank is left to recover anything from")
     return lost
-
-
-def _steps_of(found: CheckpointSurvey, rank: int) -> set[Step | None]:
-    return {file.name.step for file in found.files[rank]}
 
 
 def _advice(damage: DamagePolicy, look_again: Callable[[], CheckpointCatalog]) -> str:
@@ -196,18 +192,14 @@ def _advice(damage: DamagePolicy, look_again: Callable[[], CheckpointCatalog]) -
     return damage.advice(catalog) if catalog.lost else ""
 
 
-def _without_place(error: InputError, location: Location) -> str:
-    return str(error).removeprefix(f"{location}: ")
-
-
 def _check_ranks(
     found: CheckpointSurvey, needed: range, lost: Collection[int], *, has_strategy: bool, allow_extra_ranks: bool
 ) -> tuple[str, ...]:
     there_are = frozenset(found.ranks)
     missing = [rank for rank in needed if rank not in there_are and rank not in lost]
     extra = [rank for rank in found.ranks if rank not in needed]
-    there = f"{found.url}: {_count(len(found.ranks))}"
-    wanted = f"the source strategy has {_count(len(needed))}"
+    there = f"{found.url}: {counted(len(found.ranks), 'rank')}"
+    wanted = f"the source strategy has {counted(len(needed), 'rank')}"
     if missing and found.shape in (CheckpointShape.FILE, CheckpointShape.FOLDER):
         what = "a single checkpoint file" if found.shape is CheckpointShape.FILE else "files without rank_N folders"
         raise CatalogError(
@@ -232,10 +224,6 @@ def _check_ranks(
             f"Too many: {rank_names(extra, 10)}"
         )
     return (f"ignored ranks that are not needed: {rank_names(extra, 10)}",)
-
-
-def _count(ranks: int) -> str:
-    return f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
 
 
 def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError:

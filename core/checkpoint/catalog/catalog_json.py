@@ -13,7 +13,7 @@ from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCat
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.runtime.wording import NameText
-from reshard.core.tensor.dtypes import dtype_from_record
+from reshard.core.tensor.dtypes import dtype_from_ckpt
 from reshard.core.tensor.slices import Extent
 
 
@@ -99,7 +99,7 @@ def _entry_from_json(
 ) -> TensorEntry:
     places = tuple(Extent(offset, length) for offset, length in zip(extents[::2], extents[1::2], strict=True))
     size_bytes = sum(extents[1::2])
-    return TensorEntry(name, dtype_from_record(dtype, math.prod(shape), size_bytes), tuple(shape), places, text)
+    return TensorEntry(name, dtype_from_ckpt(dtype, math.prod(shape), size_bytes), tuple(shape), places, text)
 
 
 def _place(url: object) -> NameText:

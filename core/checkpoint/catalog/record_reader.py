@@ -1,7 +1,7 @@
 """Reads the catalog records of many checkpoint files at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from threading import Lock, Semaphore
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
@@ -51,11 +51,7 @@ class RecordReader:
     """
 
     def __init__(
-        self,
-        digest: WantsDigest,
-        check_crc: bool,
-        assume_alike: bool,
-        strategy: Strategy | None = None,
+        self, digest: WantsDigest, check_crc: bool, *, assume_alike: bool, strategy: Strategy | None = None
     ) -> None:
         self._wants_digest = digest
         self._strategy = strategy
@@ -69,11 +65,8 @@ class RecordReader:
     def read_local(self, item: tuple[int, Location]) -> CatalogRecord:
         """Return the record of a rank's file."""
         rank, location = item
-        file = _opened(location)
-        try:
+        with closing(_opened(location)) as file:
             return self._record(rank, file, Indexed(read_index(file)))
-        finally:
-            file.close()
 
     def read_remote(self, locations: Mapping[int, Location], threads: Workers) -> list[CatalogRecord | InputError]:
         """Return the records of all ranks' files, or why they are unusable."""

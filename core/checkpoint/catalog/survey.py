@@ -120,7 +120,7 @@ def survey(url: str) -> CheckpointSurvey:
     with storage_errors_as_input():
         if RANK_FIELD in location.path:
             return _survey_pattern(location)
-        kind = _kind(location)
+        kind = file_info(location, "read it")["type"]
         if kind not in ("file", "directory"):
             raise CatalogError(f"{location}: is neither a file nor a directory")
         is_file = kind == "file"
@@ -336,10 +336,6 @@ def _with_stage_files_joined(files: Sequence[FoundFile]) -> tuple[FoundFile, ...
 def _relative(root: Location, item: _Item) -> str:
     path = item.location.path[len(root.path) :].lstrip("/")
     return f"{path}/" if item.kind == "directory" else path
-
-
-def _kind(location: Location) -> str:
-    return str(file_info(location, "read it")["type"])
 
 
 def _is_unfinished(items: Sequence[_Item]) -> bool:

@@ -72,7 +72,8 @@ def read_template(file: SourceFile) -> tuple[FileIndex, Template | None]:
     with _blaming_the_key(file):
         file = PrefetchedEnds(file)
         _check_kind(file, CheckpointFormat.CKPT)
-        index, heads = ckpt.read_index_and_heads(file)
+        heads: list[tuple[int, bytes]] = []
+        index = ckpt.read_index(file, heads)
         return index, template_of(index, heads)
 
 
@@ -152,14 +153,11 @@ def _blaming_the_key(file: SourceFile) -> Iterator[None]:
     except CheckpointError as error:
         if isinstance(file, DecryptedSource):
             raise CheckpointError(
-                f"{file.location}: does not decrypt to a checkpoint ({_without_place(error, file)}): {file.key_name} "
-                f"is not the key that it was encrypted with, or {file.mode} not the mode, or it was changed since"
+                f"{file.location}: does not decrypt to a checkpoint ({str(error).removeprefix(f'{file.location}: ')}): "
+                f"{file.key_name} is not the key that it was encrypted with, or {file.mode} not the mode, or it was "
+                "changed since"
             ) from None
         raise
-
-
-def _without_place(error: CheckpointError, file: SourceFile) -> str:
-    return str(error).removeprefix(f"{file.location}: ")
 
 
 def _check_kind(file: SourceFile, format: CheckpointFormat) -> None:

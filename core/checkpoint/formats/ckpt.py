@@ -61,37 +61,14 @@ class _Piece:
     extent: Extent
 
 
-def read_index(file: SourceFile) -> FileIndex:
+def read_index(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
     """Index a file from its entries' headers alone; contents are skipped, except those of texts.
 
-    A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar.
+    A tensor without dims, or with dims [0] and the content of one element (older files), is a scalar. Per piece, the
+    end of the piece before it and the bytes that lead to its contents are added to `heads`. Long ones are cut short,
+    and the entry's length is encoded as briefly as possible: if the file encodes it otherwise, or has other bytes in
+    between, the added bytes do not reach from there to the contents.
     """
-    return _read(file)
-
-
-def read_index_and_heads(file: SourceFile) -> tuple[FileIndex, list[tuple[int, bytes]]]:
-    """Index a file, and return per piece the end of the piece before it and the bytes that lead to its contents.
-
-    Long heads are cut short, and the entry's length is encoded as briefly as possible. If the file encodes it
-    otherwise, or has other bytes in between, the returned bytes do not reach from there to the contents.
-    """
-    heads: list[tuple[int, bytes]] = []
-    return _read(file, heads), heads
-
-
-def stored_crc(file: SourceFile) -> int:
-    """Read the CRC-32 that a file ends in."""
-    return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
-
-
-def first_name(start: bytes) -> bytes:
-    """Return the first parameter's name from a file's first bytes; empty if they are not those of a `.ckpt` file."""
-    after_head = next((place + 1 for place in range(1, len(start)) if start[place] < 0x80), 0)
-    value = start[after_head:]
-    return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([VALUE]) else b""
-
-
-def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> FileIndex:
     if file.size_bytes == 0:
         raise CheckpointError(f"{file.location}: the file is empty")
     has_crc = _has_crc(file)
@@ -109,6 +86,18 @@ def _read(file: SourceFile, heads: list[tuple[int, bytes]] | None = None) -> Fil
     if not entries:
         raise CheckpointError(f"{file.location}: holds no parameters: not a checkpoint")
     return FileIndex(CheckpointFormat.CKPT, file.size_bytes, entries, has_crc)
+
+
+def stored_crc(file: SourceFile) -> int:
+    """Read the CRC-32 that a file ends in."""
+    return int.from_bytes(read_bytes(file, file.size_bytes - CRC_TRAILER_BYTES, CRC_TRAILER_BYTES)[len(CRC_MARK) :])
+
+
+def first_name(start: bytes) -> bytes:
+    """Return the first parameter's name from a file's first bytes; empty if they are not those of a `.ckpt` file."""
+    after_head = next((place + 1 for place in range(1, len(start)) if start[place] < 0x80), 0)
+    value = start[after_head:]
+    return value[_NAME_START : _name_stop(value)] if start[:1] == bytes([VALUE]) else b""
 
 
 def _reserving(parse: Parse, pieces: Iterator[_Piece]) -> Iterator[_Piece]:

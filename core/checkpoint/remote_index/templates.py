@@ -59,17 +59,14 @@ class Template:
     @property
     def sampled(self) -> list[tuple[int, int]]:
         """Ranges to read of another file of this size to compare it with this one."""
-        return [(offset, len(head)) for offset, head in self.samples] + [self._trailer]
+        trailer = self.index.size_bytes - CRC_TRAILER_BYTES
+        return [*((offset, len(head)) for offset, head in self.samples), (trailer, len(CRC_MARK))]
 
     def fits(self, found: Sequence[bytes]) -> bool:
         """True if another file may have the same headers, given its bytes at `sampled`."""
         *heads, trailer = found
         same_heads = all(head == sample for head, (_, sample) in zip(heads, self.samples, strict=True))
         return same_heads and (trailer == CRC_MARK) == self.index.has_crc
-
-    @property
-    def _trailer(self) -> tuple[int, int]:
-        return self.index.size_bytes - CRC_TRAILER_BYTES, len(CRC_MARK)
 
 
 def template_of(index: FileIndex, heads: Sequence[Head]) -> Template | None:

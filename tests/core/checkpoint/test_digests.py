@@ -52,15 +52,6 @@ def test_small_ones_of_a_remote_file_share_requests() -> None:
     assert max(length for ranges in file.rounds for _, length in ranges) <= 4 * MIB
 
 
-def test_bytes_are_reported_as_they_are_read() -> None:
-    for url in (LOCAL, REMOTE):
-        file = sparse_file(ENTRIES, url)
-        found: list[int] = []
-        for entry in held():
-            next(content_digests(file, [entry], MIB, found.append))
-        assert sum(found) == sum(entry.size_bytes for entry in ENTRIES)
-
-
 @pytest.mark.parametrize("place", range(len(ENTRIES)))
 def test_another_head_before_contents_whose_headers_are_assumed(place: int) -> None:
     entries = held()

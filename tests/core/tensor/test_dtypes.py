@@ -11,7 +11,6 @@ from reshard.core.tensor.dtypes import (
     TEXT,
     dtype_from_ckpt,
     dtype_from_name,
-    dtype_from_record,
     dtype_from_safetensors,
 )
 
@@ -63,7 +62,7 @@ def test_unknown_names(name: str) -> None:
 
 @pytest.mark.parametrize("tag", ["", "F3\n2", "F" * 101])
 def test_what_cannot_be_a_dtype(tag: str) -> None:
-    for read in (dtype_from_safetensors, dtype_from_ckpt, dtype_from_record):
+    for read in (dtype_from_safetensors, dtype_from_ckpt):
         with pytest.raises(CheckpointError, match="cannot be the name of a dtype: damaged"):
             read(tag, 1, 4)
 
@@ -85,7 +84,7 @@ def test_what_cannot_be_a_dtype(tag: str) -> None:
 def test_a_foreign_dtype_is_as_wide_as_its_elements(name: str, elements: int, size_bytes: int, itemsize: int) -> None:
     dtype = dtype_from_safetensors(name, elements, size_bytes)
     assert (dtype.name, dtype.itemsize, dtype.is_foreign, dtype.is_float) == (name, itemsize, True, False)
-    assert dtype_from_ckpt(name, elements, size_bytes) is dtype_from_record(name, elements, size_bytes) is dtype
+    assert dtype_from_ckpt(name, elements, size_bytes) is dtype
 
 
 @pytest.mark.parametrize(
@@ -100,6 +99,6 @@ def test_so_many_elements_cannot_take_so_many_bytes(name: str, elements: int, si
 def test_a_tag_that_is_spelled_as_in_the_other_format_is_another_dtype() -> None:
     dtype = dtype_from_safetensors("Float32", 2, 8)
     assert (dtype.name, dtype.is_foreign) == ("'Float32'", True)
-    assert dtype_from_record("'Float32'", 2, 8) is dtype
-    assert dtype_from_record("Int4") is INT4
+    assert dtype_from_ckpt("'Float32'", 2, 8) is dtype
+    assert dtype_from_ckpt("Int4") is INT4
     assert not INT4.is_foreign

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import xxhash
 
+from reshard.core.checkpoint.catalog.builder import catalog_files
 from reshard.core.checkpoint.digests import content_digests
 from reshard.core.checkpoint.model import OutputEntry
 from reshard.core.errors import CheckpointError, InputError, StorageError
 from reshard.core.storage.reading import open_source
+from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.dtypes import dtype_from_name
 from tests.support.places import FIXTURES
 from tests.support.remote_file import sparse_file
@@ -71,7 +73,8 @@ def test_remote_files_like_another_are_assumed_to_have_its_headers(remote: Sourc
     for rank, record in result.records.items():
         digests = {name: xxhash.xxh3_128_hexdigest(bytes([rank]) * 150 + name.encode()) for name in "abcdefgh"}
         assert record.digests == digests
-    plain = catalog(remote.url, 3, digest=everything, assume_alike=False)
+    files = {rank: parse_url(record.location) for rank, record in result.records.items()}
+    plain = catalog_files(remote.url, files, digest=everything)
     assert not any(record.assumed for record in plain.records.values())
     assert {rank: replace(record, assumed=False) for rank, record in result.records.items()} == plain.records
 
