@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import click
 
-from reshard.cli.output import print_facts, print_table, wants_table
+from reshard.cli.output import print_facts, print_table
+from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column
 from reshard.core.request.conversion import TargetLayout
 from reshard.core.runtime.wording import counted, listed, ranks_text, size_text
 from reshard.core.source.description import Document
@@ -33,6 +34,7 @@ def _print_file(document: Document) -> None:
         ("parameter", "dtype", "shape", "bytes"),
         [(each["name"], each["dtype"], _shape_or_text(each), each["size_bytes"]) for each in parameters],
         right=("bytes",),
+        optional=("shape", "dtype"),
     )
     if document["information"]:
         click.echo()
@@ -79,6 +81,7 @@ def _print_checkpoint(document: Document) -> None:
             for step in prefix["steps"]
         ],
         right=("ranks",),
+        optional=("which",),
     )
 
 
@@ -121,13 +124,14 @@ def _print_converted(document: Document) -> None:
             *(("note", note) for note in manifest["notes"]),
         ]
     )
-    if wants_table(len(manifest["ranks"])):
-        click.echo()
-        print_table(
-            ("rank" if manifest["layout"] == TargetLayout.RANKS else "number", "file", "bytes"),
-            [(each["rank"], each["file"], each["size_bytes"]) for each in manifest["ranks"]],
-            right=("rank", "number", "bytes"),
-        )
+    click.echo()
+    in_ranks = manifest["layout"] == TargetLayout.RANKS
+    columns: list[Column[Document]] = [
+        rank_column(lambda each: each["rank"], "rank" if in_ranks else "number"),
+        file_column(lambda each: each["rank"], lambda each: each["file"]),
+        Column("bytes", lambda each: each["size_bytes"], right=True),
+    ]
+    print_rank_table(columns, manifest["ranks"], noun="rank" if in_ranks else "file", groups_in_pipes=True)
 
 
 def _target_world(manifest: Document) -> str:
@@ -168,6 +172,7 @@ def _print_strategy(document: Document) -> None:
             for stage, each in rows
         ],
         right=("stage",),
+        optional=("uneven lengths", "stage", "optimizer shard"),
     )
 
 

@@ -5,16 +5,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
-from reshard.cli.output import print_facts, print_json, print_table, wants_table
+from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH, Choice
 from reshard.cli.progress import shown_progress
+from reshard.cli.rank_tables import Column, amount_column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
 from reshard.core.runtime.wording import counted, ranks_text, seconds_text, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.conversion.report import ConversionReport
+    from reshard.core.conversion.report import ConversionReport, RankReport
 
 _MAX_NOTES = 20
 
@@ -119,9 +120,8 @@ def print_report(report: "ConversionReport") -> None:
         *(("note", note) for note in report.notes[:_MAX_NOTES]),
     ]
     print_facts(facts)
-    if wants_table(len(report.ranks)):
-        click.echo()
-        _print_ranks(report)
+    click.echo()
+    _print_ranks(report)
     if not report.committed:
         click.echo()
         click.echo(
@@ -154,19 +154,13 @@ def _verified_text(report: "ConversionReport") -> str:
 def _print_ranks(report: "ConversionReport") -> None:
     from reshard.core.runtime.summary import RANK
 
-    print_table(
-        ("rank" if report.target_kind == RANK else "number", "file", "size", "how", "read", "source ranks", "seconds"),
-        [
-            (
-                rank.rank,
-                rank.file,
-                size_text(rank.size_bytes),
-                rank.outcome,
-                size_text(rank.read_bytes),
-                ranks_text(rank.source_ranks),
-                f"{rank.seconds:.1f}",
-            )
-            for rank in report.ranks
-        ],
-        right=("rank", "number", "size", "read", "seconds"),
-    )
+    columns: list[Column[RankReport]] = [
+        rank_column(lambda row: row.rank, "rank" if report.target_kind == RANK else "number"),
+        file_column(lambda row: row.rank, lambda row: row.file),
+        Column("size", lambda row: size_text(row.size_bytes), right=True),
+        Column("how", lambda row: row.outcome),
+        amount_column("read", lambda row: row.read_bytes, size_text),
+        ranks_column("source ranks", lambda row: row.source_ranks),
+        amount_column("time", lambda row: row.seconds, seconds_text),
+    ]
+    print_rank_table(columns, report.ranks, noun=report.target_kind, groups_in_pipes=True)

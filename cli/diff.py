@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.options import conversion_options
-from reshard.cli.output import print_json, print_line, print_table
+from reshard.cli.output import print_json, print_line, print_more, print_table
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
 from reshard.core.request.comparison import ComparisonRequest, build_comparison
@@ -71,8 +71,7 @@ def _print_report(report: "ComparisonReport") -> None:
     if report.rows:
         click.echo()
         print_table(("parameter", "differs in", "what"), _listed(report.rows))
-        if len(report.rows) > _MAX_LISTED:
-            click.echo(f"and {len(report.rows) - _MAX_LISTED} more; --json lists all")
+        print_more(len(report.rows) - _MAX_LISTED)
     for letter, side in (("A", report.a), ("B", report.b)):
         for note in side.notes:
             print_line(f"note on {letter}: {note}")

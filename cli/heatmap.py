@@ -56,7 +56,8 @@ def print_feeds(plan: ConversionPlan, console: Console | None = None) -> None:
     feeds = feeds_of(plan, _MAX_LINES * drawing.rows_per_line, room // drawing.cell_width)
     if not feeds.counts_bytes.any():
         return
-    for line in (_heading(feeds), _ticks(feeds, drawing, label_width), *_rows(feeds, drawing, label_width)):
+    console.print(_heading(feeds))
+    for line in (_ticks(feeds, drawing, label_width), *_rows(feeds, drawing, label_width)):
         console.print(line, soft_wrap=True)
     if not drawing.numbered:
         console.print()

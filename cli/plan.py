@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
-from reshard.cli.output import print_facts, print_json, print_line, print_table
+from reshard.cli.output import print_facts, print_json, print_line, print_more, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
+from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.request.planning import PlanRequest
 from reshard.core.request.validation import build_options
-from reshard.core.runtime.wording import ranks_text, size_text
+from reshard.core.runtime.wording import listed, size_text
 
 if TYPE_CHECKING:
-    from reshard.core.conversion.report import PlanSummary
+    from reshard.core.conversion.report import PlannedRank, PlanSummary
 
 _MAX_CHANGES = 16
 """Rows shown of changed parameters, and of excluded ones."""
@@ -122,21 +123,14 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
     )
     _print_changes(summary)
     click.echo()
-    print_table(
-        ("number" if unified else "rank", "file", "shards", "source ranks", "copy of"),
-        [
-            (
-                rank.rank,
-                rank.file,
-                size_text(rank.shard_bytes),
-                ranks_text(rank.source_ranks),
-                "" if rank.copy_of is None else rank.copy_of,
-            )
-            for rank in summary.ranks
-            if rank.rank in ranks
-        ],
-        right=("number", "rank", "shards", "copy of"),
-    )
+    columns: list[Column[PlannedRank]] = [
+        rank_column(lambda rank: rank.rank, "number" if unified else "rank"),
+        file_column(lambda rank: rank.rank, lambda rank: rank.file),
+        Column("shards", lambda rank: size_text(rank.shard_bytes), right=True),
+        ranks_column("source ranks", lambda rank: rank.source_ranks),
+        ranks_column("copy of", lambda rank: () if rank.copy_of is None else (rank.copy_of,), right=True),
+    ]
+    print_rank_table(columns, [rank for rank in summary.ranks if rank.rank in ranks], noun=summary.target_kind)
 
 
 def _is_terminal() -> bool:
@@ -159,22 +153,17 @@ def _print_changes(summary: "PlanSummary") -> None:
                 )
                 for effect in summary.effects[:_MAX_CHANGES]
             ],
+            optional=("made from", "shape", "dtype"),
         )
-        _print_rest(len(summary.effects), "changed")
+        print_more(len(summary.effects) - _MAX_CHANGES, " changed")
     if summary.excluded:
         click.echo()
         print_table(("left out", "by"), [(each.parameter, each.by) for each in summary.excluded[:_MAX_CHANGES]])
-        _print_rest(len(summary.excluded), "left out")
-
-
-def _print_rest(count: int, participle: str) -> None:
-    if count > _MAX_CHANGES:
-        click.echo(f"and {count - _MAX_CHANGES} more {participle}; --json lists all")
+        print_more(len(summary.excluded) - _MAX_CHANGES, " left out")
 
 
 def _joined(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_SOURCES
-    return " + ".join([*names[:_MAX_SOURCES], *([f"{more} more"] if more > 0 else [])])
+    return listed(names, _MAX_SOURCES, " + ")
 
 
 def _from_to(before: str, after: str) -> str:
@@ -210,4 +199,5 @@ def _print_reads(reads: dict[str, Any]) -> None:
             for read in reads["reads"]
         ],
         right=("source rank", "bytes", "runs", "from offset", "to offset"),
+        optional=("of", "runs", "bytes", "target box"),
     )

@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.options import conversion_options
-from reshard.cli.output import print_facts, print_json, print_table
+from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import PATH
+from reshard.cli.rank_tables import Column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import resources_named_in
 from reshard.core.request.source import SourceRequest
 from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import counted, ranks_text
 
 if TYPE_CHECKING:
-    from reshard.core.source.recovery import RecoveryReport
+    from reshard.core.source.damage import Substitute
+    from reshard.core.source.recovery import LostRank, RecoveryReport
 
 _OPTIONS = (
     "source_strategy",
@@ -87,14 +89,19 @@ def _print_report(report: "RecoveryReport") -> None:
     )
     if report.lost_ranks:
         click.echo()
-        print_table(("lost rank", "why"), [(lost.rank, lost.why) for lost in report.lost_ranks], right=("lost rank",))
+        lost_columns: list[Column[LostRank]] = [
+            rank_column(lambda lost: lost.rank, "lost rank"),
+            Column("why", lambda lost: lost.why),
+        ]
+        print_rank_table(lost_columns, report.lost_ranks, noun="lost rank")
     if report.stand_ins:
         click.echo()
-        print_table(
-            ("lost rank", "stand-in", "slices"),
-            [(each.rank, each.stand_in, each.slices) for each in report.stand_ins],
-            right=("lost rank", "stand-in", "slices"),
-        )
+        columns: list[Column[Substitute]] = [
+            rank_column(lambda each: each.rank, "lost rank"),
+            ranks_column("stand-in", lambda each: (each.stand_in,), right=True),
+            Column("slices", lambda each: each.slices, right=True),
+        ]
+        print_rank_table(columns, report.stand_ins, noun="lost rank")
     if report.lost:
         click.echo()
         print_table(
@@ -104,8 +111,7 @@ def _print_report(report: "RecoveryReport") -> None:
                 for lost in report.lost[:_MAX_LISTED]
             ],
         )
-        if len(report.lost) > _MAX_LISTED:
-            click.echo(f"… and {len(report.lost) - _MAX_LISTED} more; --json lists all")
+        print_more(len(report.lost) - _MAX_LISTED)
     if report.other_steps:
         click.echo()
         print_table(

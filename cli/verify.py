@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.output import print_json, print_line
+from reshard.cli.output import print_json, print_line, print_more
 from reshard.cli.parameters import DIRECTORY, Choice
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import key_options, storage_option
@@ -16,6 +16,7 @@ from reshard.flows.blocks import resolvers_for
 if TYPE_CHECKING:
     from reshard.core.verification.report import VerificationReport
 
+_MAX_PROBLEMS = 50
 _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 
 
@@ -73,8 +74,9 @@ def command(as_json: bool, **options: str) -> int:
 
 
 def _print_report(report: "VerificationReport") -> None:
-    for text in (*report.notes, *report.problems):
+    for text in (*report.notes, *report.problems[:_MAX_PROBLEMS]):
         print_line(text)
+    print_more(len(report.problems) - _MAX_PROBLEMS)
     checked = (
         f"{report.target}: {counted(report.ranks, report.kind)} checked ({report.level}), "
         f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"

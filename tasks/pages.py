@@ -20,7 +20,15 @@ from reshard.core.errors import DifferenceError, InputError, ReshardError, Verif
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
-from reshard.core.runtime.wording import counted, printable, printable_lines, ranks_text, seconds_text, size_text
+from reshard.core.runtime.wording import (
+    counted,
+    listed_ranks,
+    printable,
+    printable_lines,
+    ranks_text,
+    seconds_text,
+    size_text,
+)
 from reshard.core.source.damage import Substitute
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.report import VerificationReport
@@ -90,7 +98,13 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
     number = "Rank" if summary.target_kind == RANK else "Number"
     head = f"# Plan: {_worlds(summary, 'ranks')}\n\n{size_text(summary.written_bytes)} will be written."
     rows = (
-        (rank.rank, _code(rank.file), size_text(rank.shard_bytes), _listed(rank.source_ranks), _copy(rank.copy_of))
+        (
+            rank.rank,
+            _code(rank.file),
+            size_text(rank.shard_bytes),
+            listed_ranks(rank.source_ranks, 16),
+            _copy(rank.copy_of),
+        )
         for rank in summary.ranks[:_MAX_MARKDOWN_ROWS]
     )
     return _page(
@@ -393,8 +407,3 @@ def _fenced(text: str) -> str:
 
 def _copy(rank: int | None) -> str:
     return "" if rank is None else f"rank {rank}"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    first = ranks_text(ranks[:16])
-    return first + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

@@ -40,6 +40,12 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
+def listed_ranks(ranks: Sequence[int], limit: int) -> str:
+    """Format ascending ranks as `0-3,7`; beyond `limit` ranks, `and N more`."""
+    more = len(ranks) - limit
+    return f"{ranks_text(ranks[:limit])} and {more} more" if more > 0 else ranks_text(ranks)
+
+
 def printable(text: str) -> str:
     """Format on one line, with escapes for control characters, line breaks and lone surrogates."""
     return text if text.isprintable() else "".join(map(_printable_character, text))

@@ -70,4 +70,4 @@ def _difference(first: ParameterLayout | None, second: ParameterLayout | None) -
 
 def _joint_origin(strategies: Sequence[Strategy]) -> str:
     origins = list(dict.fromkeys(strategy.origin for strategy in strategies))
-    return origins[0] if len(origins) == 1 else f"{origins[0]} and {len(origins) - 1} more"
+    return listed(origins, 1)

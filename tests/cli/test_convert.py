@@ -137,11 +137,14 @@ def test_a_dry_run_writes_nothing(reshard: Callable[..., Any], tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_only_of_few_ranks(
+def test_logs_of_many_ranks_get_groups_of_them(
     reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reshard.cli.output.MAX_ROWS_IN_PIPES", 1)
-    assert "rank_0/checkpoint_0.ckpt  " not in reshard("convert", SOURCE, tmp_path / "out", *DIRECT).out
+    monkeypatch.setattr("reshard.cli.rank_tables.MAX_ROWS", 1)
+    shown = reshard("convert", SOURCE, tmp_path / "out", *DIRECT).out
+    assert "rank_{rank}/checkpoint_{rank}.ckpt  " in shown
+    assert "rank_0/checkpoint_0.ckpt  " not in shown
+    assert shown.splitlines()[-1] == "(2 ranks in 1 group of equal ones; --json lists each)"
 
 
 @pytest.mark.slow

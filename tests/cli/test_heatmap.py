@@ -64,9 +64,9 @@ def test_more_ranks_have_shades_and_a_legend() -> None:
 @pytest.mark.parametrize("settings", [{}, TRUE_COLOR, {"encoding": "ascii"}])
 def test_a_thousand_ranks_fit(width: int, settings: dict[str, Any]) -> None:
     lines = [plain(line) for line in drawn(line_of(1024, 768), width, **settings)]
-    assert all(len(line.rstrip()) <= width for line in lines[1:])
-    assert len(lines) <= 40
-    assert " to a cell" in lines[0]
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert len(lines) <= 41
+    assert " to a cell" in " ".join(lines[:2])
 
 
 def test_every_bin_is_drawn_in_its_shade() -> None:

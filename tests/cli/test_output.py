@@ -1,6 +1,102 @@
+import fcntl
+import io
+import os
+import struct
+import sys
+import termios
+
 import pytest
 
-from reshard.cli.output import print_error, print_facts, print_line, print_table
+from reshard.cli.output import print_error, print_facts, print_line, print_table, shortened, terminal_width
+
+PATH = "rank_0/checkpoint_0-of-a-model-with-a-long-name.safetensors"
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminals of 40 columns on stdout and stderr."""
+    monkeypatch.setattr("reshard.cli.output.terminal_width", lambda stream: 40)
+
+
+def test_the_width_is_that_of_the_streams_own_terminal() -> None:
+    main, terminal = os.openpty()
+    with open(main, "rb"), open(terminal, "w") as stream:
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 62, 0, 0))
+        assert terminal_width(stream) == 62
+
+
+def test_a_pipe_has_no_width() -> None:
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "w") as stream:
+        assert terminal_width(stream) is None
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    return lines
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_narrow_terminal_shortens_paths_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("rank", "file", "bytes"), [(0, PATH, 123456789012)], right=("rank", "bytes"))
+    assert lines_of(capsys) == [
+        "rank  file                         bytes",
+        "   0  rank_0/checkpoint_0…  123456789012",
+    ]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_narrow_terminal_leaves_columns_out_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    headers = ("rank", "file", "size", "from", "seconds")
+    row = (0, PATH, "123.4 GiB", "0-511", "1234.5")
+    print_table(headers, [row], right=("rank", "size", "seconds"), optional=("seconds", "from"))
+    assert lines_of(capsys) == [
+        "rank  file                          size",
+        "   0  rank_0/checkpoint_0…ors  123.4 GiB",
+        "(no room for: seconds, from; --json has",
+        " all)",
+    ]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_long_notes_are_wrapped_in_their_column(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts([("to", "/a/" + "long/" * 10), ("note", "chosen: step 3_1200, the newest that all ranks have")])
+    assert capsys.readouterr().out.splitlines() == [
+        "to    /a/" + "long/" * 10,  # whole, to be copied
+        "note  chosen: step 3_1200, the newest",
+        "      that all ranks have",
+    ]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_long_errors_are_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error("2 ranks failed:\n  rank_0: the file differs from what was written")
+    assert capsys.readouterr().err.splitlines() == [
+        "reshard: error: 2 ranks failed:",
+        "  rank_0: the file differs from what was",
+        "  written",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shorter"),
+    [
+        ("short", 5, "short"),
+        ("0,2,4,6,8,10,12,14", 12, "0,2,4,6,…,14"),
+        ("1234567890", 5, "1234567890"),
+        ("model.layers.0.weight", 15, "model.…0.weight"),
+        ("model.layers.10.feed_forward.w1.weight", 30, "model.layers.10…ward.w1.weight"),
+        ("模型检查点文件的名称", 9, "模型…名称"),
+    ],
+)
+def test_texts_are_shortened_and_numbers_are_not_cut(text: str, width: int, shorter: str) -> None:
+    assert shortened(text, width) == shorter
+
+
+def test_a_terminal_without_the_ellipsis_gets_dots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert shortened("model.layers.0.weight", 11) == "m..0.weight"
 
 
 def test_a_table_is_as_wide_as_it_must_be(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from reshard.core.checkpoint.formats.any_format import format_of
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.runtime.option_names import source_option
-from reshard.core.runtime.wording import counted, listed, rank_names
+from reshard.core.runtime.wording import counted, listed, listed_lines, rank_names
 from reshard.core.storage.urls import Location
 
 _MAX_FILE_ERRORS = 20
@@ -229,9 +229,7 @@ def _check_ranks(
 def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError:
     if len(errors) == 1:
         return errors[0]
-    lines = [str(error) for error in errors[:_MAX_FILE_ERRORS]]
-    if len(errors) > _MAX_FILE_ERRORS:
-        lines.append(f"and {len(errors) - _MAX_FILE_ERRORS} more")
+    lines = listed_lines([str(error) for error in errors], _MAX_FILE_ERRORS)
     return CatalogError("\n  ".join([f"{origin}: {len(errors)} of {files} checkpoint files cannot be used:", *lines]))
 
 

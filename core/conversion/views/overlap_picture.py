@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reshard.core.plan.overlaps import ParameterOverlaps, SourceCell, TargetCell
-from reshard.core.runtime.wording import html_text, ranks_text, size_text
+from reshard.core.runtime.wording import html_text, listed_ranks, size_text
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 _LONGEST_PIXELS = 400
@@ -127,14 +127,14 @@ def _group(shapes: Iterator[str], x: float, y: float) -> list[str]:
 
 def _source_parts(cells: Sequence[SourceCell], view: _View) -> Iterator[str]:
     for cell in filter(lambda cell: view.shows(cell.box), cells):
-        owners = f"source ranks {_ranks(cell.ranks)}" if cell.ranks else "no usable file"
+        owners = f"source ranks {listed_ranks(cell.ranks, _MAX_LISTED)}" if cell.ranks else "no usable file"
         yield _part(view, cell.box, cell.ranks[0] if cell.ranks else None, f"{cell.box} on {owners}")
-        yield _label(view, cell.box, _ranks(cell.ranks))
+        yield _label(view, cell.box, listed_ranks(cell.ranks, _MAX_LISTED))
 
 
 def _target_parts(overlaps: ParameterOverlaps, cells: Sequence[TargetCell], view: _View) -> Iterator[str]:
     for cell in cells:
-        kept_by = f"target ranks {_ranks(cell.ranks)}"
+        kept_by = f"target ranks {listed_ranks(cell.ranks, _MAX_LISTED)}"
         for overlap in filter(lambda overlap: view.shows(overlap.target_box), cell.overlaps):
             source = overlaps.parameter.sources[overlap.source].name
             size = size_text(overlaps.size_bytes(overlap))
@@ -147,7 +147,7 @@ def _target_parts(overlaps: ParameterOverlaps, cells: Sequence[TargetCell], view
             f'<rect class="cell" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" '
             f'stroke-width="{line:.2f}"/>'
         )
-        yield _label(view, cell.box, _ranks(cell.ranks))
+        yield _label(view, cell.box, listed_ranks(cell.ranks, _MAX_LISTED))
 
 
 def _part(view: _View, box: TensorSlice, rank: int | None, said: str) -> str:
@@ -163,11 +163,6 @@ def _label(view: _View, box: TensorSlice, said: str) -> str:
     if height < _SMALLEST_LABELLED[1] or width < max(_SMALLEST_LABELLED[0], 6 * len(said)):
         return ""
     return f'<text class="inside" x="{x + width / 2:.1f}" y="{y + height / 2 + 4:.1f}">{said}</text>'
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    first = ranks_text(ranks[:_MAX_LISTED])
-    return f"{first} and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else first
 
 
 def _description(overlaps: ParameterOverlaps) -> str:
