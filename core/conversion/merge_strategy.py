@@ -1,39 +1,29 @@
 """Merges the strategy files of a job's ranks into one file."""
 
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reshard.core.request.fields import RequiredUrl, StorageName
+from reshard.core.request.validation import RequestModel
 from reshard.core.runtime.summary import Summary
 from reshard.core.storage.placement import check_new_file
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.files import read_strategy, write_strategy
 
 
-class MergeRequest(BaseModel):
+class MergeRequest(RequestModel):
     """Merge the strategy files that the ranks of one job wrote into one file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    source: Annotated[
-        RequiredUrl,
-        Field(
-            title="Strategy files",
-            description="The directory of the ranks' strategy files, whatever their names; or one strategy file, to be "
-            "written in the other format.",
-        ),
-    ]
-    target: Annotated[
-        RequiredUrl,
-        Field(
-            title="Merged strategy",
-            description="The file to be written: JSON if its name ends in .json, else protobuf.",
-        ),
-    ]
-    overwrite: Annotated[
-        bool, Field(title="Overwrite", description="Replace the file if it is there; it stays until the new one is.")
-    ] = False
+    source: RequiredUrl = Field(
+        title="Strategy files",
+        description="The directory of the ranks' strategy files, whatever their names; or one strategy file, to be "
+        "written in the other format.",
+    )
+    target: RequiredUrl = Field(
+        title="Merged strategy", description="The file to be written: JSON if its name ends in .json, else protobuf."
+    )
+    overwrite: bool = Field(
+        default=False, description="Replace the file if it is there; it stays until the new one is."
+    )
     storage: StorageName = ""
 
 

@@ -4,7 +4,7 @@ import os
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection
@@ -31,7 +31,7 @@ from reshard.core.request.fields import (
     with_key,
 )
 from reshard.core.request.info_texts import InfoValue, parse_info
-from reshard.core.request.validation import build_options
+from reshard.core.request.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.storage.unified_names import UnifiedNaming
 
@@ -96,301 +96,180 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class ConversionOptions(BaseModel):
+class ConversionOptions(RequestModel):
     """Options of every conversion: of one checkpoint, or of the newest that training has saved."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    source: Annotated[
-        RequiredUrl,
-        Field(
-            title="Source",
-            description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, or "
-            "a directory of whole tensors with an index, as Hugging Face's. A path or any URL that fsspec knows, "
-            "without a password.",
-        ),
-    ]
-    target: Annotated[
-        RequiredUrl,
-        Field(
-            title="Target",
-            description="The directory to make, with rank_0, rank_1, … in it; it appears when all of it is complete.",
-        ),
-    ]
-    source_strategy: Annotated[
-        Url,
-        Field(
-            title="Source strategy",
-            description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. "
-            "Empty: by its own records if reshard made it, else not at all, one rank.",
-        ),
-    ] = ""
-    target_strategy: Annotated[
-        Url,
-        Field(
-            title="Target strategy",
-            description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
-        ),
-    ] = ""
-    source_storage: Annotated[
-        StorageName,
-        Field(
-            title="Source storage",
-            description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, "
-            "file:PATH or block:NAME, which hold fsspec's storage options as a JSON object. Empty: the "
-            "environment decides.",
-        ),
-    ] = ""
-    target_storage: Annotated[
-        StorageName,
-        Field(
-            title="Target storage",
-            description="Where endpoint and keys of the target and its strategy are kept, in the same forms.",
-        ),
-    ] = ""
-    format: Annotated[
-        OutputFormat, Field(title="Format", description="Kind of the target's files; same: the source's.")
-    ] = OutputFormat.SAME
-    layout: Annotated[
-        TargetLayout,
-        Field(
-            title="Layout",
-            description="ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors "
-            "files with an index, as Hugging Face's loaders want them.",
-        ),
-    ] = TargetLayout.RANKS
-    max_shard_size: Annotated[
-        ShardSize,
-        Field(
-            title="Largest shard",
-            description="Of a unified target: the largest size of its files, unless one tensor alone is larger: "
-            "5GB, 512MiB.",
-        ),
-    ] = "5GB"
-    unified_naming: Annotated[
-        UnifiedNaming,
-        Field(
-            title="Naming",
-            description="Of a unified target. huggingface: model-00001-of-00003.safetensors and "
-            "model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.",
-        ),
-    ] = UnifiedNaming.HUGGINGFACE
-    select: Annotated[
-        Selection,
-        Field(
-            title="Select",
-            description="weights-only: without optimizer moments, gradient accumulators, loss scale and other training "
-            "state.",
-        ),
-    ] = Selection.ALL
-    include: Annotated[
-        Patterns,
-        Field(
-            title="Include",
-            description="Patterns (model.layers.*) of source parameters to convert. Empty: all.",
-        ),
-    ] = []
-    exclude: Annotated[
-        Patterns,
-        Field(title="Exclude", description="Patterns of source parameters to leave out."),
-    ] = []
-    rename: Annotated[
-        Renames,
-        Field(
-            title="Rename",
-            description="OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole "
-            "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2). The first that fits "
-            "counts.",
-        ),
-    ] = []
-    cast: Annotated[
-        Casts,
-        Field(
-            title="Cast",
-            description="PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the "
-            "nearest. The first that fits counts.",
-        ),
-    ] = []
-    cast_overflow: Annotated[
-        OverflowPolicy,
-        Field(
-            title="Overflow",
-            description="If finite values become infinite in the dtype that they are cast to: fail, or allow it and "
-            "report how many do.",
-        ),
-    ] = OverflowPolicy.FAIL
-    transpose: Annotated[
-        Patterns,
-        Field(
-            title="Transpose",
-            description="Patterns of parameters whose axes are reversed. The first rule that fits counts.",
-        ),
-    ] = []
-    changes: Annotated[
-        Url,
-        Field(
-            title="Changes",
-            description="A YAML or JSON file that declares all these changes, and splits and joins of fused parameters "
-            "(qkv, gate-up) as well. Options take precedence over it.",
-        ),
-    ] = ""
-    prefix: Annotated[
-        Prefix,
-        Field(
-            title="File prefix",
-            description="Target files are rank_{r}/{prefix}{r}.{format}.",
-        ),
-    ] = "checkpoint_"
-    source_prefix: Annotated[
-        str,
-        Field(
-            title="Source prefix", description="One of several runs in the source's folders: CKP or CKP_1, for example."
-        ),
-    ] = ""
-    workers: Annotated[
-        int,
-        Field(
-            title="Workers",
-            ge=0,
-            le=1024,
-            description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
-            "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on "
-            "remote storage, where they mostly wait for answers.",
-        ),
-    ] = 0
-    memory_limit: Annotated[
-        MemoryLimit,
-        Field(
-            title="Memory limit",
-            description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB.",
-        ),
-    ] = "2GiB"
-    verify: Annotated[
-        VerifyLevel,
-        Field(
-            title="Verification",
-            description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
-            "content: also every value of every copy, against the source's. none: no check.",
-        ),
-    ] = VerifyLevel.CHECKSUM
-    check_crc: Annotated[
-        bool,
-        Field(
-            title="Check CRC",
-            description="Check the CRC of source files that carry one before anything is written; reads them whole "
-            "once.",
-        ),
-    ] = True
-    unmatched: Annotated[
-        UnmatchedPolicy,
-        Field(
-            title="Unmatched parameters",
-            description="Parameters of the source's strategy that the target's lacks (optimizer state, often): "
-            "drop and report them, or fail.",
-        ),
-    ] = UnmatchedPolicy.DROP
-    allow_missing: Annotated[
-        list[str],
-        Field(
-            title="Allowed to be missing",
-            description="Patterns (adam_*) of target parameters that the source may lack.",
-        ),
-    ] = []
-    decrypt_key: Annotated[
-        KeyName,
-        Field(
-            title="Decryption key",
-            description=SOURCE_KEY_DESCRIPTION,
-        ),
-    ] = ""
-    decrypt_mode: Annotated[
-        EncryptionMode,
-        Field(title="Decryption mode", description="How an encrypted source is encrypted."),
-        with_key("decrypt_key"),
-    ] = EncryptionMode.AES_GCM
-    encrypt_key: Annotated[
-        KeyName,
-        Field(
-            title="Encryption key",
-            description=TARGET_KEY_DESCRIPTION,
-        ),
-    ] = ""
-    encrypt_mode: Annotated[
-        EncryptionMode,
-        Field(title="Encryption mode", description="How the target is encrypted."),
-        with_key("encrypt_key"),
-    ] = EncryptionMode.AES_GCM
-    write_crc: Annotated[
-        bool,
-        Field(title="Write CRC", description="Give the target's files a CRC, which MindSpore checks with crc_check."),
-    ] = False
-    append_info: Annotated[
-        InfoTexts,
-        Field(
-            title="Appended information",
-            description="NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. "
-            "A value is true or false, a number, or else text; after text: it is always text (version=text:2.0).",
-        ),
-    ] = []
-    remove_redundancy: Annotated[
-        bool,
-        Field(
-            title="Remove redundancy",
-            description="Keep a slice that several target ranks share on some of them only; MindSpore loads such a "
-            "checkpoint with remove_redundancy=True.",
-        ),
-    ] = False
-    replicas: Annotated[
-        int,
-        Field(title="Replicas", ge=1, description="Copies of each slice to keep when redundancy is removed."),
-    ] = 1
-    integrated_save: Annotated[
-        IntegratedSave,
-        Field(
-            title="Integrated save",
-            description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the "
-            "strategy shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the "
-            "strategy does; if contents look whole and no shape is known, refuse.",
-        ),
-    ] = IntegratedSave.AUTO
-    trust_strategy: Annotated[
-        bool,
-        Field(
-            title="Trust strategy",
-            description="Convert although most sampled contents of the source contradict its strategy.",
-        ),
-    ] = False
-    check_replicas: Annotated[
-        bool,
-        Field(
-            title="Check replicas",
-            description="Compare all replicas of each slice in the source; fail if they differ.",
-        ),
-    ] = False
-    shared_parameters: Annotated[
-        SharedParameters,
-        Field(
-            title="Shared parameters",
-            description="If several pipeline stages of the source hold a parameter, such as tied embeddings, with "
-            "different contents: first, take the first stage's; a number, that stage's; fail.",
-        ),
-    ] = "first"
-    dask_scheduler: Annotated[
-        DaskScheduler,
-        Field(
-            title="Dask scheduler",
-            description="Writers of the ranks: tcp://HOST:PORT, the workers of that Dask cluster; local, processes on "
-            "this machine. Empty: threads of the run's own process.",
-        ),
-    ] = ""
-    concurrency_limit: Annotated[
-        str,
-        Field(
-            title="Concurrency limit",
-            description="Name of a global concurrency limit of Prefect: a rank starts when one of its slots is free; "
-            "runs share the slots. Empty: none.",
-        ),
-    ] = ""
+    source: RequiredUrl = Field(
+        description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, or a "
+        "directory of whole tensors with an index, as Hugging Face's. A path or any URL that fsspec knows, without a "
+        "password."
+    )
+    target: RequiredUrl = Field(
+        description="The directory to make, with rank_0, rank_1, … in it; it appears when all of it is complete."
+    )
+    source_strategy: Url = Field(
+        default="",
+        description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
+        "by its own records if reshard made it, else not at all, one rank.",
+    )
+    target_strategy: Url = Field(
+        default="",
+        description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
+    )
+    source_storage: StorageName = Field(
+        default="",
+        description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, "
+        "file:PATH or block:NAME, which hold fsspec's storage options as a JSON object. Empty: the environment "
+        "decides.",
+    )
+    target_storage: StorageName = Field(
+        default="", description="Where endpoint and keys of the target and its strategy are kept, in the same forms."
+    )
+    format: OutputFormat = Field(
+        default=OutputFormat.SAME, description="Kind of the target's files; same: the source's."
+    )
+    layout: TargetLayout = Field(
+        default=TargetLayout.RANKS,
+        description="ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors "
+        "files with an index, as Hugging Face's loaders want them.",
+    )
+    max_shard_size: ShardSize = Field(
+        default="5GB",
+        title="Largest shard",
+        description="Of a unified target: the largest size of its files, unless one tensor alone is larger: 5GB, "
+        "512MiB.",
+    )
+    unified_naming: UnifiedNaming = Field(
+        default=UnifiedNaming.HUGGINGFACE,
+        title="Naming",
+        description="Of a unified target. huggingface: model-00001-of-00003.safetensors and "
+        "model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.",
+    )
+    select: Selection = Field(
+        default=Selection.ALL,
+        description="weights-only: without optimizer moments, gradient accumulators, loss scale and other training "
+        "state.",
+    )
+    include: Patterns = Field(
+        default=[], description="Patterns (model.layers.*) of source parameters to convert. Empty: all."
+    )
+    exclude: Patterns = Field(default=[], description="Patterns of source parameters to leave out.")
+    rename: Renames = Field(
+        default=[],
+        description="OLD=NEW, a parameter's name and its new one; or re:PATTERN=NEW, a regular expression of whole "
+        "names and what they become, with its groups (re:layers\\.(\\d+)\\.(.*)=h.\\1.\\2). The first that fits "
+        "counts.",
+    )
+    cast: Casts = Field(
+        default=[],
+        description="PATTERN=DTYPE (*=bfloat16): floating-point parameters that get another dtype, rounded to the "
+        "nearest. The first that fits counts.",
+    )
+    cast_overflow: OverflowPolicy = Field(
+        default=OverflowPolicy.FAIL,
+        title="Overflow",
+        description="If finite values become infinite in the dtype that they are cast to: fail, or allow it and "
+        "report how many do.",
+    )
+    transpose: Patterns = Field(
+        default=[], description="Patterns of parameters whose axes are reversed. The first rule that fits counts."
+    )
+    changes: Url = Field(
+        default="",
+        description="A YAML or JSON file that declares all these changes, and splits and joins of fused parameters "
+        "(qkv, gate-up) as well. Options take precedence over it.",
+    )
+    prefix: Prefix = Field(
+        default="checkpoint_", title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}."
+    )
+    source_prefix: str = Field(
+        default="", description="One of several runs in the source's folders: CKP or CKP_1, for example."
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
+        "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote "
+        "storage, where they mostly wait for answers.",
+    )
+    memory_limit: MemoryLimit = Field(
+        default="2GiB", description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB."
+    )
+    verify: VerifyLevel = Field(
+        default=VerifyLevel.CHECKSUM,
+        title="Verification",
+        description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
+        "content: also every value of every copy, against the source's. none: no check.",
+    )
+    check_crc: bool = Field(
+        default=True,
+        title="Check CRC",
+        description="Check the CRC of source files that carry one before anything is written; reads them whole once.",
+    )
+    unmatched: UnmatchedPolicy = Field(
+        default=UnmatchedPolicy.DROP,
+        title="Unmatched parameters",
+        description="Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and "
+        "report them, or fail.",
+    )
+    allow_missing: list[str] = Field(
+        default=[],
+        title="Allowed to be missing",
+        description="Patterns (adam_*) of target parameters that the source may lack.",
+    )
+    decrypt_key: KeyName = Field(default="", title="Decryption key", description=SOURCE_KEY_DESCRIPTION)
+    decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = Field(
+        default=EncryptionMode.AES_GCM, title="Decryption mode", description="How an encrypted source is encrypted."
+    )
+    encrypt_key: KeyName = Field(default="", title="Encryption key", description=TARGET_KEY_DESCRIPTION)
+    encrypt_mode: Annotated[EncryptionMode, with_key("encrypt_key")] = Field(
+        default=EncryptionMode.AES_GCM, title="Encryption mode", description="How the target is encrypted."
+    )
+    write_crc: bool = Field(
+        default=False,
+        title="Write CRC",
+        description="Give the target's files a CRC, which MindSpore checks with crc_check.",
+    )
+    append_info: InfoTexts = Field(
+        default=[],
+        title="Appended information",
+        description="NAME=VALUE (epoch_num=5) for every target file, in place of the source's value of that name. A "
+        "value is true or false, a number, or else text; after text: it is always text (version=text:2.0).",
+    )
+    remove_redundancy: bool = Field(
+        default=False,
+        description="Keep a slice that several target ranks share on some of them only; MindSpore loads such a "
+        "checkpoint with remove_redundancy=True.",
+    )
+    replicas: int = Field(default=1, ge=1, description="Copies of each slice to keep when redundancy is removed.")
+    integrated_save: IntegratedSave = Field(
+        default=IntegratedSave.AUTO,
+        description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy "
+        "shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; "
+        "if contents look whole and no shape is known, refuse.",
+    )
+    trust_strategy: bool = Field(
+        default=False, description="Convert although most sampled contents of the source contradict its strategy."
+    )
+    check_replicas: bool = Field(
+        default=False, description="Compare all replicas of each slice in the source; fail if they differ."
+    )
+    shared_parameters: SharedParameters = Field(
+        default="first",
+        description="If several pipeline stages of the source hold a parameter, such as tied embeddings, with "
+        "different contents: first, take the first stage's; a number, that stage's; fail.",
+    )
+    dask_scheduler: DaskScheduler = Field(
+        default="",
+        description="Writers of the ranks: tcp://HOST:PORT, the workers of that Dask cluster; local, processes on "
+        "this machine. Empty: threads of the run's own process.",
+    )
+    concurrency_limit: str = Field(
+        default="",
+        description="Name of a global concurrency limit of Prefect: a rank starts when one of its slots is free; runs "
+        "share the slots. Empty: none.",
+    )
 
     @field_validator("encrypt_key")
     @classmethod
@@ -457,45 +336,28 @@ class ConversionOptions(BaseModel):
 class ConversionRequest(ConversionOptions):
     """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
 
-    step: Annotated[
-        Step,
-        Field(
-            title="Step",
-            description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. "
-            "Empty: the newest that every rank has.",
-        ),
-    ] = ""
-    ranks: Annotated[
-        Ranks,
-        Field(
-            title="Ranks",
-            description="Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other "
-            "machines convert the rest. Empty: all.",
-        ),
-    ] = ""
-    overwrite: Annotated[
-        bool,
-        Field(
-            title="Overwrite",
-            description="Replace the checkpoint at the target; it stays until the new one is complete.",
-        ),
-    ] = False
+    step: Step = Field(
+        default="",
+        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. Empty: the newest "
+        "that every rank has.",
+    )
+    ranks: Ranks = Field(
+        default="",
+        description="Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other "
+        "machines convert the rest. Empty: all.",
+    )
+    overwrite: bool = Field(
+        default=False, description="Replace the checkpoint at the target; it stays until the new one is complete."
+    )
 
-    recover: Annotated[
-        bool,
-        Field(
-            title="Recover",
-            description="If source files are missing, truncated, fail their CRC or are named as faulty, read their "
-            "slices from other ranks that hold the same, and report it.",
-        ),
-    ] = False
-    fault_ranks: Annotated[
-        Ranks,
-        Field(
-            title="Faulty ranks",
-            description="Source ranks (3,7) whose files to ignore; needs 'recover'.",
-        ),
-    ] = ""
+    recover: bool = Field(
+        default=False,
+        description="If source files are missing, truncated, fail their CRC or are named as faulty, read their slices "
+        "from other ranks that hold the same, and report it.",
+    )
+    fault_ranks: Ranks = Field(
+        default="", title="Faulty ranks", description="Source ranks (3,7) whose files to ignore; needs 'recover'."
+    )
 
     @field_validator("fault_ranks")
     @classmethod

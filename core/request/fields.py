@@ -206,7 +206,6 @@ DaskScheduler = Annotated[
 StorageName = Annotated[
     str,
     Field(
-        title="Storage",
         description="Where endpoint and keys are kept: env:NAME, file:PATH or block:NAME, which hold fsspec's storage "
         "options as a JSON object. Empty: the environment decides.",
         json_schema_extra=STORAGE_NAME,

@@ -1,7 +1,5 @@
 """Options of a scheduled conversion of the newest step that training has saved."""
 
-from typing import Annotated
-
 from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.request.conversion import ConversionOptions, ConversionRequest
@@ -11,61 +9,42 @@ from reshard.core.request.fields import RequiredUrl
 class LatestConversionRequest(ConversionOptions):
     """Convert the newest step that training has saved completely, if it is not converted yet."""
 
-    source: Annotated[
-        RequiredUrl,
-        Field(
-            title="Source",
-            description="Where training saves: a directory with rank_0, rank_1, … in it, or a pattern with {rank}. "
-            "A path or any URL that fsspec knows, without a password.",
-        ),
-    ]
-    target: Annotated[
-        RequiredUrl,
-        Field(
-            title="Target",
-            description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5.",
-        ),
-    ]
-    settle_seconds: Annotated[
-        int,
-        Field(
-            title="Settling time",
-            ge=0,
-            description="Seconds without a change to any of its files after which a step is complete.",
-        ),
-    ] = 60
-    patience_seconds: Annotated[
-        int,
-        Field(
-            title="Patience",
-            ge=0,
-            validate_default=True,
-            description="An incomplete newer step is awaited while it keeps changing; seconds without a change after "
-            "which it is skipped.",
-        ),
-    ] = 600
-    keep_checkpoint_max: Annotated[
-        int,
-        Field(
-            title="Keep at most",
-            ge=0,
-            description="How many conversions of this source to keep in the target, the newest; older ones are removed "
-            "even while somebody reads them. 0: all.",
-        ),
-    ] = 0
-    keep_checkpoint_per_n_minutes: Annotated[
-        int,
-        Field(
-            title="Keep one per so many minutes",
-            ge=0,
-            description="Of conversions that were made within so many minutes keep one, and always the newest. Counts "
-            "only if 'keep at most' is 0. 0: keep all.",
-        ),
-    ] = 0
-    dry_run: Annotated[
-        bool,
-        Field(title="Dry run", description="Report what would be done; write, remove and wait for nothing."),
-    ] = False
+    source: RequiredUrl = Field(
+        description="Where training saves: a directory with rank_0, rank_1, … in it, or a pattern with {rank}. A path "
+        "or any URL that fsspec knows, without a password."
+    )
+    target: RequiredUrl = Field(
+        description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5."
+    )
+    settle_seconds: int = Field(
+        default=60,
+        title="Settling time",
+        ge=0,
+        description="Seconds without a change to any of its files after which a step is complete.",
+    )
+    patience_seconds: int = Field(
+        default=600,
+        title="Patience",
+        ge=0,
+        validate_default=True,
+        description="An incomplete newer step is awaited while it keeps changing; seconds without a change after "
+        "which it is skipped.",
+    )
+    keep_checkpoint_max: int = Field(
+        default=0,
+        title="Keep at most",
+        ge=0,
+        description="How many conversions of this source to keep in the target, the newest; older ones are removed "
+        "even while somebody reads them. 0: all.",
+    )
+    keep_checkpoint_per_n_minutes: int = Field(
+        default=0,
+        title="Keep one per so many minutes",
+        ge=0,
+        description="Of conversions that were made within so many minutes keep one, and always the newest. Counts "
+        "only if 'keep at most' is 0. 0: keep all.",
+    )
+    dry_run: bool = Field(default=False, description="Report what would be done; write, remove and wait for nothing.")
 
     @field_validator("patience_seconds")
     @classmethod

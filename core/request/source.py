@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from reshard.core.request.changes import Selection
 from reshard.core.request.conversion import ConversionOptions, IntegratedSave, core_count
@@ -19,22 +19,21 @@ from reshard.core.request.fields import (
     parse_size,
     with_key,
 )
+from reshard.core.request.validation import RequestModel
 from reshard.core.runtime.keys import EncryptionMode
 
 
-class SourceRequest(BaseModel):
+class SourceRequest(RequestModel):
     """Open a checkpoint: which one, by which strategy, with which checks. Fields mean the same as a conversion's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     source: RequiredUrl
     source_strategy: Url = ""
     source_storage: StorageName = ""
     source_prefix: str = ""
-    workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    workers: int = Field(default=0, ge=0, le=1024)
     memory_limit: MemoryLimit = "2GiB"
     check_crc: bool = True
-    allow_missing: list[str] = []
+    allow_missing: list[str] = Field(default=[])
     decrypt_key: KeyName = ""
     decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = EncryptionMode.AES_GCM
     integrated_save: IntegratedSave = IntegratedSave.AUTO
@@ -77,5 +76,5 @@ class FingerprintRequest(SourceRequest):
 
     check_crc: bool = False
     select: Selection = Selection.ALL
-    include: Patterns = []
-    exclude: Patterns = []
+    include: Patterns = Field(default=[])
+    exclude: Patterns = Field(default=[])

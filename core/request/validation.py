@@ -1,12 +1,24 @@
-"""Builds requests from loose options, and reports what is wrong with them in the user's words."""
+"""The base of requests; builds them from loose options, and reports what is wrong with them in the user's words."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.secrets import carries_credentials
+
+
+class RequestModel(BaseModel):
+    """What a user asks for; a field's title is its name, unless it has another one."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        field_title_generator=lambda name, _: name.replace("_", " ").capitalize(),
+    )
+
 
 Request = TypeVar("Request", bound=BaseModel)
 
