@@ -45,9 +45,8 @@ from reshard.core.target.place import check_beside, check_place
 from reshard.core.target.workspace import IDENTITY_NAME, Workspace, read_identity, record_digest
 from reshard.core.transfer.reduced_copy import copy_without
 from reshard.core.verification.files import verify_rank
-from reshard.core.verification.part_copies import PartCopies
 from reshard.core.verification.state import other_state_files
-from reshard.core.verification.tied_parameters import differing_note, differing_text
+from reshard.core.verification.tied_parameters import PartCopies, differing_note, differing_text
 
 FAIL = "fail"
 _WORKERS = 4

@@ -143,7 +143,7 @@ def _unified_tensors(url: str) -> dict[str, TensorFacts]:
         return {}
     if found.shape is not CheckpointShape.UNIFIED:
         return {}
-    return _tensors_of(build_catalog(url, None, digest=lambda *_: False, check_crc=False, found=found))
+    return _tensors_of(build_catalog(url, None, check_crc=False, found=found))
 
 
 def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
@@ -160,7 +160,7 @@ def _checkpoint_facts(
     found = survey(url)
     unified = found.shape is CheckpointShape.UNIFIED
     ranks = None if unified else source.ranks
-    catalog = build_catalog(url, ranks, digest=lambda *_: False, check_crc=False, workers=workers, found=found)
+    catalog = build_catalog(url, ranks, check_crc=False, workers=workers, found=found)
     if unified:
         tensors = _tensors_of(catalog)
         facts = {name: fact for name, fact in tensors.items() if name in source.parameters}

@@ -62,13 +62,7 @@ class SourceShards:
 
 def names_in_order(catalog: CheckpointCatalog) -> list[str]:
     """Return all names in the source's files, in their order."""
-    names: dict[str, None] = {}
-    seen: set[int] = set()
-    for record in catalog.records.values():
-        if id(record.index) not in seen:
-            seen.add(id(record.index))
-            names.update(dict.fromkeys(record.index.entries))
-    return list(names)
+    return list(dict.fromkeys(name for index in catalog.indexes() for name in index.entries))
 
 
 def owners_of(catalog: CheckpointCatalog, name: str) -> list[CatalogRecord]:

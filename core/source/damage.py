@@ -110,7 +110,7 @@ def _alike_parameters(
     catalog: CheckpointCatalog, stage: StageStrategy, ranks: range, match: ParameterMatch
 ) -> Iterable[list[SourceTensor]]:
     """Parameters whose slices a conversion would read from a stage if no rank were lost, grouped by their geometry."""
-    left = {id(catalog.records[rank].index): catalog.records[rank].index for rank in ranks if rank in catalog.records}
+    left = catalog.indexes(ranks)
     alike: dict[object, list[SourceTensor]] = {}
     for parameter in distinct_sources(match.resharded):
         layout = stage.layouts.get(parameter.name)
@@ -119,7 +119,7 @@ def _alike_parameters(
         is_read = any(copy.first_rank == ranks.start for copy in parameter.copies)
         # a stage after the one that is read is not missed; one before it is, if none of its files has the parameter
         is_missed = ranks.start < parameter.copies[0].first_rank and not any(
-            parameter.name in index.entries for index in left.values()
+            parameter.name in index.entries for index in left
         )
         if is_read or is_missed:
             is_uneven = any(copy.layout.param_split_shape for copy in parameter.copies)

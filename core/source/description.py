@@ -158,7 +158,7 @@ def _describe_checkpoint(url: str) -> Document:
 
 def _describe_unified(found: CheckpointSurvey) -> Document:
     """Describe a unified checkpoint; its files are opened, and its index is compared with them."""
-    catalog = build_catalog(found.url, None, digest=lambda *_: False, check_crc=False, found=found)
+    catalog = build_catalog(found.url, None, check_crc=False, found=found)
     outside = set(catalog.outside)
     return {
         "kind": "unified checkpoint",

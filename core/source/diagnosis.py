@@ -269,7 +269,6 @@ def _diagnose_unified(found: CheckpointSurvey, step: str, source_prefix: str, so
         None,
         step=step or None,
         source_prefix=source_prefix or None,
-        digest=lambda *_: False,
         check_crc=False,
         found=found,
     )
@@ -305,7 +304,7 @@ def _checkpoint_facts(catalog: CheckpointCatalog) -> tuple[tuple[str, str], ...]
 
 
 def _count_text(catalog: CheckpointCatalog) -> str:
-    return counted(len({name for record in catalog.records.values() for name in record.index.entries}), "parameter")
+    return counted(len({name for index in catalog.indexes() for name in index.entries}), "parameter")
 
 
 def _groups_text(catalog: CheckpointCatalog) -> str:
@@ -326,7 +325,7 @@ def _needed_text(catalog: CheckpointCatalog) -> str:
     count = catalog.world_size
     if count == 1:
         return "no strategy, if its tensors are whole, as one rank's are"
-    groups = len({frozenset(record.index.entries) for record in catalog.records.values()})
+    groups = len({frozenset(index.entries) for index in catalog.indexes()})
     is_staged = count % groups == 0 and groups <= count // 2
     of_stages = f", of {counted(groups, 'stage')} it seems" if is_staged else ""
     return f"a strategy of {count} ranks{of_stages}: --source-strategy, the directory that the job's ranks wrote"

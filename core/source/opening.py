@@ -250,7 +250,7 @@ def of_own_stage(source: Strategy, catalog: CheckpointCatalog, found: Checkpoint
         CatalogError: further ranks hold all of them: the strategy is of another world size.
     """
     extra = [rank for rank in found.ranks if rank not in source.ranks]
-    indexes = {id(record.index): record.index for record in catalog.records.values()}.values()
+    indexes = catalog.indexes()
     known = {name for index in indexes for name in index.entries} & source.parameters
     scattered = any(not known <= index.entries.keys() for index in indexes)
     contradicts = len({*found.ranks, *catalog.lost}) % source.devices_per_stage != 0

@@ -159,8 +159,7 @@ def _differing(catalog: CheckpointCatalog, named: Strategy, own: Strategy) -> It
         return
     same: dict[tuple[ParameterLayout, ParameterLayout, int], bool] = {}
     for stage, other in zip(named.stages, own.stages, strict=True):
-        ranks = [rank for rank in named.stage_ranks(stage) if rank in catalog.records]
-        indexes = {id(catalog.records[rank].index): catalog.records[rank].index for rank in ranks}.values()
+        indexes = catalog.indexes(named.stage_ranks(stage))
         for name, layout in stage.layouts.items():
             entry = next((index.entries[name] for index in indexes if name in index.entries), None)
             if entry is None or name not in other.layouts or entry.dtype in (TEXT, MAP_TENSOR):

@@ -169,7 +169,6 @@ class _Assessor:
             ranks,
             step=request.step or None,
             source_prefix=request.source_prefix or None,
-            digest=lambda *_: False,
             check_crc=request.check_crc,
             workers=request.worker_count,
             damage=DamagePolicy(recovers=True, faulty=request.faulty),

@@ -155,13 +155,11 @@ def _unknown_finding(unknown: Sequence[str], catalog: CheckpointCatalog) -> Find
 
 
 def _names_on(catalog: CheckpointCatalog, ranks: Iterable[int]) -> _Names:
-    indexes = {id(record.index): record.index for rank in ranks if (record := catalog.records.get(rank)) is not None}
-    return frozenset(name for index in indexes.values() for name in index.entries)
+    return frozenset(name for index in catalog.indexes(ranks) for name in index.entries)
 
 
 def _shapes(catalog: CheckpointCatalog, name: str) -> set[Shape]:
-    indexes = {id(record.index): record.index for record in catalog.records.values()}
-    return {index.entries[name].shape for index in indexes.values() if name in index.entries}
+    return {index.entries[name].shape for index in catalog.indexes() if name in index.entries}
 
 
 def _state_kind(name: str) -> str:

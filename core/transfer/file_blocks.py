@@ -72,11 +72,7 @@ def _planned_file(
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
     """Names of the parameters read with their axes in another order: each of their blocks needs every source row."""
-    return frozenset(
-        parameter.name
-        for parameter in parameters
-        if any(read.axes is not None and read.axes != tuple(range(len(read.axes))) for read in parameter.reads)
-    )
+    return frozenset(each.name for each in parameters if any(read.axes is not None for read in each.reads))
 
 
 def file_blocks(

@@ -104,10 +104,12 @@ def chunk_read_ranges(
         if wanted is not None:
             filled += wanted.size
             shard = shard_of(read)
-            region = _shifted(_in_source_order(wanted, read), _in_source_order(read.target_box, read), read.source_box)
-            place_of_region = _in_source_order(wanted.relative_to(chunk.box), read)
+            # the source's axis i is the target's axis `source_axes[i]`
+            source_axes = read.axes and tuple(sorted(range(len(read.axes)), key=read.axes.__getitem__))
+            region = wanted.relative_to(read.target_box).reordered(source_axes).shifted(read.source_box.start)
+            place_of_region = wanted.relative_to(chunk.box).reordered(source_axes)
             for source_box in _boxes_worth_a_read(region, shard, limits):
-                place = _in_target_order(_shifted(source_box, region, place_of_region), read)
+                place = source_box.relative_to(region).shifted(place_of_region.start).reordered(read.axes)
                 ranges.append(_read_range(read, source_box, shard, place, chunk.box.shape, dtype))
     if filled != chunk.box.size:
         raise ConversionError(
@@ -117,36 +119,12 @@ def chunk_read_ranges(
     return tuple(ranges)
 
 
-def _shifted(box: TensorSlice, origin: TensorSlice, destination: TensorSlice) -> TensorSlice:
-    """Shift a box by the distance from `origin` to `destination`."""
-    shifts = [to - of for of, to in zip(origin.start, destination.start, strict=True)]
-    return TensorSlice(
-        tuple(low + shift for low, shift in zip(box.start, shifts, strict=True)),
-        tuple(high + shift for high, shift in zip(box.stop, shifts, strict=True)),
-    )
-
-
-def _in_source_order(box: TensorSlice, read: ReadItem) -> TensorSlice:
-    """Reorder a target box's axes as the source has them."""
-    if read.axes is None:
-        return box
-    target_axes = sorted(range(len(read.axes)), key=read.axes.__getitem__)
-    return TensorSlice(tuple(box.start[axis] for axis in target_axes), tuple(box.stop[axis] for axis in target_axes))
-
-
-def _in_target_order(box: TensorSlice, read: ReadItem) -> TensorSlice:
-    """Reorder a source box's axes as the target has them."""
-    if read.axes is None:
-        return box
-    return TensorSlice(tuple(box.start[axis] for axis in read.axes), tuple(box.stop[axis] for axis in read.axes))
-
-
 def _read_range(
     read: ReadItem, source_box: TensorSlice, shard: SourceShard, place: TensorSlice, chunk_shape: Shape, dtype: DType
 ) -> ReadRange:
     run = bounding_extent(source_box, shard.shape, shard.dtype.itemsize)
     cast = shard.dtype if shard.dtype != dtype else None
-    transposed = _is_transposed(read)
+    transposed = read.axes is not None
     if not transposed and contiguous_axis(source_box, shard.shape) == 0 and contiguous_axis(place, chunk_shape) == 0:
         target_offset = bounding_extent(place, chunk_shape, dtype.itemsize).offset
         return ReadRange(read.source_rank, read.source, run.offset, run.length, cast, target_offset, (), None)
@@ -154,10 +132,6 @@ def _read_range(
     return ReadRange(
         read.source_rank, read.source, run.offset, run.length, cast, 0, place.as_index(), strides, transposed
     )
-
-
-def _is_transposed(read: ReadItem) -> bool:
-    return read.axes is not None and read.axes != tuple(range(len(read.axes)))
 
 
 def _boxes_worth_a_read(region: TensorSlice, shard: SourceShard, limits: ReadLimits) -> Iterator[TensorSlice]:

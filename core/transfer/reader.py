@@ -22,7 +22,7 @@ from reshard.core.storage.transfers import submitted
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.fetches import Fetch, FetchPlanner, RankBlock
 from reshard.core.transfer.read_ranges import ReadLimits
-from reshard.core.transfer.source_files import LocalFiles, RemoteFiles, SourceFiles
+from reshard.core.transfer.source_files import LocalFiles, RemoteFiles
 
 GAP_WORTH_READING_BYTES = 64 * 2**10
 """Reading and dropping this much costs less than another read call (about 15 µs at 5 GB/s)."""
@@ -60,7 +60,7 @@ class LocalBlockReader:
     ) -> None:
         self._scratch = np.empty(scratch_bytes, dtype=np.uint8)
         self._planner = FetchPlanner(plan, ranks, ReadLimits(scratch_bytes, GAP_WORTH_READING_BYTES))
-        self._sources: SourceFiles = sources
+        self._sources = sources
         self.read_bytes = 0
 
     def fill(self, blocks: Sequence[RankBlock]) -> None:  # noqa: D102

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import Protocol
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.encryption.decrypted_source import decrypted
@@ -18,19 +17,6 @@ from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 
 
-class SourceFiles(Protocol):
-    """Source files by rank."""
-
-    def open(self, rank: int) -> SourceFile:
-        """Open a source rank's file."""
-
-    def check_unchanged(self) -> None:
-        """Check that no file changed while it was read."""
-
-    def close(self) -> None:
-        """Close all files."""
-
-
 class LocalFiles:
     """Files on this machine, for one thread; beyond `max_open`, the least recently used are closed."""
 
@@ -40,7 +26,8 @@ class LocalFiles:
         self._open: OrderedDict[int, SourceFile] = OrderedDict()
         self._locations: dict[int, Location] = {}
 
-    def open(self, rank: int) -> SourceFile:  # noqa: D102
+    def open(self, rank: int) -> SourceFile:
+        """Open a source rank's file."""
         source = self._open.get(rank)
         if source is None:
             if len(self._open) >= self._max_open:
@@ -53,11 +40,13 @@ class LocalFiles:
         self._open.move_to_end(rank)
         return source
 
-    def check_unchanged(self) -> None:  # noqa: D102
+    def check_unchanged(self) -> None:
+        """Check that no file changed while it was read."""
         for rank, location in sorted(self._locations.items()):
             _open_unchanged(self._records[rank], location).close()
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
+        """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -74,7 +63,8 @@ class RemoteFiles:
         self._checked: set[tuple[int, str]] = set()
         self._lock = Lock()
 
-    def open(self, rank: int) -> SourceFile:  # noqa: D102
+    def open(self, rank: int) -> SourceFile:
+        """Open a source rank's file."""
         return self._open[rank]
 
     def unchecked_heads(self, record: CatalogRecord, entry: TensorEntry) -> Sequence[tuple[int, bytes]]:
@@ -90,11 +80,12 @@ class RemoteFiles:
             self._checked.add((record.rank, entry.name))
         return expected_heads(entry)
 
-    def check_unchanged(self) -> None:  # noqa: D102
+    def check_unchanged(self) -> None:
+        """Check that no file changed while it was read."""
         self._opened()
 
-    def close(self) -> None:  # noqa: D102
-        pass
+    def close(self) -> None:
+        """Close all files: none stays open."""
 
     def _opened(self) -> list[SourceFile]:
         return list(at_once(lambda record: _open_unchanged(record, parse_url(record.location)), self._records))

@@ -178,11 +178,14 @@ class ShardFingerprints:
         """The ranks that the layout gives a box."""
         return tuple(rank for rank in self.ranks if self.box(rank) == box)
 
+    def put(self, rank: int, fingerprint: int) -> None:
+        """Set a rank's contribution."""
+        self._sums[rank - self._first_rank] = fingerprint
+        self._is_owner[rank - self._first_rank] = True
+
     def add(self, rank: int, fingerprint: int) -> None:
-        """Add a rank's contribution, or some of it."""
-        place = rank - self._first_rank
-        self._sums[place] = combined([int(self._sums[place]), fingerprint])
-        self._is_owner[place] = True
+        """Add some of a rank's contribution."""
+        self.put(rank, combined([int(self._sums[rank - self._first_rank]), fingerprint]))
 
     def contents(self) -> Iterator[tuple[TensorSlice, dict[int, list[int]]]]:
         """Each box with its contents and their owners; the lowest owner's content is first."""

@@ -1,15 +1,17 @@
 """Tied parameters: those that several pipeline stages of the source hold, such as shared embeddings.
 
 Training keeps their copies equal. Where it did not, one stage's copy is used, and the difference is reported. Stages
-may shard a parameter differently, so both copies are read as whole tensors, a block of each at a time.
+may shard a parameter differently, so both copies are read as whole tensors, a block of each at a time; of parts that
+were converted apart, the digests are compared.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
+from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.errors import PlanError
 from reshard.core.plan.geometry import ClassGeometry
 from reshard.core.plan.layout_classes import LayoutClass
@@ -22,6 +24,8 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
+from reshard.core.tensor.slices import Shape
+from reshard.core.verification.values import target_starts
 from reshard.core.verification.whole_reader import WholeReader
 
 
@@ -69,6 +73,34 @@ def differing_parameters(plan: ConversionPlan) -> Iterator[Differing]:
         different = [stage for stage, copy in others if not _are_equal(plan, parameter, first, copy)]
         if different:
             yield Differing(name, used, tuple(different))
+
+
+class PartCopies:
+    """Digests of tied parameters in joined parts; `shared` maps these to their stages, whose first one's copy is used.
+
+    All parts have the same sharding, so equal boxes of a tensor have equal digests on any rank.
+    """
+
+    def __init__(self, shared: Mapping[str, Sequence[int]]) -> None:
+        self._shared = shared
+        self._shards: dict[tuple[str, int], dict[tuple[Shape, Shape], tuple[str, str]]] = {
+            (name, stage): {} for name, stages in shared.items() for stage in stages
+        }
+
+    def add(self, stage: int, plan: ConversionPlan, record: ShardRecord) -> None:
+        """Add the record of a rank of a stage's part; thread-safe."""
+        starts = target_starts(plan, record.rank)
+        for parameter in record.parameters:
+            if parameter.name in self._shared:
+                box = starts[parameter.name], parameter.shape
+                self._shards[parameter.name, stage][box] = parameter.dtype, parameter.digest
+
+    def differing(self) -> Iterator[Differing]:
+        """The parameters whose copies differ."""
+        for name, (used, *others) in self._shared.items():
+            different = [stage for stage in others if self._shards[name, stage] != self._shards[name, used]]
+            if different:
+                yield Differing(name, used, tuple(different))
 
 
 def differing_text(differing: Iterable[Differing]) -> str:

@@ -129,19 +129,20 @@ class ContentCheck:
         return np.array(list(sums.values()), np.uint64)
 
     def add_source(self, rank: int, parts: np.ndarray) -> None:
-        """Add what `source_parts` returned for a rank."""
+        """Take what `source_parts` returned for a rank; taken again, it replaces the former."""
         contributions = self._source.contributions(self._plan.inputs.catalog.records[rank])
         addends = dict.fromkeys(each.key for some in contributions.values() for each in some)
-        self._source.add(rank, dict(zip(addends, parts.tolist(), strict=True)))
+        for addend, fingerprint in zip(addends, parts.tolist(), strict=True):
+            addend.shards.put(rank, fingerprint)
 
     def add_target(self, record: ShardRecord) -> None:
-        """Add a target rank's contributions, which are in its record."""
+        """Take a target rank's contributions, which are in its record; taken again, they replace the former."""
         stage = _stage_of(self._plan, record.rank)
         for parameter, part in zip(record.parameters, record.parts, strict=True):
             name, fingerprint = parameter.name, int(part, 16)
             shards = self._targets.get((stage.number, name)) or self._target_wholes.get(name)
             if shards is not None:
-                shards.add(record.rank, fingerprint)
+                shards.put(record.rank, fingerprint)
             elif name in self._appended:
                 expected = _appended_fingerprint(self._appended[name])
                 self._compare(name, "which is the same for all", (record.rank,), expected, fingerprint)

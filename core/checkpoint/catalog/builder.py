@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
 from reshard.core.checkpoint.catalog.file_names import parse_step
-from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, read_records
+from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, no_digest, read_records
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
@@ -33,7 +33,7 @@ def build_catalog(
     *,
     step: str | None = None,
     source_prefix: str | None = None,
-    digest: WantsDigest,
+    digest: WantsDigest = no_digest,
     check_crc: bool = True,
     workers: int = 8,
     allow_extra_ranks: bool = False,
@@ -51,7 +51,7 @@ def build_catalog(
         ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
         step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
         source_prefix: the prefix of the files to use, if there are several.
-        digest: selects the parameters of each rank whose contents are digested.
+        digest: selects the parameters of each rank whose contents are digested; by default none.
         check_crc: read files that carry a CRC whole to check it.
         workers: files read at a time; more if they are remote.
         allow_extra_ranks: ignore ranks other than `ranks`.
@@ -82,7 +82,6 @@ def build_catalog(
             ranks,
             step=step,
             source_prefix=source_prefix,
-            digest=lambda *_: False,
             check_crc=False,
             workers=workers,
             allow_extra_ranks=allow_extra_ranks,

@@ -28,6 +28,12 @@ _WITHOUT_TAGS = (
 )
 
 WantsDigest = Callable[[int, TensorEntry], bool]
+"""Selects a rank's parameters whose contents are digested."""
+
+
+def no_digest(rank: int, entry: TensorEntry) -> bool:
+    """Select none."""
+    return False
 
 
 def read_records(

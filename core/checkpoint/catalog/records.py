@@ -1,6 +1,6 @@
 """The catalog of a checkpoint as data, one record per rank, from file names and headers. Using it needs no storage."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
@@ -55,6 +55,11 @@ class CheckpointCatalog:
     stage_numbers: tuple[int, ...] = ()
     unified: bool = False
     outside: tuple[str, ...] = ()
+
+    def indexes(self, ranks: Iterable[int] | None = None) -> list[FileIndex]:
+        """The distinct indexes of the files of some ranks, or of all."""
+        records = [self.records[rank] for rank in (self.records if ranks is None else ranks) if rank in self.records]
+        return list({id(record.index): record.index for record in records}.values())
 
     @property
     def world_size(self) -> int:

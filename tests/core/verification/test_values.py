@@ -193,6 +193,9 @@ def problems_of(plan: ConversionPlan, out: Path, records: tuple[ShardRecord, ...
         check.add_target(parts_of_file(plan, out / record.file, record))
     for rank in check.source_ranks:
         check.add_source(rank, check.source_parts(rank))
+    # ranks that are given twice count once
+    check.add_target(parts_of_file(plan, out / records[0].file, records[0]))
+    check.add_source(check.source_ranks[0], check.source_parts(check.source_ranks[0]))
     return [(problem.message, problem.ranks) for problem in check.problems()]
 
 
