@@ -20,7 +20,8 @@
             └── UnusableStorageError    no such bucket, no credentials: an InputError as well, exit code 2
 
 Transient errors come from a busy network or server: timeouts, resets, "try again". Missing permissions, missing files,
-full disks and damaged contents are permanent, and are not retried.
+full disks and damaged contents are permanent, and are not retried. All that reads or writes a URL may raise a
+StorageError: docstrings name it where it says more than that.
 """
 
 import errno

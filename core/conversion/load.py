@@ -3,8 +3,7 @@
 For programs that load a model, such as servers: each process gets the parameters of its own rank, resharded, selected,
 renamed and cast as it needs them.
 
-    load_rank(source, source_strategy, target_strategy, rank)     one rank
-    plan_load(source, source_strategy, target_strategy)           any number of ranks, with one look at the source
+    plan_load(source, source_strategy, target_strategy).load(rank)
 
 Options have a conversion's names and error messages; those about writing a target are refused.
 """
@@ -73,40 +72,6 @@ _MAX_OPEN_FILES = 32
 _MAX_LISTED = 8
 
 
-def load_rank(
-    source: str,
-    source_strategy: str | None = None,
-    target_strategy: str | None = None,
-    rank: int = 0,
-    *,
-    names: Collection[str] | None = None,
-    resolvers: Mapping[str, Resolver] | None = None,
-    **options: object,
-) -> Iterator[tuple[str, Value]]:
-    """Load the parameters of one target rank, in the order of the rank's file.
-
-    Args:
-        source: the checkpoint, as for a conversion.
-        source_strategy: how it is cut; None or empty: not at all.
-        target_strategy: how the target is cut; None or empty: whole.
-        rank: the target rank.
-        names: the parameters to load, by their names in the target; None: all.
-        resolvers: look up names of storages and keys, by kind (the part before the colon), beyond `env` and `file`.
-        options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
-
-    `reshard.core.checkpoint.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text is
-    a `str`. Arrays belong to the caller; reading takes at most `memory_limit` beyond the last one. The source is
-    planned by this call and read as arrays are requested; after the last one, its files are checked for changes.
-
-    Raises:
-        InputError: options are wrong, the source does not fit them, or there is no such rank or name.
-        CatalogError: a source file changed; arrays may be from before or after.
-        CastError: values became infinite when cast, and that was not allowed.
-        StorageError: the source cannot be read.
-    """
-    return plan_load(source, source_strategy, target_strategy, resolvers=resolvers, **options).load(rank, names)
-
-
 def plan_load(
     source: str,
     source_strategy: str | None = None,
@@ -115,11 +80,17 @@ def plan_load(
     resolvers: Mapping[str, Resolver] | None = None,
     **options: object,
 ) -> "LoadPlan":
-    """Plan the loading of any number of target ranks; the arguments are `load_rank`'s.
+    """Plan the loading of any number of target ranks with one look at the source.
+
+    Args:
+        source: the checkpoint, as for a conversion.
+        source_strategy: how it is cut; None or empty: not at all.
+        target_strategy: how the target is cut; None or empty: whole.
+        resolvers: look up names of storages and keys, by kind (the part before the colon), beyond `env` and `file`.
+        options: of a conversion (`memory_limit`, `step`, `cast`, `source_storage`, `decrypt_key` …).
 
     Raises:
         InputError: options are wrong, or the source does not fit them.
-        StorageError: the source cannot be read.
     """
     wrong = [option_of(name) for name in options if name in _ABOUT_WRITING]
     if wrong:
@@ -160,11 +131,16 @@ class LoadPlan:
         return tuple(parameter.name for parameter in self._plan.rank_plan(rank).parameters)
 
     def load(self, rank: int, names: Collection[str] | None = None) -> Iterator[tuple[str, Value]]:
-        """Load a target rank's parameters, or those of these `names`; see `load_rank`.
+        """Load a target rank's parameters, or those of these `names`, in the order of the rank's file.
+
+        `reshard.core.checkpoint.numpy_values` lists the arrays of each dtype: bfloat16 is `ml_dtypes.bfloat16`, a text
+        is a `str`. Arrays belong to the caller, are read as they are requested, and take at most `memory_limit` beyond
+        the last one; after it, the source's files are checked for changes.
 
         Raises:
-            PlanError: the target has no such rank.
-            InputError: the rank has no parameter of one of these names.
+            InputError: the target has no such rank, or the rank no parameter of one of these names.
+            CatalogError: a source file changed; arrays may be from before or after.
+            CastError: values became infinite when cast, and that was not allowed.
         """
         parameters = self._plan.rank_plan(rank).parameters
         unknown = sorted(set(names or ()) - {parameter.name for parameter in parameters})

@@ -104,7 +104,6 @@ def make_strategy_file(
     Raises:
         InputError: the target is there already, a checkpoint cannot be used.
         StrategyError: the source's strategy cannot be used, or does not tell what is asked for.
-        StorageError: something cannot be read or written.
     """
     location = parse_url(target)
     check_new_file(location, parse_url(like), overwrite)

@@ -42,7 +42,6 @@ def merge_files(source: str, target: str, overwrite: bool = False) -> MergeRepor
     Raises:
         InputError: the target exists, or is a directory.
         StrategyError: the files do not make one strategy, or the target's format cannot hold it.
-        StorageError: a file cannot be read or written.
     """
     location = parse_url(target)
     check_new_file(location, parse_url(source), overwrite)

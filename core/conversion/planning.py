@@ -39,7 +39,6 @@ def check_target(request: ConversionRequest) -> None:
 
     Raises:
         TargetError: the target is occupied, its place or storage cannot be used, or it and the source overlap.
-        StorageError: a transient failure.
     """
     source, final = parse_url(request.source), parse_url(request.target)
     check_apart(source, final)
@@ -58,7 +57,6 @@ def outline_target(request: ConversionRequest) -> TargetOutline:
 
     Raises:
         InputError: the strategy or the file of changes cannot be used.
-        StorageError: a transient failure.
     """
     strategy = read_strategy(request.target_strategy) if request.target_strategy else None
     is_unified = request.layout is TargetLayout.UNIFIED
@@ -121,7 +119,6 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
 
     Raises:
         InputError: the request or a file that it names is wrong, or the target is occupied.
-        StorageError: a file that it names cannot be read.
     """
     if request.target:
         with resources_of(request):

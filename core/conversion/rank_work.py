@@ -52,7 +52,6 @@ class RankWork:
 
         Raises:
             CatalogError, CheckpointError: a source file changed or is damaged.
-            StorageError: reading or writing failed.
         """
         rank = unit.rank
         if unit.kind is Kind.COPY:
@@ -79,7 +78,6 @@ class RankWork:
 
         Raises:
             VerificationError: the file differs from what should have been written.
-            StorageError: a transient failure to read it.
         """
         if self.level is VerifyLevel.NONE:  # another run may have committed the target with it already
             return RankVerification(rank, self.level, 0, ())

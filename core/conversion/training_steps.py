@@ -95,7 +95,8 @@ class StepWatch:
         at_first = {each.step for each in seen}
         announced: set[Step] = set()
         while True:
-            writing = [each for each in seen if not each.is_complete and self._is_written(each)]
+            patience_seconds = self._request.patience_seconds
+            writing = [each for each in seen if not each.is_complete and each.quiet_seconds < patience_seconds]
             awaited = [each for each in writing if each.step in at_first]
             if not awaited or not waits:
                 newest = next((each for each in seen if each.is_complete), None)
@@ -124,9 +125,6 @@ class StepWatch:
             if seen[-1].is_complete:
                 break
         return found.url, seen
-
-    def _is_written(self, seen: SeenStep) -> bool:
-        return seen.quiet_seconds < self._request.patience_seconds
 
     def _see(self, source: str, step: Step, there: Files, needed: Iterable[int]) -> SeenStep:
         files = {rank: there[rank] for rank in needed if rank in there}
@@ -196,7 +194,7 @@ def is_converted(target: Location, source: str, files: Files) -> bool:
 def _other_files(files: Files, converted: Mapping[int, CatalogRecord]) -> list[str]:
     """Files that differ from the converted ones, with reasons; files removed since then do not count."""
     known = {rank: location for rank, location in files.items() if rank in converted}
-    versions = at_once(_version, known.values())
+    versions = at_once(lambda location: unless_missing(lambda: read_version(location)), known.values())
     return [
         f"{location} {_other_text(str(location), version, converted[rank])}"
         for (rank, location), version in zip(known.items(), versions, strict=True)
@@ -211,18 +209,11 @@ def _other_text(location: str, version: str, converted: CatalogRecord) -> str:
     return "was saved after that, or is another job's"
 
 
-def _version(location: Location) -> str | None:
-    return unless_missing(lambda: read_version(location))
-
-
 def _left_note(seen: SeenStep) -> str:
     if seen.quiet_seconds == math.inf:
         return f"step {seen.step} is passed over: {seen.incomplete}"
-    return f"step {seen.step} is passed over: {seen.incomplete}; its last change was {_ago(seen)}"
-
-
-def _ago(seen: SeenStep) -> str:
-    return f"{seconds_text(seen.quiet_seconds)} ago"
+    ago = f"{seconds_text(seen.quiet_seconds)} ago"
+    return f"step {seen.step} is passed over: {seen.incomplete}; its last change was {ago}"
 
 
 def _files_by_step(found: CheckpointSurvey, source_prefix: str | None) -> dict[Step, dict[int, Location]]:

@@ -40,14 +40,22 @@ def check_type(name: str, value: object, required: type, *, optional: bool = Fal
         raise TypeError(f"{name!r} has to be {_TYPE_NAMES[required]}{or_none}, not {value!r}")
 
 
-def check_key(name: str, key: object) -> None:
-    """Raise ValueError, which does not show the key, unless it is bytes or None."""
+def check_format(name: str, value: object) -> None:
+    """Raise ValueError unless an argument is a file's format."""
+    if value not in FORMATS:
+        raise ValueError(f"{name!r} has to be 'ckpt' or 'safetensors', not {value!r}")
+
+
+def check_key(kind: str, key: object, mode: object) -> None:
+    """Raise ValueError, which does not show the key, unless `{kind}_key` is bytes or None, and `{kind}_mode` a text."""
     if not isinstance(key, bytes | None):
-        raise ValueError(f"{name!r} has to be None or bytes, not {type(key).__name__}")
+        raise ValueError(f"'{kind}_key' has to be None or bytes, not {type(key).__name__}")
+    check_value(f"{kind}_mode", mode, str)
 
 
-def key_of(name: str, secret: bytes | None, mode: str) -> Key | None:
-    """Return the key in the argument `name`; the mode counts only if there is one."""
+def key_of(kind: str, secret: bytes | None, mode: str) -> Key | None:
+    """Return the key in the argument `{kind}_key`; the mode counts only if there is one."""
+    name = f"{kind}_key"
     if secret is None:
         return None
     if mode not in [*EncryptionMode]:

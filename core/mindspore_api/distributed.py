@@ -13,10 +13,9 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
-    FORMATS,
+    check_format,
     check_key,
     check_type,
-    check_value,
     key_of,
     rank_in_environment,
 )
@@ -84,15 +83,13 @@ def load_distributed_checkpoint(
         RuntimeError: a value does not fit its array of the network.
         OSError: a file cannot be written.
     """
-    for name, given in (("format", format), ("output_format", output_format)):
-        if given not in FORMATS:
-            raise ValueError(f"{name!r} has to be 'ckpt' or 'safetensors', not {given!r}")
-    check_key("dec_key", dec_key)
-    check_value("dec_mode", dec_mode, str)
+    check_format("format", format)
+    check_format("output_format", output_format)
+    check_key("dec", dec_key, dec_mode)
     _check_types(unified_safetensors_dir, dst_safetensors_dir, rank_id, name_map, max_process_num)
     if format == "ckpt":
         network = checked_network(network)
-        key = key_of("dec_key", dec_key, dec_mode)
+        key = key_of("dec", dec_key, dec_mode)
         layouts = checked_layouts(predict_strategy)
         rank = _rank_of_network(rank_id, max((layout.device_count for layout in (layouts or {}).values()), default=1))
         fill_from_ranks(network, checkpoint_filenames, layouts, rank, train_strategy_filename, strict_load, key)

@@ -21,10 +21,10 @@ from reshard.core.checkpoint.remote_reads import read_ahead
 from reshard.core.errors import CheckpointError
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
-    FORMATS,
     TAKES_NO_KEY,
     ChoiceFunction,
     Prefixes,
+    check_format,
     check_key,
     check_safetensors_has_none,
     check_value,
@@ -78,13 +78,12 @@ def load_checkpoint(
         RuntimeError: a value does not fit its array of `net`.
     """
     choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
-    check_key("dec_key", dec_key)
-    check_value("dec_mode", dec_mode, str)
+    check_key("dec", dec_key, dec_mode)
     check_value("crc_check", crc_check, bool)
     check_value("remove_redundancy", remove_redundancy, bool)
     check_safetensors_has_none("load_checkpoint", format, dec_key, dec_mode)
     _check_file_name(ckpt_file_name, format)
-    key = key_of("dec_key", dec_key, dec_mode)
+    key = key_of("dec", dec_key, dec_mode)
     with reading(), _opened(ckpt_file_name, key) as file:
         loaded = _read_chosen(file, choose, crc_check, remove_redundancy)
     if not loaded:
@@ -115,9 +114,8 @@ def load_segmented_checkpoints(
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"the directory's name has to be a string, not {type(ckpt_file_dir).__name__}")
     choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
-    check_key("dec_key", dec_key)
-    check_value("dec_mode", dec_mode, str)
-    key = key_of("dec_key", dec_key, dec_mode)
+    check_key("dec", dec_key, dec_mode)
+    key = key_of("dec", dec_key, dec_mode)
     loaded: dict[str, Value] = {}
     first_file: dict[str, str] = {}
     with reading():
@@ -151,8 +149,7 @@ def read_values(file: SourceFile, entries: Sequence[TensorEntry]) -> dict[str, V
 
 
 def _check_file_name(file: object, format: str) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"'format' has to be 'ckpt' or 'safetensors', not {format!r}")
+    check_format("format", format)
     if isinstance(file, BytesIO):
         if format == "ckpt":
             raise TypeError("a .ckpt file cannot be given in memory, only a .safetensors one: give the file's name")

@@ -65,7 +65,8 @@ def with_last_files(found: CheckpointSurvey, ranks: Collection[int]) -> tuple[Ch
     by_kind = _by_kind(files)
     common = set.intersection(*(set(each) for each in by_kind.values()))
     several = min(rank for rank, each in files.items() if len(each) > 1)
-    named = f"rank_{several} has {len(files[several])} checkpoint files ({listed(_names(files[several]), 6)})"
+    names = listed([file.name.name for file in files[several]], 6)
+    named = f"rank_{several} has {len(files[several])} checkpoint files ({names})"
     if not common:
         raise CatalogError(
             f"{found.url}: {named}, and no step and prefix is on all of the ranks that are needed: keep in each rank's "
@@ -113,7 +114,3 @@ def _order(file: FoundFile) -> tuple[list[int], str]:
         return [], file.name.name
     numbers = _NUMBERS.findall(f"{file.location.parent.name}/{file.name.name}")
     return [int(number) for number in numbers[-2:]], file.name.name
-
-
-def _names(files: Collection[FoundFile]) -> list[str]:
-    return [file.name.name for file in files]

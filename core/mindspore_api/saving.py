@@ -14,8 +14,8 @@ from reshard.core.checkpoint.model import CheckpointFormat, Content, OutputEntry
 from reshard.core.checkpoint.numpy_values import Value, array_of, bytes_of, dtype_of, is_array_like, is_same
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
-    FORMATS,
     ChoiceFunction,
+    check_format,
     check_key,
     check_safetensors_has_none,
     check_type,
@@ -80,11 +80,8 @@ def save_checkpoint(
     if not values:
         raise ValueError(f"{location}: there is nothing to save")
     with writing():
-        save_values(
-            location,
-            values,
-            FileKind(CheckpointFormat(format), crc_check, kwargs.get("remove_redundancy"), key),
-        )
+        kind = FileKind(CheckpointFormat(format), crc_check, kwargs.get("remove_redundancy"), key)
+        save_values(location, values, kind)
 
 
 def save_values(location: Location, values: Mapping[str, Value], kind: FileKind) -> None:
@@ -104,8 +101,7 @@ def save_values(location: Location, values: Mapping[str, Value], kind: FileKind)
 
 
 def _checked_target(save_obj: object, name: object, format: str) -> Location:
-    if format not in FORMATS:
-        raise ValueError(f"'format' has to be 'ckpt' or 'safetensors', not {format!r}")
+    check_format("format", format)
     if not isinstance(save_obj, Mapping | list) and _parameters(save_obj) is None:
         raise TypeError(f"'save_obj' has to be a network, a list or a dict, not {type(save_obj)}")
     if not isinstance(name, str):
@@ -131,8 +127,7 @@ def _check_ways(integrated_save: object, async_save: object) -> None:
 
 def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, others: Mapping[str, Any]) -> Key | None:
     """Check the key against the other options, and return it."""
-    check_key("enc_key", key)
-    check_value("enc_mode", mode, str)
+    check_key("enc", key, mode)
     check_value("crc_check", crc_check, bool)
     unknown = [name for name in others if name not in _KEYWORDS]
     if unknown:
@@ -142,7 +137,7 @@ def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, oth
     check_safetensors_has_none("save_checkpoint", format, key, mode, **ckpt_only)
     if key is not None and crc_check:
         raise ValueError("a file is either encrypted or carries a CRC: give 'enc_key' or 'crc_check', not both")
-    return key_of("enc_key", key, mode)
+    return key_of("enc", key, mode)
 
 
 def _checked_append_dict(append_dict: object) -> dict[str, Value]:

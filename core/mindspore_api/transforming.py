@@ -83,7 +83,7 @@ def transform_checkpoints(
     with reading():
         request = build_options(
             ConversionRequest,
-            _argument_of,
+            lambda field: repr(_ARGUMENTS.get(field, field)),
             source=os.path.abspath(src_checkpoints_dir),
             target=work,
             format=output_format,
@@ -176,10 +176,6 @@ def _check_files(files: Mapping[Any, Any]) -> None:
 def _check_rank_id(rank_id: object) -> None:
     if not isinstance(rank_id, int):
         raise TypeError(f"'rank_id' has to be an int, not {rank_id!r}")
-
-
-def _argument_of(field: str) -> str:
-    return repr(_ARGUMENTS.get(field, field))
 
 
 def _surveyed(directory: str) -> CheckpointSurvey:

@@ -103,7 +103,8 @@ class UnifiedCheckpoint:
 
         Raises CatalogError if the strategy has no such rank, LayoutError if a parameter does not divide evenly.
         """
-        boxes = self._whole_boxes() if strategy is None else self._boxes(strategy, rank)
+        whole = ((name, TensorSlice.whole(entry.shape)) for name, (_, entry) in self._files.items())
+        boxes = whole if strategy is None else self._boxes(strategy, rank)
         found = {name: Slice(name, *self._files[name], box) for name, box in boxes}
         for name, (file, entry) in self._others.items():
             found[name] = Slice(name, file, entry, TensorSlice.whole(entry.shape))
@@ -149,9 +150,6 @@ class UnifiedCheckpoint:
         if name not in index.entries:
             raise CatalogError(f"{file.location}: lacks parameter {name!r}, which {MAP_NAME} says is in it")
         return file, index.entries[name]
-
-    def _whole_boxes(self) -> Iterator[tuple[str, TensorSlice]]:
-        return ((name, TensorSlice.whole(entry.shape)) for name, (_, entry) in self._files.items())
 
     def _boxes(self, strategy: Strategy, rank: int) -> Iterator[tuple[str, TensorSlice]]:
         ranks = strategy.ranks

@@ -40,7 +40,6 @@ def declared_changes(request: ConversionOptions) -> Changes:
 
     Raises:
         InputError: the document is malformed.
-        StorageError: it cannot be read.
     """
     document = read_changes(request.changes) if request.changes else NO_CHANGES
     transpose = tuple(TransposeRule(parameters=pattern) for pattern in request.transpose)

@@ -99,10 +99,6 @@ def build_comparison(**options: object) -> ComparisonRequest:
     Raises:
         InputError: options are wrong; the message names each.
     """
-    request = build_options(ComparisonRequest, _option_of, **options)
+    request = build_options(ComparisonRequest, **options)
     request.side("a")  # which checks the options that both sides share
     return request
-
-
-def _option_of(name: str) -> str:
-    return name.upper() if name in ("a", "b") else "--" + name.replace("_", "-")

@@ -37,7 +37,7 @@ def build_options(model: type[Request], name_of: Callable[[str], str] | None = N
 
 def option_of(name: str) -> str:
     """Return the command line's name of a field."""
-    return name.upper() if name in ("source", "target") else "--" + name.replace("_", "-")
+    return name.upper() if name in ("source", "target", "a", "b") else "--" + name.replace("_", "-")
 
 
 def describe_validation(error: ValidationError, name_of: Callable[[str], str] = option_of) -> str:

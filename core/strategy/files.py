@@ -31,7 +31,6 @@ def read_strategy(url: str) -> Strategy:
     Raises:
         StrategyError: a file is missing, empty, no strategy or inconsistent; or the files of a directory do not form
             one strategy. Names the files.
-        StorageError: a transient failure of the storage.
     """
     location = parse_url(url)
     with storage_errors_as_strategy():
@@ -45,13 +44,12 @@ def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
 
     Raises:
         StrategyError: as for a directory.
-        StorageError: the storage failed.
     """
     _check_one_format(files)
     # the ranks of a stage write the same bytes: parse each content once, under the first file's name
     first_with: dict[bytes, Location] = {}
     with parsing(origin) as parse:
-        for location, data in _read_all(files):
+        for location, data in zip(files, at_once(_read_file, files), strict=True):
             if data not in first_with:
                 parse.take(2 * len(data))  # the layouts built from it take no more
                 first_with[data] = location
@@ -67,9 +65,6 @@ def stages_beside(url: str) -> Iterator[int]:
     """Yield the stages whose own strategies are in the directory of a strategy file, its own included.
 
     Skips files that are unreadable or no stage's own strategy.
-
-    Raises:
-        StorageError: a transient failure of the storage.
     """
     with _skip_unusable():
         # last name first: names contain ranks, and the last ones are rarely stage 0's
@@ -85,7 +80,6 @@ def write_strategy(strategy: Strategy, url: str) -> None:
 
     Raises:
         StrategyError: the format cannot represent it, or a layout is impossible.
-        StorageError: the file cannot be written.
     """
     location = parse_url(url)
     write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
@@ -168,10 +162,6 @@ def _check_one_format(files: Sequence[Location]) -> None:
             f"JSON and protobuf strategies are mixed in one directory: {json[0]} and {other}; such a directory "
             "may hold only the ranks' strategy files"
         )
-
-
-def _read_all(files: Sequence[Location]) -> Iterator[tuple[Location, bytes]]:
-    return zip(files, at_once(_read_file, files), strict=True)
 
 
 def _check_stage_known(strategy: Strategy) -> None:

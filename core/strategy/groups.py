@@ -25,7 +25,6 @@ def read_groups(urls: Iterable[str]) -> Groups:
 
     Raises:
         StrategyError: a file is no group file, or a rank is in no group or in several.
-        StorageError: a transient failure of the storage.
     """
     groups = {group for url in urls for group in _read(parse_url(url))}
     seen: dict[int, tuple[int, ...]] = {}

@@ -37,7 +37,6 @@ def leased(final: Location, holder: LeaseHolder) -> Iterator[None]:
 
     Raises:
         TargetBusyError: another run works on one of the holder's ranks, or makes something else.
-        StorageError: the leases cannot be read or written.
     """
     try:
         with held_lease(leases_of(final), holder):

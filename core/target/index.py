@@ -55,11 +55,7 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
 
 
 def index_problem(directory: Location, index: IndexSummary) -> str | None:
-    """Return the problem with the index in a directory, as a sentence; None if there is none.
-
-    Raises:
-        StorageError: a transient failure to read it.
-    """
+    """Return the problem with the index in a directory, as a sentence; None if there is none."""
     location = directory.child(index.file)
     try:
         data = read_small_file(location, min(max(index.size_bytes, 1), MAX_INDEX_BYTES))
@@ -78,9 +74,6 @@ def places_problem(directory: Location, index: IndexSummary, records: Iterable[S
     """Return the first wrong entry of the index in a directory, as a sentence; None if there is none.
 
     The index is compared with the `records` of all files, and not with the plan, which may be wrong as well.
-
-    Raises:
-        StorageError: the index cannot be read.
     """
     location = directory.child(index.file)
     try:

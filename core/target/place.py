@@ -27,7 +27,6 @@ def check_free(final: Location, source: Location, *, overwrite: bool, unified: b
 
     Raises:
         TargetError: the target is occupied, or its place cannot be used.
-        StorageError: a transient failure.
     """
     with _refused_as_target():
         names = _names_at(final)
@@ -46,7 +45,6 @@ def check_place(final: Location) -> None:
 
     Raises:
         TargetError: the storage cannot be used, or no directory can be created there.
-        StorageError: a transient failure.
     """
     with _refused_as_target():
         _names_at(final)
@@ -107,7 +105,6 @@ def check_beside(final: Location) -> None:
 
     Raises:
         TargetError: a directory is a link, or contains a foreign file.
-        StorageError: a directory cannot be read.
     """
     working = working_location(final)
     check_working(working, STATE_LISTING)

@@ -82,7 +82,6 @@ class Target:
         Raises:
             TargetError: the target is occupied; a TargetBusyError if another run works on one of the ranks, or
                 converts something else into it.
-            StorageError: the target cannot be read or written.
         """
         self.check_usable()
         holder = new_holder(ranks, self.identity)

@@ -106,7 +106,6 @@ class Workspace:
 
         Raises:
             TargetError: see `read_record`.
-            StorageError: the record cannot be read.
         """
         return unless_missing(lambda: self.read_record(rank))
 
@@ -154,11 +153,7 @@ def record_digest(record: ShardRecord) -> str:
 
 
 def read_identity(state: Location) -> str | None:
-    """Read the identity of a state directory's plan: None without a plan, "" (no plan's) if it is unreadable.
-
-    Raises:
-        StorageError: a transient failure.
-    """
+    """Read the identity of a state directory's plan: None without a plan, "" (no plan's) if it is unreadable."""
     location = state.child(IDENTITY_NAME)
     try:
         content = unless_missing(lambda: read_small_file(location, 1024))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.load import load_rank, plan_load
+from reshard.core.conversion.load import plan_load
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.loading import load_rank
 from tests.support.stores import Store, forget_connections
 
 FOUR_TO_THREE = case(7009)

@@ -74,7 +74,6 @@ def write_page(url: str, page: str) -> None:
 
     Raises:
         InputError: the directory does not exist, or something else is there.
-        StorageError: the page cannot be written.
     """
     location = parse_url(url)
     folder = os.path.dirname(location.path)

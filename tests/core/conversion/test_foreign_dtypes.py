@@ -12,7 +12,7 @@ import pytest
 
 from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.load import load_rank, plan_load
+from reshard.core.conversion.load import plan_load
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.mindspore_api.loading import load_checkpoint
@@ -26,6 +26,7 @@ from reshard.core.verification.compare import compare_checkpoints, fingerprint_c
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.loading import load_rank
 from tests.support.plans import as_layout, make_strategy
 from tests.support.reference import RandomLayout
 

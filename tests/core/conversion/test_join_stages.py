@@ -15,7 +15,6 @@ import xxhash
 from reshard.core.checkpoint.manifest import dump_record, parse_manifest, parse_shard_record, read_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.join_stages import join_parts
-from reshard.core.conversion.load import load_rank
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
 from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.runtime.progress import SilentProgress
@@ -29,6 +28,7 @@ from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import CONVERSIONS, read_ckpt, read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.loading import load_rank
 from tests.support.places import FIXTURES
 from tests.support.plans import make_strategy
 from tests.support.records import change_record

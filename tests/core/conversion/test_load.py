@@ -17,7 +17,7 @@ import reshard.core.conversion.load as load_module
 from reshard import mindspore
 from reshard.core.checkpoint.numpy_values import INT4, Value, dtype_of, is_same
 from reshard.core.conversion.convert import convert
-from reshard.core.conversion.load import LoadPlan, load_rank, plan_load
+from reshard.core.conversion.load import LoadPlan, plan_load
 from reshard.core.errors import CastError, CatalogError, InputError, PlanError, StorageError
 from reshard.core.request.changes import OverflowPolicy
 from reshard.core.request.conversion import build_request
@@ -26,6 +26,7 @@ from tests.endurance.test_memory import run_limited
 from tests.support.changed_values import TARGET_DEVICES, draw_job, overflowing_plan
 from tests.support.checkpoints import Case, Contents, case, read_ckpt
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.loading import load_rank
 
 FOUR_TO_THREE = case(7009)
 CASES = [case(7001), FOUR_TO_THREE, case(7011)]

@@ -47,7 +47,7 @@ def test_a_wrong_type_that_mindspore_reports_as_a_value() -> None:
 
 def test_a_wrong_key_is_not_shown() -> None:
     with pytest.raises(ValueError, match="'dec_key' has to be None or bytes, not str") as caught:
-        check_key("dec_key", "secret")
+        check_key("dec", "secret", "AES-GCM")
     assert "secret" not in str(caught.value)
 
 
