@@ -23,12 +23,7 @@ class RanksFailedError(StorageError):
 
 
 def run_batch(work: RankWork, batch: Unit) -> None:
-    """Make and check the ranks of a batch.
-
-    Raises:
-        RanksFailedError: some failed; all others are done.
-        StoppedError: the run is being stopped.
-    """
+    """Make and check the ranks of a batch; a RanksFailedError lists those that failed, all others are done."""
     records = read_records(work.workspace, batch.ranks)
     done = {record.rank for record in records if record.is_checked(work.level)}
     failures: Failures = {}

@@ -77,11 +77,7 @@ def _batch(units: Sequence[Unit]) -> Unit:
 
 
 class Dispatch:
-    """The units that are ready, in order, and what follows from those that have ended.
-
-    Attributes:
-        failures: what failed so far, by rank.
-    """
+    """The units that are ready, in order, what follows from those that have ended, and `failures` so far by rank."""
 
     def __init__(
         self,

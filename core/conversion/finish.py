@@ -76,11 +76,7 @@ def finish(
 
 
 def raise_failures(failures: Mapping[int, ReshardError], session: Session) -> None:
-    """Raise one error for all ranks that failed, of the kind that most concerns the user; none if none failed.
-
-    Raises:
-        InputError, VerificationError, ConversionError: ranks failed.
-    """
+    """Raise one error for all ranks that failed, of the kind that most concerns the user; none if none failed."""
     if not failures:
         return
     plan, kind = session.plan, target_kind(session.plan)

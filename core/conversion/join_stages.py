@@ -203,10 +203,7 @@ def _left_out(part: _Part, shared: Mapping[str, tuple[int, ...]]) -> frozenset[s
 
 
 def _compared(parts: Sequence[_Part], shared: Mapping[str, tuple[int, ...]], *, fails: bool) -> str:
-    """Return a note about shared parameters whose copies differ between parts; empty if all are equal.
-
-    Differing copies are an error if `fails` is set.
-    """
+    """Compare copies of shared parameters; return a note if they differ, or raise InputError if that `fails`."""
     if not shared:
         return ""
     copies = PartCopies(shared)

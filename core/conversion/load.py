@@ -123,11 +123,7 @@ class LoadPlan:
         return plan_notes(self._plan)
 
     def names(self, rank: int) -> tuple[str, ...]:
-        """The parameters of a target rank, in the order of its file.
-
-        Raises:
-            PlanError: the target has no such rank.
-        """
+        """The parameters of a target rank, in the order of its file."""
         return tuple(parameter.name for parameter in self._plan.rank_plan(rank).parameters)
 
     def load(self, rank: int, names: Collection[str] | None = None) -> Iterator[tuple[str, Value]]:

@@ -38,12 +38,9 @@ class MadeStage(Summary):
 
 
 class MadeCut(Summary):
-    """Parameters cut alike: along which tensor axes into how many pieces, optimizer shards aside.
+    """Parameters cut alike, each stage's copy counted; `axes` are (tensor axis, pieces), empty if they are whole.
 
-    Attributes:
-        axes: (tensor axis, pieces); empty if they are whole.
-        parameters: how many, each stage's copy counted.
-        optimizer_shards: on how many of these optimizer parallel cuts them further.
+    Optimizer parallel cuts `optimizer_shards` of them further.
     """
 
     axes: tuple[tuple[int, int], ...]

@@ -35,11 +35,7 @@ from reshard.core.verification.tied_parameters import with_tied_compared
 
 
 def check_target(request: ConversionRequest) -> None:
-    """Refuse an unusable target before any byte of the source is read.
-
-    Raises:
-        TargetError: the target is occupied, its place or storage cannot be used, or it and the source overlap.
-    """
+    """Raise TargetError for a target that is occupied, unusable or in the source, before any byte of this is read."""
     source, final = parse_url(request.source), parse_url(request.target)
     check_apart(source, final)
     check_free(final, source, overwrite=request.overwrite, unified=request.layout is TargetLayout.UNIFIED)
@@ -53,11 +49,7 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
 
 
 def outline_target(request: ConversionRequest) -> TargetOutline:
-    """Read the strategy of a request's target, and the changes on the way there.
-
-    Raises:
-        InputError: the strategy or the file of changes cannot be used.
-    """
+    """Read the strategy of a request's target, and the changes on the way there; an InputError if one is unusable."""
     strategy = read_strategy(request.target_strategy) if request.target_strategy else None
     is_unified = request.layout is TargetLayout.UNIFIED
     return TargetOutline(request.target, strategy, declared_changes(request), is_unified)
@@ -115,11 +107,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
 
 
 def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
-    """Plan a request and summarize the plan; nothing is written.
-
-    Raises:
-        InputError: the request or a file that it names is wrong, or the target is occupied.
-    """
+    """Plan a request and summarize the plan; nothing is written. The target is checked if it is named."""
     if request.target:
         with resources_of(request):
             check_target(request)

@@ -107,10 +107,7 @@ class RankWork:
         )
 
     def is_sound(self, rank: int, *, mends: bool) -> bool:
-        """True if the file that an earlier run recorded is right, at least in structure.
-
-        With `mends` the record of any other file is removed.
-        """
+        """True if the file that an earlier run recorded is right; with `mends` the record of any other is removed."""
         try:
             record = self.workspace.find_record(rank)
         except TargetError:

@@ -24,10 +24,7 @@ class Outcome(StrEnum):
 
 
 class RankReport(Summary):
-    """The work on one target rank in this run; `record_digest` is the digest of its record in the manifest.
-
-    `overflowed`: number of finite values that a cast made infinite, by parameter.
-    """
+    """The work on one target rank in this run; `overflowed` values became infinite by a cast."""
 
     rank: int
     outcome: Outcome

@@ -93,14 +93,8 @@ def prefetch_threads_of(groups: Sequence[Sequence[int]], budget: Budget) -> int:
 class Session:
     """A conversion in progress.
 
-    Attributes:
-        request: the request.
-        target: the target and its plan.
-        workspace: where files and records are written.
-        ranks: the target ranks that were asked for.
-        done: ranks whose files an earlier run wrote, and which were checked again; none of the others has a record.
-        budget: memory and workers of each process.
-        committed: the target is complete already: nothing is left to do.
+    `ranks` were asked for. Those that are `done` an earlier run wrote, and were checked again; none of the others has a
+    record. `committed`: the target is complete, and nothing is left to do.
     """
 
     request: ConversionRequest

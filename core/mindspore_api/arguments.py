@@ -53,9 +53,8 @@ def check_key(kind: str, key: object, mode: object) -> None:
     check_value(f"{kind}_mode", mode, str)
 
 
-def key_of(kind: str, secret: bytes | None, mode: str) -> Key | None:
-    """Return the key in the argument `{kind}_key`; the mode counts only if there is one."""
-    name = f"{kind}_key"
+def key_of(name: str, secret: bytes | None, mode: str) -> Key | None:
+    """Return the key in the argument `name`; the mode counts only if there is one."""
     if secret is None:
         return None
     if mode not in [*EncryptionMode]:

@@ -89,7 +89,7 @@ def load_distributed_checkpoint(
     _check_types(unified_safetensors_dir, dst_safetensors_dir, rank_id, name_map, max_process_num)
     if format == "ckpt":
         network = checked_network(network)
-        key = key_of("dec", dec_key, dec_mode)
+        key = key_of("dec_key", dec_key, dec_mode)
         layouts = checked_layouts(predict_strategy)
         rank = _rank_of_network(rank_id, max((layout.device_count for layout in (layouts or {}).values()), default=1))
         fill_from_ranks(network, checkpoint_filenames, layouts, rank, train_strategy_filename, strict_load, key)

@@ -83,7 +83,7 @@ def load_checkpoint(
     check_value("remove_redundancy", remove_redundancy, bool)
     check_safetensors_has_none("load_checkpoint", format, dec_key, dec_mode)
     _check_file_name(ckpt_file_name, format)
-    key = key_of("dec", dec_key, dec_mode)
+    key = key_of("dec_key", dec_key, dec_mode)
     with reading(), _opened(ckpt_file_name, key) as file:
         loaded = _read_chosen(file, choose, crc_check, remove_redundancy)
     if not loaded:
@@ -115,7 +115,7 @@ def load_segmented_checkpoints(
         raise TypeError(f"the directory's name has to be a string, not {type(ckpt_file_dir).__name__}")
     choose = chooser(checked_prefixes(specify_prefix), checked_prefixes(filter_prefix), choice_func)
     check_key("dec", dec_key, dec_mode)
-    key = key_of("dec", dec_key, dec_mode)
+    key = key_of("dec_key", dec_key, dec_mode)
     loaded: dict[str, Value] = {}
     first_file: dict[str, str] = {}
     with reading():

@@ -137,7 +137,7 @@ def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, oth
     check_safetensors_has_none("save_checkpoint", format, key, mode, **ckpt_only)
     if key is not None and crc_check:
         raise ValueError("a file is either encrypted or carries a CRC: give 'enc_key' or 'crc_check', not both")
-    return key_of("enc", key, mode)
+    return key_of("enc_key", key, mode)
 
 
 def _checked_append_dict(append_dict: object) -> dict[str, Value]:

@@ -36,11 +36,7 @@ Member = TypeVar("Member")
 
 
 def declared_changes(request: ConversionOptions) -> Changes:
-    """Return all changes of a request; its options take precedence over its document.
-
-    Raises:
-        InputError: the document is malformed.
-    """
+    """Return all changes of a request; a malformed document is an InputError."""
     document = read_changes(request.changes) if request.changes else NO_CHANGES
     transpose = tuple(TransposeRule(parameters=pattern) for pattern in request.transpose)
     return document.model_copy(

@@ -71,11 +71,7 @@ class ComparisonRequest(RequestModel):
     )
 
     def side(self, letter: Literal["a", "b"]) -> FingerprintRequest:
-        """Return one side's options.
-
-        Raises:
-            InputError: options are wrong.
-        """
+        """Return one side's options."""
         return build_options(
             FingerprintRequest,
             source=getattr(self, letter),
@@ -94,11 +90,7 @@ class ComparisonRequest(RequestModel):
 
 
 def build_comparison(**options: object) -> ComparisonRequest:
-    """Build the request for a comparison from loose options.
-
-    Raises:
-        InputError: options are wrong; the message names each.
-    """
+    """Build the request for a comparison from loose options; an InputError names each that is wrong."""
     request = build_options(ComparisonRequest, **options)
     request.side("a")  # which checks the options that both sides share
     return request

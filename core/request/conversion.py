@@ -367,11 +367,7 @@ class ConversionRequest(ConversionOptions):
         return value
 
     def chosen_ranks(self, all_ranks: range) -> tuple[int, ...]:
-        """Return the requested target ranks.
-
-        Raises:
-            InputError: the target does not have one of them.
-        """
+        """Return the requested target ranks; raise InputError if the target does not have one of them."""
         if not self.ranks.strip():
             return tuple(all_ranks)
         chosen = parse_ranks(self.ranks)
@@ -385,9 +381,5 @@ class ConversionRequest(ConversionOptions):
 
 
 def build_request(**options: object) -> ConversionRequest:
-    """Build the request for a conversion from loose options.
-
-    Raises:
-        InputError: options are wrong; the message names each.
-    """
+    """Build the request for a conversion from loose options; an InputError names each that is wrong."""
     return build_options(ConversionRequest, **options)

@@ -56,22 +56,14 @@ def _check_no_credentials(url: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix of a target's file names unchanged.
-
-    Raises:
-        ValueError: it would lead out of the rank's directory, or name no file.
-    """
+    """Return the prefix of file names; raise ValueError if it leads out of the rank's directory, or names no file."""
     if "/" in prefix or "\\" in prefix or prefix.startswith(".") or ".." in prefix or "\0" in prefix:
         raise ValueError("must be a plain name: no '/', no '..', no dot in front")
     return prefix
 
 
 def check_key_name(name: str) -> str:
-    """Return the name of a key, or an empty one, unchanged.
-
-    Raises:
-        ValueError: it is no name, and may be the key.
-    """
+    """Return the name of a key, or an empty one; raise ValueError for what is no name, and may be the key."""
     if name and not is_name(name):
         raise ValueError(KEY_ADVICE)
     return name
@@ -98,11 +90,7 @@ def with_key(key_field: str) -> AfterValidator:
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as "2GiB" or "500 MB" to bytes.
-
-    Raises:
-        ValueError: it is not a size.
-    """
+    """Parse a size such as "2GiB" or "500 MB" to bytes; raise ValueError if it is none."""
     match = _SIZE.match(text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None:

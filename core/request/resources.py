@@ -16,11 +16,7 @@ Naming = ConversionOptions | SourceRequest
 
 @contextmanager
 def resources_of(request: Naming, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Activate a request's storages, keys and memory limit inside the block.
-
-    Raises:
-        InputError: a name cannot be resolved, or its value cannot be used.
-    """
+    """Activate a request's storages, keys and memory limit inside the block; an InputError names what is wrong."""
     with (
         metadata_limited(request.memory_limit_bytes),
         storages_of(request, resolvers),

@@ -24,11 +24,7 @@ Request = TypeVar("Request", bound=BaseModel)
 
 
 def build_options(model: type[Request], name_of: Callable[[str], str] | None = None, /, **options: object) -> Request:
-    """Build a request of any kind; `name_of` formats the names of fields, by default as `option_of`.
-
-    Raises:
-        InputError: options are wrong; the message names each.
-    """
+    """Build a request of any kind; an InputError names each wrong option by `name_of`, by default `option_of`."""
     try:
         return model.model_validate(options)
     except ValidationError as error:

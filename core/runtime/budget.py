@@ -92,15 +92,10 @@ class WorkerPool:
 
 @dataclass(frozen=True)
 class Budget:
-    """Resources of a conversion.
+    """Resources of a conversion: of each of its `processes`, and of each worker in them.
 
     Attributes:
-        workers: concurrent workers of a process.
-        worker_bytes: memory for the buffers of each worker.
-        worker_files: file descriptors of each worker.
         part_bytes: size of the parts in which files are sent to the target's storage; 0 on local disks.
-        remote_source: True if source files are on a remote storage.
-        processes: number of processes with these resources each.
         keeps_first: True if the first part of each file is sent last.
         cipher_bytes: bytes of each file that are encrypted together; 0 without encryption.
     """

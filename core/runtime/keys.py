@@ -33,11 +33,7 @@ _KEY_BYTES = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key and the encryption mode it is used with.
-
-    Raises:
-        InputError: the key's length does not fit the mode.
-    """
+    """A key and the encryption mode it is used with; an InputError if the key's length does not fit the mode."""
 
     secret: bytes = field(repr=False)
     mode: EncryptionMode
@@ -86,11 +82,7 @@ def target_key() -> Key | None:
 
 
 def needed_target_key() -> Key:
-    """The key of an encrypted target.
-
-    Raises:
-        InputError: no target key is in force.
-    """
+    """The key of an encrypted target; an InputError if none is in force."""
     key = target_key()
     if key is None:
         raise InputError("the target is encrypted, but its key is not in force: enter `resources_of` first")
@@ -98,11 +90,7 @@ def needed_target_key() -> Key:
 
 
 def resolve_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Keys:
-    """Look up keys by name.
-
-    Raises:
-        InputError: a name cannot be resolved, or its value is not a key.
-    """
+    """Look up keys by name; an InputError if there is none of a name, or its value is not a key."""
     resolvers = resolvers or {}
     return Keys(
         source=_resolved(names.source, names.source_mode, resolvers) if names.source else None,
@@ -123,11 +111,7 @@ def keys_in_force(keys: Keys) -> Iterator[None]:
 
 @contextmanager
 def named_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = None) -> Iterator[None]:
-    """Put the keys of these names in force inside the block; keys already in force are not looked up again.
-
-    Raises:
-        InputError: a name cannot be resolved, or its value is not a key.
-    """
+    """Put the keys of these names in force inside the block; keys already in force are not looked up again."""
     if _current.get().asked == names:
         yield
         return

@@ -47,11 +47,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def check_regular(path: str) -> None:
-    """Check that a path leads to a regular file.
-
-    Raises:
-        OSError: as for `open_regular`.
-    """
+    """Raise what `open_regular` raises unless a path leads to a regular file."""
     os.close(open_regular(path))
 
 

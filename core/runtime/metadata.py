@@ -60,11 +60,7 @@ def metadata_limit_bytes() -> int:
 
 
 def check_metadata(needed_bytes: int, origin: object) -> None:
-    """Check that metadata of `origin` stays within the memory limit.
-
-    Raises:
-        LimitError: the metadata exceeds the limit.
-    """
+    """Raise LimitError if metadata of `origin` would exceed the memory limit."""
     limit_bytes = metadata_limit_bytes()
     if needed_bytes > limit_bytes:
         raise LimitError(
@@ -83,11 +79,7 @@ class Parse:
         self._is_large = False
 
     def take(self, needed_bytes: int) -> None:
-        """Reserve memory before it is used; a parse that becomes large waits for other large parses to end.
-
-        Raises:
-            LimitError: the parse would exceed the limit.
-        """
+        """Reserve memory before it is used; a parse that becomes large waits for other large parses to end."""
         self._taken_bytes += needed_bytes
         check_metadata(self._taken_bytes, self._origin)
         if not self._is_large and self._taken_bytes > metadata_limit_bytes() // _SMALL_FRACTION:

@@ -39,11 +39,7 @@ class SilentProgress:
 
 
 def advancing(progress: Progress, stop: Event) -> Callable[[int], None]:
-    """Wrap `progress.advance` for work that cannot be interrupted from outside: it raises once `stop` is set.
-
-    The returned function raises:
-        StoppedError: `stop` is set.
-    """
+    """Wrap `progress.advance` for work that cannot be interrupted from outside: it raises once `stop` is set."""
 
     def advance(count_bytes: int) -> None:
         if stop.is_set():

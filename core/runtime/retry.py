@@ -123,11 +123,7 @@ class FailureStreak:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count the block as one unit of work.
-
-        Raises:
-            ConversionError: too many failed before it; the block is not entered.
-        """
+        """Count the block as one unit of work; raise ConversionError instead if too many failed before it."""
         if self._in_a_row >= self._MAX_FAILURES:
             raise ConversionError("not tried, because the storage failed for several ranks before it")
         try:

@@ -85,11 +85,7 @@ def facts_from_strategy(source: Strategy) -> dict[str, TensorFacts]:
 
 
 def derive_strategy(source: Strategy, job: TargetJob, facts: Mapping[str, TensorFacts]) -> DerivedStrategy:
-    """Derive a job's strategy from another one; `facts` describe the parameters whose shapes are known.
-
-    Raises:
-        StrategyError: the source lacks information, or parameters do not divide; lists all of them.
-    """
+    """Derive a job's strategy; `facts` are of parameters whose shapes are known. A StrategyError lists all problems."""
     _check_sizes(job)
     names = source.parameters
     rules = _rules_of(job.cuts, names)

@@ -40,11 +40,7 @@ def read_strategy(url: str) -> Strategy:
 
 
 def read_strategies(files: Sequence[Location], origin: str) -> Strategy:
-    """Read the strategy that files form together, as in a directory; `origin` names them in messages.
-
-    Raises:
-        StrategyError: as for a directory.
-    """
+    """Read the strategy that files form together, as in a directory; `origin` names them in messages."""
     _check_one_format(files)
     # the ranks of a stage write the same bytes: parse each content once, under the first file's name
     first_with: dict[bytes, Location] = {}
@@ -76,11 +72,7 @@ def stages_beside(url: str) -> Iterator[int]:
 
 
 def write_strategy(strategy: Strategy, url: str) -> None:
-    """Write a strategy file: JSON if its name ends in .json, else protobuf.
-
-    Raises:
-        StrategyError: the format cannot represent it, or a layout is impossible.
-    """
+    """Write a strategy file: JSON if its name ends in .json, else protobuf; a StrategyError if that cannot hold it."""
     location = parse_url(url)
     write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
 

@@ -21,11 +21,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def read_groups(urls: Iterable[str]) -> Groups:
-    """Read the groups in several files; every rank up to the highest must be in one.
-
-    Raises:
-        StrategyError: a file is no group file, or a rank is in no group or in several.
-    """
+    """Read the groups in several files; a StrategyError unless every rank up to the highest is in one, and only one."""
     groups = {group for url in urls for group in _read(parse_url(url))}
     seen: dict[int, tuple[int, ...]] = {}
     for group in groups:

@@ -23,13 +23,9 @@ class OperatorStrategy:
 
 @dataclass(frozen=True)
 class StageStrategy:
-    """One pipeline stage: the layout of each of its parameters.
+    """One pipeline stage: the layout of each of its parameters, by name without a stage prefix, in the file's order.
 
-    Attributes:
-        stage: number of the stage.
-        layouts: parameter name (without a stage prefix) -> layout, in the file's order.
-        operators: operator strategies of the stage.
-        devices: number of devices, for a stage that may have no parameters to derive it from.
+    `devices` is for a stage that may have no parameters to derive their number from.
     """
 
     stage: int

@@ -74,11 +74,7 @@ def list_records(strategy: Strategy) -> StrategyRecords:
 
 
 def check_layouts(strategy: Strategy) -> None:
-    """Check a strategy of another origin as strictly as one from a file.
-
-    Raises:
-        StrategyError: a number is not an integer or is too large, or a layout is impossible.
-    """
+    """Check a strategy of another origin as strictly as one from a file; a StrategyError if a layout is impossible."""
     for stage in strategy.stages:
         counts = stage.stage, stage.device_count
         if any(type(number) is not int or not 0 <= number <= _MAX_DEVICES for number in counts):

@@ -33,12 +33,9 @@ NamedLayouts = Sequence[tuple[str, ParameterLayout]]
 
 @dataclass(frozen=True)
 class RoleAxis:
-    """A device axis.
+    """A device axis: the distance between neighboring ranks on it, and the number of devices.
 
-    Attributes:
-        stride: distance between neighboring ranks on it.
-        size: number of devices on it.
-        cuts: (parameter, tensor axis) that it shards; empty for data parallel.
+    `cuts` are the (parameter, tensor axis) that it shards; empty for data parallel.
     """
 
     stride: int
@@ -48,12 +45,10 @@ class RoleAxis:
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles of a stage's devices.
+    """Roles of a stage's devices: its axes, slowest first.
 
-    Attributes:
-        axes: role axes, slowest first.
-        pieces: number of shards of every sharded parameter; 1 if there is none, 0 if the numbers differ.
-        conflict: why there is only one role axis where there should be more.
+    `pieces` of every sharded parameter: 1 if there is none, 0 if the numbers differ. `conflict`: why there is one axis
+    where there should be more.
     """
 
     axes: tuple[RoleAxis, ...]

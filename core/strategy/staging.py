@@ -52,13 +52,7 @@ class PlaceRule:
 
 @dataclass(frozen=True)
 class Staging:
-    """Parameters of each stage.
-
-    Attributes:
-        sources: per stage its parameters, each with the source stage whose layout it takes.
-        layers: per stage its layers, in words: `0-11`.
-        notes: sentences on assumptions that were made.
-    """
+    """Parameters of each stage, and the source stage whose layout each takes; its layers, as `0-11`; notes."""
 
     sources: tuple[Mapping[str, int], ...]
     layers: tuple[str, ...]

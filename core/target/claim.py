@@ -33,11 +33,7 @@ def leases_of(final: Location) -> Location:
 
 @contextmanager
 def leased(final: Location, holder: LeaseHolder) -> Iterator[None]:
-    """Hold a lease on a target while the block runs.
-
-    Raises:
-        TargetBusyError: another run works on one of the holder's ranks, or makes something else.
-    """
+    """Hold a lease on a target while the block runs; a TargetBusyError if another run works on it."""
     try:
         with held_lease(leases_of(final), holder):
             yield
@@ -73,11 +69,7 @@ def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str]
 
 
 def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) -> None:
-    """Write the commit marker, and give the finished files their place.
-
-    Raises:
-        StorageError: publishing failed; all files are still in the workspace.
-    """
+    """Write the commit marker, and give the finished files their place; if it fails, all are still in the workspace."""
     write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
     publish(workspace.directory, final)
     if final.is_local:  # not earlier: a run that waits for the gate in there must not pass while files are moved

@@ -41,11 +41,7 @@ def check_free(final: Location, source: Location, *, overwrite: bool, unified: b
 
 
 def check_place(final: Location) -> None:
-    """Check without writing that files can be written at a place.
-
-    Raises:
-        TargetError: the storage cannot be used, or no directory can be created there.
-    """
+    """Raise TargetError, without writing, if the storage cannot be used, or no directory can be made at a place."""
     with _refused_as_target():
         _names_at(final)
 
@@ -101,11 +97,7 @@ def manifest_to_keep(final: Location, *, overwrite: bool) -> Manifest | None:
 
 
 def check_beside(final: Location) -> None:
-    """Check that existing local working directories beside a target contain only files that conversions write.
-
-    Raises:
-        TargetError: a directory is a link, or contains a foreign file.
-    """
+    """Raise TargetError if a local working directory beside a target is a link, or has a foreign file."""
     working = working_location(final)
     check_working(working, STATE_LISTING)
     state = working.child(STATE_DIRECTORY)

@@ -133,11 +133,7 @@ class Target:
         )
 
     def check_nothing_foreign(self) -> None:
-        """Check that the finished target's rank folders contain only its files.
-
-        Raises:
-            TargetError: they contain others.
-        """
+        """Raise TargetError if the finished target's rank folders contain any files but its own."""
         index = index_of(self.plan)
         known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
         others = other_files(self.final, [*known, *([index.name] if index else [])])
@@ -157,11 +153,7 @@ class Target:
         return manifest if manifest is not None and manifest.identity == self.identity else None
 
     def check_not_taken(self) -> None:
-        """Check that no other conversion was begun in the workspace; local leases cannot be lost.
-
-        Raises:
-            TargetError: another conversion was begun.
-        """
+        """Raise TargetError if another conversion was begun in the workspace; local leases cannot be lost."""
         if not self.final.is_local and read_identity(self.workspace.state) != self.identity:
             raise TargetError(f"{self.final}: another run is converting something else into it, and has taken it over")
 
@@ -202,11 +194,7 @@ class Target:
         write_bytes(state.child(MANIFEST_NAME), dump_record(restored))
 
     def commit(self, manifest: Manifest, plan: bytes) -> None:
-        """Publish the finished files; `manifest` is the commit marker, `plan` the content of the plan's file.
-
-        Raises:
-            StorageError: publishing failed; all files are still in the workspace.
-        """
+        """Publish the finished files; `manifest` is the commit marker. If it fails, all are still in the workspace."""
         workspace = self.workspace
         with exclusive(leases_of(self.final)):
             self.check_not_taken()

@@ -102,11 +102,7 @@ class Workspace:
         return record
 
     def find_record(self, rank: int) -> ShardRecord | None:
-        """Read the record of a rank; None if there is none.
-
-        Raises:
-            TargetError: see `read_record`.
-        """
+        """Read the record of a rank as `read_record` does; None if there is none."""
         return unless_missing(lambda: self.read_record(rank))
 
     def recorded_ranks(self) -> set[int]:

@@ -70,11 +70,7 @@ def plan_page(plan: ConversionPlan, summary: PlanSummary, overlaps: ParameterOve
 
 
 def write_page(url: str, page: str) -> None:
-    """Write a page atomically; an existing file is replaced only if it is such a page.
-
-    Raises:
-        InputError: the directory does not exist, or something else is there.
-    """
+    """Write a page atomically; an InputError if another file than such a page is there, or there is no directory."""
     location = parse_url(url)
     folder = os.path.dirname(location.path)
     if location.is_local and not os.path.isdir(folder):

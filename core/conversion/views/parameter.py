@@ -13,11 +13,7 @@ from reshard.core.tensor.slices import Extent, bounding_extent, contiguous_axis
 
 
 def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
-    """The overlaps of a parameter's source and target shards.
-
-    Raises:
-        InputError: there is no such parameter, or it is not resharded.
-    """
+    """The overlaps of a parameter's source and target shards; an InputError says why a parameter has none."""
     parameter = next((found for found in plan.match.resharded if found.name == name), None)
     if parameter is not None:
         return overlaps_of(plan, parameter)

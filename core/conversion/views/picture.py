@@ -38,14 +38,9 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Feeds:
-    """Bytes that target ranks get from source ranks.
+    """Bytes that target ranks get from source ranks, in an array of (target bins, source bins).
 
-    Attributes:
-        counts_bytes: int64 array of shape (target bins, source bins).
-        target_ranks: all ranks of the target.
-        source_ranks: all ranks of the source.
-        ranks_per_bin: number of ranks in each row and in each column; the last may have fewer.
-        kinds: `rank`, or `file` for a unified checkpoint, of target and source.
+    `ranks_per_bin` are those of each row and each column, the last may have fewer; `kinds` are of target and source.
     """
 
     counts_bytes: np.ndarray
