@@ -24,8 +24,6 @@ class FileKind:
     """The kind of a file to write.
 
     Attributes:
-        format: its format.
-        with_crc: whether it carries a CRC-32.
         redundancy_removed: the mark in a .safetensors file that only some ranks' files hold the slices that ranks
             share; None: no mark.
         key: the key to encrypt it with, if any.

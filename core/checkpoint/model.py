@@ -32,8 +32,6 @@ class TensorEntry:
     """One parameter of a checkpoint file.
 
     Attributes:
-        name: parameter's name.
-        dtype: element type.
         shape: number of elements per axis; () is a scalar. Texts and map tensors are opaque bytes: (length,).
         extents: where its bytes are, in order; several where a `.ckpt` splits a large parameter. For a map tensor one
             serialized MapTensorProto each, which have to stay apart.
@@ -82,10 +80,7 @@ class FileIndex:
     """Contents of a checkpoint file.
 
     Attributes:
-        format: format of the file.
-        size_bytes: size of the file.
         entries: parameter name -> entry, in the file's order.
-        has_crc: the file carries a CRC-32 of its contents.
         redundancy_removed: the file is marked: only one rank saved each slice that ranks share.
     """
 

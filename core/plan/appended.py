@@ -25,7 +25,6 @@ class AppendedParameter:
     """An entry for every target file.
 
     Attributes:
-        name: its name.
         value: the requested value.
         dtype: MindSpore's element type for a value of Python.
         content: a number's bytes; empty for a text.

@@ -36,7 +36,6 @@ class PlanInputs:
     """Everything that decides the target's content.
 
     Attributes:
-        catalog: the source checkpoint.
         source_strategy: how the source is sharded; None: not at all, one rank.
         target_strategy: how the target will be sharded; None: not at all, one rank.
         format: kind of the target's files.
@@ -49,7 +48,6 @@ class PlanInputs:
             stage's number, even if that stage does not hold all of it.
         replicas: copies of each slice to keep among the target's ranks; 0: every rank keeps all of its slices.
         append_info: names and values for every target file, in place of the source's.
-        write_crc: whether the target's files carry a CRC.
         encryption: encryption of the target's files, MindSpore's `enc_mode`; empty: none.
         changes: selection, new names, shapes and dtypes of target parameters. The target's strategy and
             `allow_missing` use the new names.
@@ -79,7 +77,6 @@ class SourceTensor:
 
     Attributes:
         name: its name in the source's files.
-        dtype: element type.
         shape: shape of the whole tensor.
         copies: the stage to read from; if shards have no owner there, then also other stages that hold the parameter.
             Empty if the parameter is passed through.
@@ -221,8 +218,6 @@ class ParameterPlan:
     """One parameter of one target rank.
 
     Attributes:
-        name: the parameter's name.
-        dtype: element type.
         box: the target shard as a box of the whole tensor.
         reads: boxes that fill the target shard exactly once.
         sources: the source parameters that the reads refer to.
@@ -269,7 +264,6 @@ class RankTotals:
     """The size of one target rank's work.
 
     Attributes:
-        rank: global rank.
         shard_bytes: bytes of all its shards.
         needed_bytes: bytes of the source that they are made from; only read if the rank is not a copy.
         source_ranks: source ranks whose files it needs.

@@ -42,7 +42,6 @@ class LostBox:
     """A box of a parameter that no file holds.
 
     Attributes:
-        name: the parameter's name.
         box: in the coordinates of the whole tensor; None for all of it, if no file tells its shape.
         ranks: the ranks that should hold it.
     """

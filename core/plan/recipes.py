@@ -28,7 +28,6 @@ class Making:
     """A node of a recipe: a source parameter, or the result of a rule.
 
     Attributes:
-        name: its name at this step.
         rule: the rule that makes it; None for a source parameter.
         of: the inputs of the rule.
         number: index of the part, for a split.
@@ -52,7 +51,6 @@ class Recipe:
     """The way to make a target parameter.
 
     Attributes:
-        name: its name in the target.
         making: the root of its tree.
         cast: the rule for its dtype, if that is a floating-point one.
     """

@@ -43,7 +43,6 @@ class TargetOutline:
     Attributes:
         url: where it is written; empty if nothing is.
         strategy: how it is cut; None: whole tensors.
-        changes: the changes to parameters on the way.
         unified: True if each tensor is written once, uncut.
     """
 

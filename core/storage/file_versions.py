@@ -65,7 +65,6 @@ class Stamp:
     """The state of a file at the time of a look.
 
     Attributes:
-        size_bytes: size of the file.
         changed: modification time in seconds since the epoch, by the storage's clock; None if unknown.
         version: etag, or else the modification time as exactly as it is known.
         touched: time of the last change of a local file's mode, links, name or contents, which no program can set.

@@ -19,7 +19,6 @@ class Reason:
     """The reason why a request failed.
 
     Attributes:
-        text: the explanation.
         transient: True if the request may succeed when repeated.
         unusable: True if no request can succeed with this bucket and these credentials.
     """

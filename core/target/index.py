@@ -45,9 +45,9 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
     weights: dict[str, str] = {}
     total_bytes = 0
     # without the ranks' plans, which would compute the boxes of all parameters
-    moved = ((each, files[number]) for each in plan.match.resharded for number in each.target_layouts)
+    resharded = ((each, files[number]) for each in plan.match.resharded for number in each.target_layouts)
     appended = ((each, files[-1]) for each in plan.match.appended)
-    for each, file in chain[tuple[ReshardedParameter | AppendedParameter, str]](moved, appended):
+    for each, file in chain[tuple[ReshardedParameter | AppendedParameter, str]](resharded, appended):
         if each.dtype is not TEXT and file != OTHERS_NAME:  # MindSpore finds that file by itself
             weights[each.name] = file
             total_bytes += math.prod(each.shape) * each.dtype.itemsize

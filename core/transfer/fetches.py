@@ -23,7 +23,6 @@ class RankBlock:
 
     Attributes:
         parameters: the rank's parameters by name.
-        buffer: the block's bytes.
         chunks: the contents to read from source files.
         overflows: overflows of casts in this block, by parameter name, indexed in the whole parameter.
     """

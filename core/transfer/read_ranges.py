@@ -65,7 +65,6 @@ class ReadRange:
         source_rank: the rank that holds the shard.
         source: number of the source parameter.
         offset: first byte in the shard.
-        length: number of bytes.
         dtype: element type, if the values are to be cast; None if they are copied.
         target_offset: first byte in the chunk, if every byte is wanted, in order.
         index: the chunk's elements that are filled, otherwise.

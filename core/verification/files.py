@@ -35,7 +35,6 @@ class RankVerification:
     """The check of one rank's file.
 
     Attributes:
-        rank: target rank.
         level: how closely the file was checked.
         read_bytes: bytes of contents that were read back.
         problems: in sentences.

@@ -65,7 +65,6 @@ def sum_contributions(
     """Sum the contributions of a rank's file by their keys, reading each entry once.
 
     Args:
-        record: the file.
         contributions: by the names of the file's entries; only these are read.
         advance: called with the bytes that were read.
         ranges: the elements of entries to read; None: all of them. A key without any has the sum 0.

@@ -11,9 +11,7 @@ class CatalogRecord:
     """One rank's checkpoint file.
 
     Attributes:
-        rank: global device number.
         location: URL of the file; a local one is a plain path.
-        size_bytes: size of the file.
         version: changes whenever the file's content does (modification time, etag).
         index: contents of the file; ranks whose files have the same layout share one object.
         digests: parameter -> XXH3-128 of its bytes in hex, for those requested.
@@ -36,7 +34,6 @@ class CheckpointCatalog:
 
     Attributes:
         url: the checkpoint, as it was named.
-        format: the format of all its files.
         step: the chosen step, such as `10_5`; None if file names carry none.
         records: rank -> record, by ascending rank.
         notes: sentences for the user: what was chosen, what was ignored and why.

@@ -22,7 +22,6 @@ class FileSelection:
     """The file chosen for each rank.
 
     Attributes:
-        format: the format of all files.
         step: the step at which they were saved; None if their names have none.
         names: rank -> file.
         notes: sentences on what was chosen, and what was ignored and why.

@@ -60,7 +60,6 @@ class CheckpointSurvey:
 
     Attributes:
         url: the checkpoint, as it was named.
-        shape: how it was named.
         files: rank -> its checkpoint files, by name; empty for a rank folder without any.
         ignored: other files and folders, as paths below the checkpoint; folders end in a slash.
         names_files: `url` names the files themselves, not their folders.

@@ -127,8 +127,6 @@ def plan_file(
     """Lay out the file with `entries`: literal bytes and places for contents. Equal entries give equal bytes.
 
     Args:
-        format: the file's format.
-        entries: its parameters.
         redundancy_removed: mark that only some ranks' files hold the slices that ranks share, if the format has such a
             mark; None: unknown.
         with_crc: reserve room for a CRC; see `reshard.core.checkpoint.formats.running_crc`.

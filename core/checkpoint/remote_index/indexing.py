@@ -80,7 +80,6 @@ class _Group:
     """Files of one size that may have the same headers.
 
     Attributes:
-        ranks: ranks of the files.
         name: name of their first parameter; None while unknown.
         walks: number of files, the first ones, whose headers the next wave reads.
     """

@@ -49,7 +49,6 @@ class Template:
     """A file whose headers were read and are those of `expected_heads`.
 
     Attributes:
-        index: its index.
         samples: heads of some pieces, including the first and the last.
     """
 
