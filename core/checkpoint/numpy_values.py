@@ -44,7 +44,8 @@ def dtype_of(array: np.ndarray) -> DType:
     Raises:
         TypeError: no checkpoint file can hold it.
     """
-    if _mark_of(array.dtype) == dtypes.INT4.name:
+    metadata: Mapping[str, object] = array.dtype.metadata or {}
+    if metadata.get(_MARK) == dtypes.INT4.name:
         return dtypes.INT4
     name = _NAMES.get(array.dtype.newbyteorder("<"))
     if name is None:
@@ -97,8 +98,3 @@ def is_same(one: Value, other: Value) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(is_same, one, other))
     return isinstance(one, str) and one == other
-
-
-def _mark_of(dtype: np.dtype[Any]) -> object:
-    metadata: Mapping[str, object] = dtype.metadata or {}
-    return metadata.get(_MARK)

@@ -68,7 +68,9 @@ def match_parameters(inputs: PlanInputs, source_shards: SourceShards | None = No
     """
     catalog, target = inputs.catalog, inputs.target_strategy
     order = names_in_order(catalog)
-    shards = _checked_shards(catalog, source_shards or SourceShards(catalog, inputs.source_strategy))
+    source_shards = source_shards or SourceShards(catalog, inputs.source_strategy)
+    raise_problems(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", source_shards.problems)
+    shards = source_shards.by_name
     recipes = _recipes(inputs, order)
     problems: list[str] = []
     if inputs.shared_parameters.isascii() and inputs.shared_parameters.isdigit():
@@ -148,11 +150,6 @@ def lost_text(lost: LostBox) -> str:
     """Format a lost box for a message."""
     what = "all of it" if lost.box is None else f"{lost.box} of the whole tensor"
     return f"{lost.name!r}: {what} has no holder; it should be on {rank_names(lost.ranks, 8)}"
-
-
-def _checked_shards(catalog: CheckpointCatalog, shards: SourceShards) -> dict[str, list[StageShards]]:
-    raise_problems(CatalogError, f"{catalog.url}: its ranks do not make one checkpoint", shards.problems)
-    return shards.by_name
 
 
 def _recipes(inputs: PlanInputs, order: Sequence[str]) -> Recipes:

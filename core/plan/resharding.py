@@ -50,11 +50,7 @@ class SourceTensors:
         self.composer = Composer()
 
     def of(self, name: str) -> SourceTensor:
-        """Return a parameter of the source.
-
-        Raises:
-            LayoutError: its shards do not make a whole, or nothing says how it is sharded.
-        """
+        """Return a parameter of the source."""
         known = self._known.get(name)
         if known is None:
             stages = self._shards.get(name)

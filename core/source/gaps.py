@@ -24,7 +24,7 @@ def unsaved(source: Strategy | None, target: Strategy | None, match: ParameterMa
     """Names in the source's strategy that neither files nor lost ranks held, if the target is whole tensors."""
     if source is None or target is not None:
         return []
-    saved = {each.name for each in (*distinct_sources(match.resharded), *match.lost)}
+    saved = {each.name for each in distinct_sources(match.resharded)} | {lost.name for lost in match.lost}
     return sorted(source.parameters - saved - match.excluded.keys())
 
 

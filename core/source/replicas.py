@@ -38,10 +38,6 @@ def check_replicas(
     """Compare all replicas of each slice, and return the catalog with a note of it.
 
     `integrated`: every rank holds whole tensors, whatever the sharding in its strategy.
-
-    Raises:
-        CatalogError: replicas differ; the message lists parameters, boxes and ranks.
-        StorageError: a file cannot be read.
     """
     slices_of = _replicated_slices(catalog, source, integrated)
     owners: dict[_Slice, dict[str, list[int]]] = {}

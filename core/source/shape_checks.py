@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from reshard.core.errors import LayoutError
 from reshard.core.plan.stage_shards import StageShards, entry_text, joined_shape
@@ -18,7 +19,6 @@ from reshard.core.source.findings import (
 )
 from reshard.core.strategy.staging import owner_of
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
 
 NUMBER = re.compile(r"[0-9]+")
@@ -144,20 +144,13 @@ def _shape_problem(shards: StageShards) -> tuple[Cause, str] | None:
         return None  # those saved whole are one finding for all parameters
     cause = optimizer_shard_cause(
         layout,
-        lambda other: _makes(other, shards, expected),
+        lambda other: joined_shape(replace(shards, layout=other)) == expected,
         was_off=_NOT_CUT_BY_OPTIMIZER,
         was_on=_CUT_BY_OPTIMIZER,
     )
     rank = shards.first_rank + shards.shards[0][0]
     detail = f"is {list(entry.shape)} on rank_{rank}, of {list(expected)} in the strategy"
     return (cause, detail) if cause else (_OTHER_SHAPES, f"{detail}: it would make {list(whole)}")
-
-
-def _makes(layout: ParameterLayout, shards: StageShards, shape: Shape) -> bool:
-    try:
-        return layout.shard_grid(len(shape)).whole_shape(shards.shards[0][0], shards.entry.shape) == shape
-    except LayoutError:
-        return False
 
 
 def _is_whole(shards: StageShards) -> bool:

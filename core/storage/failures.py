@@ -38,7 +38,8 @@ def _reason(error: Exception, location: Location) -> Reason | None:
     package = type(error).__module__.partition(".")[0]
     if not isinstance(error, OSError) and package not in _CLIENT_PACKAGES and not _wraps_wrong_name(error):
         return None
-    answered = None if location.is_local else _reason_of_s3(error, location)
+    protocol, _, path = str(location).partition("://")
+    answered = None if location.is_local else reason_of(error, protocol, path.partition("/")[0])
     if answered is not None:
         return answered
     if isinstance(error, FileNotFoundError):
@@ -65,8 +66,3 @@ def _wraps_wrong_name(error: Exception) -> bool:
 def _is_wrong_endpoint(error: Exception) -> bool:
     """True for botocore's error about an endpoint; those known from settings were checked before."""
     return isinstance(error, ValueError) and str(error).startswith("Invalid endpoint: ")
-
-
-def _reason_of_s3(error: Exception, location: Location) -> Reason | None:
-    protocol, _, path = str(location).partition("://")
-    return reason_of(error, protocol, path.partition("/")[0])

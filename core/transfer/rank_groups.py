@@ -5,7 +5,7 @@ the target's grid need the bytes in the gaps. From a remote storage replicas are
 rows of their own have no reads in common.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from reshard.core.plan.layout_classes import LayoutClass, TargetStage
 from reshard.core.plan.model import ParameterPlan
@@ -42,8 +42,8 @@ def group_ranks(
         if classes:
             here = _neighbors_together(here, stage, classes)
         parameters = sum(len(layout_class.parameters) for layout_class in stage.classes)
-        group_size = min(size, _MAX_GROUP_PARAMETERS // max(1, parameters)) if classes else 1
-        groups.extend(_batches(here, max(1, group_size)))
+        group_size = max(1, min(size, _MAX_GROUP_PARAMETERS // max(1, parameters))) if classes else 1
+        groups.extend(tuple(here[start : start + group_size]) for start in range(0, len(here), group_size))
     return tuple(groups)
 
 
@@ -109,7 +109,3 @@ def _in_source_order(layout_class: LayoutClass, cell: Shape) -> Shape:
     """A cell's place along each axis of the source, whose axes may be in another order."""
     axes = layout_class.parameters[0].pieces[0].axes
     return tuple(cell[place] for place in sorted(range(len(axes)), key=axes.__getitem__))
-
-
-def _batches(ranks: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
-    return (tuple(ranks[start : start + size]) for start in range(0, len(ranks), size))

@@ -136,7 +136,7 @@ def _read_range(
 def _boxes_worth_a_read(region: TensorSlice, shard: SourceShard, limits: ReadLimits) -> Iterator[TensorSlice]:
     """Split a region of a source shard into boxes that are each worth one read."""
     too_long = bounding_extent(region, shard.shape, shard.dtype.itemsize).length > limits.range_bytes
-    if not too_long and not _has_wide_gaps(region, shard, limits.gap_bytes):
+    if not too_long and not any(gap > limits.gap_bytes for _, gap in _gaps(region, shard)):
         yield region
         return
     axis = next(axis for axis, length in enumerate(region.shape) if length > 1)
@@ -145,11 +145,6 @@ def _boxes_worth_a_read(region: TensorSlice, shard: SourceShard, limits: ReadLim
         low, high = list(region.start), list(region.stop)
         low[axis], high[axis] = start, min(start + step, region.stop[axis])
         yield from _boxes_worth_a_read(TensorSlice(tuple(low), tuple(high)), shard, limits)
-
-
-def _has_wide_gaps(region: TensorSlice, shard: SourceShard, gap_bytes: int) -> bool:
-    """True if reading the region as one run would cross a gap not worth reading through."""
-    return any(gap > gap_bytes for _, gap in _gaps(region, shard))
 
 
 def _gaps(region: TensorSlice, shard: SourceShard) -> Iterator[tuple[int, int]]:

@@ -32,7 +32,10 @@ def catalog_to_json(catalog: CheckpointCatalog) -> dict[str, Any]:
         "step": catalog.step,
         "notes": list(catalog.notes),
         "indexes": indexes,
-        "records": [_record_to_json(record, numbers[id(record.index)]) for record in catalog.records.values()],
+        "records": [
+            [each.rank, each.location, each.size_bytes, each.version, numbers[id(each.index)], dict(each.digests)]
+            for each in catalog.records.values()
+        ],
         "lost": list(catalog.lost.items()),
         "parts": list(catalog.stage_numbers),
         "unified": catalog.unified,
@@ -106,10 +109,6 @@ def _place(url: object) -> NameText:
     if not isinstance(url, str):
         raise TypeError(f"{url!r} is not a URL")
     return NameText(url)
-
-
-def _record_to_json(record: CatalogRecord, index_number: int) -> list[Any]:
-    return [record.rank, record.location, record.size_bytes, record.version, index_number, dict(record.digests)]
 
 
 def _record_from_json(record: list[Any], indexes: list[FileIndex], assumed: frozenset[int]) -> CatalogRecord:

@@ -1,6 +1,6 @@
 """Reads the catalog records of many checkpoint files at once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from threading import Lock, Semaphore
 
@@ -123,7 +123,8 @@ class RecordReader:
             with self._room_for(file, read_bytes):
                 if checks_crc:
                     check_file_crc(file, index)
-                digests = _digests(file, wanted, indexed.assumed)
+                found = content_digests(file, wanted, _BLOCK_BYTES, assumed=indexed.assumed)
+                digests = {entry.name: digest for entry, digest in zip(wanted, found, strict=True)}
         except HeaderMismatchError:
             return self._record(rank, file, Indexed(read_index(file)))
         return CatalogRecord(
@@ -154,8 +155,3 @@ class RecordReader:
 
 def _opened(location: Location) -> SourceFile:
     return open_checkpoint(location, source_key())
-
-
-def _digests(file: SourceFile, entries: Sequence[TensorEntry], assumed: bool) -> dict[str, str]:
-    digests = content_digests(file, entries, _BLOCK_BYTES, assumed=assumed)
-    return {entry.name: digest for entry, digest in zip(entries, digests, strict=True)}

@@ -4,7 +4,7 @@ Decides by names alone; opens nothing. Where a choice would be a guess, the erro
 that selects one.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_step
@@ -48,7 +48,8 @@ def select_files(
     asked = _asked_step(step)
     with_breakpoints = named or (asked is not None and asked.breakpoint)
     candidates = {
-        rank: [name for name in names if with_breakpoints or not _is_breakpoint(name)] for rank, names in found.items()
+        rank: [name for name in names if with_breakpoints or name.step is None or not name.step.breakpoint]
+        for rank, names in found.items()
     }
     _check_candidates(origin, found, candidates)
     _check_stage_files_apart(origin, candidates)
@@ -62,7 +63,10 @@ def select_files(
         notes += _unlike_names_note(names)
     else:
         spelling, prefix_notes = _choose_prefix(origin, candidates, source_prefix)
-        by_step = {rank: _files_of(names, spelled_for(spelling, rank)) for rank, names in candidates.items()}
+        by_step = {
+            rank: {name.step: name for name in names if name.prefix == spelled_for(spelling, rank)}
+            for rank, names in candidates.items()
+        }
         chosen_step = _choose_step(f"{origin}, prefix {printable(spelling)}", by_step, asked)
         names = {rank: steps[chosen_step] for rank, steps in by_step.items()}
         notes += prefix_notes + (_newer_notes(by_step, chosen_step) if asked is None else ())
@@ -77,10 +81,6 @@ def _asked_step(step: str | None) -> Step | None:
     if asked is None:
         raise CatalogError(f"step {step!r}: a step is EPOCH_STEP, 10_5 say, or 10_5_breakpoint")
     return asked
-
-
-def _is_breakpoint(name: CheckpointName) -> bool:
-    return name.step is not None and name.step.breakpoint
 
 
 def _check_candidates(origin: str, found: Names, candidates: Names) -> None:
@@ -173,10 +173,6 @@ def _asked_prefix(
 
 def _spread(groups: Mapping[str, tuple[int, ...]]) -> str:
     return listed([f"{spelling} ({rank_names(ranks, 3)})" for spelling, ranks in groups.items()])
-
-
-def _files_of(names: Iterable[CheckpointName], prefix: str) -> dict[Step | None, CheckpointName]:
-    return {name.step: name for name in names if name.prefix == prefix}
 
 
 def _choose_step(

@@ -126,7 +126,8 @@ def survey(url: str) -> CheckpointSurvey:
         if is_file and is_index_name(location.name):
             return _survey_unified(location.parent, location)
         if is_file:
-            return _survey_file(location)
+            files = {0: (_named_file(_Item(location, "file")),)}
+            return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
         return _survey_directory(location)
 
 
@@ -147,11 +148,6 @@ class _Item:
 
     location: Location
     kind: str
-
-
-def _survey_file(location: Location) -> CheckpointSurvey:
-    files = {0: (_named_file(_Item(location, "file")),)}
-    return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
 
 
 def _named_file(item: _Item) -> FoundFile:

@@ -269,16 +269,11 @@ class _Borders:
         return start, min(self._file.size_bytes, border + self._AFTER_BYTES) - start
 
 
-def _is_plain(head: bytes) -> bool:
-    """True if a file begins like an unencrypted `.ckpt` or `.safetensors` file."""
-    return head.startswith(b"\n") or head[8:9] == b"{"
-
-
 def _layout_in(file: SourceFile, key: Key, head: bytes) -> BlockLayout:
     """Return the layout of a file's blocks, from its first head."""
     written = next((mode for mode, magic in MAGICS.items() if head.startswith(magic)), None)
     if written is None:
-        if _is_plain(head):
+        if head.startswith(b"\n") or head[8:9] == b"{":  # as .ckpt and .safetensors files begin
             raise KeyMistakeError(f"{file.location}: is not encrypted, but {key.name} is named as its key: name none")
         raise _damaged(file, 0)  # empty, or zeros: other ranks may replace it, or training may be about to write it
     layout = layout_of(written)

@@ -35,12 +35,7 @@ class DecryptedSource:
     """An encrypted file as the plain one inside: a SourceFile with the encrypted file's version."""
 
     def __init__(self, file: SourceFile, key: Key) -> None:
-        """Find the blocks of `file`, with many requests at once if it is remote.
-
-        Raises:
-            CheckpointError: the file is not encrypted, or in another mode; it is damaged, or the key is wrong.
-            StorageError: the file cannot be read.
-        """
+        """Find the blocks of `file`, with many requests at once if it is remote."""
         self._file = file
         self._key = key
         self._blocks = cipher_blocks_of(file, key)
@@ -113,21 +108,15 @@ class DecryptedSource:
 
     def _decrypt(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> bytes:
         """Decrypt a range of the encrypted file, without holding both its pieces and their concatenation in memory."""
-        plain = BytesIO()
-        for part in self._decrypt_pieces(offset, length, stored, cipher):
-            plain.write(part)
-        return plain.getvalue()
-
-    def _decrypt_pieces(self, offset: int, length: int, stored: tuple[int, int], cipher: bytes) -> Iterator[bytes]:
-        """Decrypt a range of the encrypted file, in pieces."""
-        stop = offset + length
+        plain, stop = BytesIO(), offset + length
         while offset < stop:
             number = self._blocks.at(offset)
             part_stop = min(stop, self._blocks.stop(number), offset + PIECE_BYTES)
             start, count = self._blocks.stored_range(offset, part_stop - offset)
             part = memoryview(cipher)[start - stored[0] :][:count]
-            yield self._decrypt_in_block(number, offset, part_stop - offset, part)
+            plain.write(self._decrypt_in_block(number, offset, part_stop - offset, part))
             offset = part_stop
+        return plain.getvalue()
 
     def _decrypt_in_block(self, number: int, offset: int, length: int, cipher: memoryview) -> bytes:
         """Decrypt bytes of one block from `cipher`, its `stored_range`."""
@@ -154,10 +143,6 @@ class DecryptedSource:
 
         A block's tag is checked once the block has been read: trust nothing before the stream has ended without an
         error. It waits for requests, so concurrent requests must not use it.
-
-        Raises:
-            CheckpointError: a block was changed, or the key is wrong.
-            StorageError: the file cannot be read.
         """
         plain = memoryview(bytearray(PIECE_BYTES + CELL_BYTES))
         block, left = -1, 0
@@ -224,7 +209,7 @@ def decrypted(file: SourceFile, key: Key | None) -> SourceFile:
     """Return a file to read as plaintext: decrypted if there is a key. Closes it on failure.
 
     Raises:
-        CheckpointError: the file cannot be decrypted with the key; see `DecryptedSource`.
+        CheckpointError: the file is not encrypted, or in another mode; it is damaged, or the key is wrong.
         StorageError: the file cannot be read.
     """
     if key is None:

@@ -32,11 +32,7 @@ class EncryptedOutput:
         self._stop = 0
 
     def write(self, buffer: Buffer) -> None:
-        """Append all of `buffer`, which the caller may then reuse.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Append all of `buffer`, which the caller may then reuse."""
         view = memoryview(buffer).cast("B")
         while view:
             if self._encryptor is None:

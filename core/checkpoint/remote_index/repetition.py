@@ -45,7 +45,8 @@ class Repetition:
         if first is None:
             yield [self._entries[newest]] * min(count, _ALIKE)
             return
-        last = self._last_like_newest()
+        # the last place, before the newest entry, that ends the longest sequence of the newest lengths
+        last = next(self._last[context] for context in self._contexts(newest) if context in self._last)
         yield self._what_followed(last, count)
         if alternatives and first != last:
             # the first of several alike, as a layer's projections are, begins the next layer's row of them
@@ -57,10 +58,6 @@ class Repetition:
             for context in self._contexts(place):
                 self._last[context] = place
         self._learned = len(self) - 1
-
-    def _last_like_newest(self) -> int:
-        """Return the last place, before the newest entry, that ends the longest sequence of the newest lengths."""
-        return next(self._last[context] for context in self._contexts(len(self) - 1) if context in self._last)
 
     def _contexts(self, place: int) -> Iterator[tuple[int, ...]]:
         """Sequences of content lengths that end at a place, longest first."""
