@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.logs import is_quiet
 from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH, Choice
@@ -74,7 +75,7 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
             report = run_locally(request, progress)
     if as_json:
         print_json(report)
-    else:
+    elif not is_quiet():
         print_report(report)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.convert import print_report
+from reshard.cli.logs import is_quiet
 from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
@@ -46,7 +47,7 @@ def command(source: str, target: str, as_json: bool, **options: Any) -> None:
         report = convert_latest(request, progress)
     if as_json:
         print_json(report)
-    else:
+    elif request.dry_run or not is_quiet():
         _print_latest(report, request.dry_run)
 
 

@@ -2,10 +2,11 @@
 
 import click
 
+from reshard.cli.logs import Command, is_quiet
 from reshard.cli.output import print_line
 
 
-@click.command("deploy")
+@click.command("deploy", cls=Command)
 def command() -> None:
     """Create reshard's deployments on a Prefect server, with the objects that they need.
 
@@ -28,9 +29,13 @@ def command() -> None:
 
     descriptions = read_descriptions()
     with configured_server() as client:
-        print_line(f"server {settings.PREFECT_API_URL.value()}")
+        if not is_quiet():
+            print_line(f"server {settings.PREFECT_API_URL.value()}")
         for line in deploy(client, descriptions):
-            print_line(line)
+            if not is_quiet():
+                print_line(line)
+    if is_quiet():
+        return
     pools = sorted({described.work_pool.name for described in descriptions})
     workers = "".join(f"  prefect worker start --pool {pool}\n" for pool in pools)
     click.echo(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.logs import Command, print_note
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line, print_more, print_table
 from reshard.cli.parameters import PATH
@@ -22,7 +23,7 @@ _MAX_LISTED = 50
 _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))
 
 
-@click.command("diff")
+@click.command("diff", cls=Command)
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @conversion_options(_OPTIONS, ComparisonRequest)
@@ -79,4 +80,4 @@ def _print_report(report: "ComparisonReport") -> None:
         print_line(f"note: {note}")
     rate = report.read_bytes / report.seconds if report.seconds else 0.0
     read = f"{size_text(report.read_bytes)} of contents read in {seconds_text(report.seconds)}"
-    click.echo(f"{read}, {size_text(rate)}/s", err=True)
+    print_note(f"{read}, {size_text(rate)}/s")

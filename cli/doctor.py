@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reshard.cli.logs import Command
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.parameters import PATH, STEP
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from reshard.core.source.findings import Finding
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.argument("source", type=PATH)
 @click.option(
     "--source-strategy", metavar="URL", type=PATH, default="", help="The strategy to check: a file, or a directory."

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.logs import Command, print_note
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
 from reshard.cli.parameters import PATH
@@ -23,7 +24,7 @@ _OPTIONS = (
 _NAME_COLUMN = 32
 
 
-@click.command("fingerprint")
+@click.command("fingerprint", cls=Command)
 @click.argument("checkpoint", type=PATH)
 @conversion_options(_OPTIONS)
 @click.option(
@@ -49,12 +50,11 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
     with shown_progress("reading") as progress:
         document = fingerprint_checkpoint(request, progress, resolvers_for(request.source_storage, request.decrypt_key))
     for note in document.notes:
-        print_line(f"note: {note}", err=True)
+        print_note(f"note: {note}")
     if request.decrypt_key:
-        click.echo(
+        print_note(
             "note: the checkpoint is encrypted, its fingerprints are not: with them, guesses of its contents can be "
-            "confirmed",
-            err=True,
+            "confirmed"
         )
     if as_json:
         print_json(document)

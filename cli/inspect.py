@@ -2,12 +2,13 @@
 
 import click
 
+from reshard.cli.logs import Command
 from reshard.cli.output import print_json
 from reshard.cli.parameters import PATH
 from reshard.cli.storages import key_named, key_options, storage_named, storage_option
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Command)
 @click.argument("what", type=PATH, metavar="FILE|DIR|STRATEGY")
 @key_options
 @storage_option

@@ -2,6 +2,7 @@
 
 import click
 
+from reshard.cli.logs import Command, is_quiet
 from reshard.cli.output import print_json, print_line
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
@@ -9,7 +10,7 @@ from reshard.cli.storages import check_output, storage_named, storage_option
 from reshard.core.runtime.wording import counted, seconds_text, size_text
 
 
-@click.command("join-parts")
+@click.command("join-parts", cls=Command)
 @click.argument("parts", type=PATH, metavar="PART...", nargs=-1, required=True)
 @click.argument("target", type=DIRECTORY)
 @click.option(
@@ -43,6 +44,7 @@ def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage
         report = join_parts(parts, target, progress, shared_parameters=shared_parameters)
     if as_json:
         print_json(report)
+    if as_json or is_quiet():
         return
     stages = ", ".join(map(str, report.stages))
     print_line(

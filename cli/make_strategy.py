@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reshard.cli.logs import Command, is_quiet
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_table
 from reshard.cli.parameters import PATH
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from reshard.core.conversion.make_strategy import MadeCut, MakeReport
 
 
-@click.command("make-strategy")
+@click.command("make-strategy", cls=Command)
 @click.argument("out", type=PATH)
 @click.option(
     "--like",
@@ -151,7 +152,7 @@ def command(
         )
     if as_json:
         print_json(report)
-    else:
+    elif not is_quiet():
         _print_report(report)
 
 

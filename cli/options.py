@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, STEP, Choice
 from reshard.core.request.conversion import ConversionRequest
 
@@ -98,15 +99,15 @@ _METAVARS = {
     "concurrency_limit": "NAME",
 }
 
-Command = Callable[..., Any]
+Function = Callable[..., Any]
 
 
 def conversion_options(
     names: Collection[str], model: type["BaseModel"] = ConversionRequest
-) -> Callable[[Command], Command]:
+) -> Callable[[Function], Function]:
     """Add options for these fields of a request to a command, which gets a keyword argument for each."""
 
-    def decorated(command: Command) -> Command:
+    def decorated(command: Function) -> Function:
         for name in reversed(list(names)):
             command = _option(name, model.model_fields[name])(command)
         return command
@@ -114,7 +115,7 @@ def conversion_options(
     return decorated
 
 
-class GroupedCommand(click.Command):
+class GroupedCommand(Command):
     """A command whose help shows the options of a conversion in groups, and its own options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,7 +130,7 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def _option(name: str, field: "FieldInfo") -> Callable[[Command], Command]:
+def _option(name: str, field: "FieldInfo") -> Callable[[Function], Function]:
     settings: dict[str, Any] = {"help": field.description, "metavar": _METAVARS.get(name), "default": field.default}
     kind = field.annotation
     option = f"--{name.replace('_', '-')}"

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.logs import print_note
 from reshard.cli.options import PLANNING, GroupedCommand, conversion_options
-from reshard.cli.output import print_facts, print_json, print_line, print_more, print_table
+from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
@@ -83,7 +84,7 @@ def command(
         from reshard.core.conversion.views.page import plan_page, write_page
 
         write_page(html, plan_page(plan, summary, overlaps))
-        print_line(f"reshard: the plan is shown in {html}", err=True)
+        print_note(f"reshard: the plan is shown in {html}")
     if as_json:
         print_json(summary if overlaps is None else describe_overlaps(overlaps))
     elif overlaps is not None:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.logs import Command
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import PATH
@@ -32,7 +33,7 @@ _OPTIONS = (
 _MAX_LISTED = 200
 
 
-@click.command("recover")
+@click.command("recover", cls=Command)
 @click.argument("source", type=PATH)
 @conversion_options(_OPTIONS)
 @click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are ignored.")

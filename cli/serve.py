@@ -4,10 +4,10 @@ from itertools import chain
 
 import click
 
-from reshard.cli.output import print_line
+from reshard.cli.logs import Command, print_note
 
 
-@click.command("serve")
+@click.command("serve", cls=Command)
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -44,6 +44,6 @@ def command(limit: int) -> None:
         runner = Runner(limit=limit)
         needed = make_what_runs_need(client, descriptions)
         for line in chain(needed, register(client, runner, descriptions, deployments)):
-            print_line(line, err=True)
-        print_line(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C stops it", err=True)
+            print_note(line)
+        print_note(f"serving to {settings.PREFECT_API_URL.value()}, {limit} at once; Ctrl-C stops it")
     serve_here(runner, descriptions)

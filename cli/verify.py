@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reshard.cli.logs import Command
 from reshard.cli.output import print_json, print_line, print_more
 from reshard.cli.parameters import DIRECTORY, Choice
 from reshard.cli.progress import shown_progress
@@ -20,7 +21,7 @@ _MAX_PROBLEMS = 50
 _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 
 
-@click.command("verify")
+@click.command("verify", cls=Command)
 @click.argument("target", type=DIRECTORY)
 @click.option(
     "--level",

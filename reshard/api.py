@@ -36,6 +36,7 @@ from reshard.core.request.validation import build_options, describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
 from reshard.core.runtime.progress import Progress
+from reshard.core.runtime.progress_lines import LoggedProgress
 from reshard.core.source import diagnosis, recovery
 from reshard.core.source.description import describe
 from reshard.core.source.diagnosis import Diagnosis
@@ -146,7 +147,7 @@ def convert(
     """
     request = _conversion(ConvertOptions, source, target, source_strategy, target_strategy, options)
     with _resources(request):
-        return conversions.convert(request, progress)
+        return conversions.convert(request, LoggedProgress(progress))
 
 
 def convert_latest(
@@ -176,7 +177,7 @@ def convert_latest(
     strategies = {"source_strategy": source_strategy, "target_strategy": target_strategy}
     request = _build(LatestConversionRequest, LatestOptions, options, source=source, target=target, **strategies)
     with _resources(request):
-        return latest.convert_latest(request, progress)
+        return latest.convert_latest(request, LoggedProgress(progress))
 
 
 def plan(
@@ -272,7 +273,7 @@ def verify(
     request = _build(VerificationRequest, VerifyOptions, options, target=target)
     names = request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key
     with published.resources_to_verify(request, resolvers_for(*names)):
-        return published.verify_target(request.target, request.level, progress)
+        return published.verify_target(request.target, request.level, LoggedProgress(progress))
 
 
 def diff(
@@ -301,7 +302,7 @@ def diff(
     strategies = {"strategy_a": strategy_a, "strategy_b": strategy_b}
     request = _build(ComparisonRequest, DiffOptions, options, a=a, b=b, **strategies)
     names = request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b
-    return compare.compare_checkpoints(request, progress, resolvers_for(*names))
+    return compare.compare_checkpoints(request, LoggedProgress(progress), resolvers_for(*names))
 
 
 def fingerprint(
@@ -325,7 +326,7 @@ def fingerprint(
     """
     named = {"source": checkpoint, "source_strategy": source_strategy}
     request = _build(FingerprintRequest, FingerprintOptions, options, **named)
-    return compare.fingerprint_checkpoint(request, progress, _resolvers(request))
+    return compare.fingerprint_checkpoint(request, LoggedProgress(progress), _resolvers(request))
 
 
 def recover(
@@ -430,7 +431,9 @@ def join_parts(
         raise InputError("parts: must be a list of one or more directories")
     urls = [_text(part) for part in parts]
     with _place(_text(target), *urls, storage=storage):
-        return join_stages.join_parts(urls, _text(target), progress, shared_parameters=str(shared_parameters))
+        return join_stages.join_parts(
+            urls, _text(target), LoggedProgress(progress), shared_parameters=str(shared_parameters)
+        )
 
 
 @_checked

@@ -23,7 +23,7 @@ from reshard.core.request.source import FingerprintRequest, SourceRequest
 from tests.support.places import PROJECT
 
 _LEFT_TO_FLOWS = {"dask_scheduler", "concurrency_limit"}
-_LEFT_TO_COMMANDS = {"deploy", "serve"}
+_LEFT_TO_COMMANDS = {"deploy", "serve", "completion"}
 
 
 def test_names_are_those_of_the_modules_behind_them() -> None:

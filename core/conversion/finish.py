@@ -18,6 +18,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import needed_target_key
+from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress
 from reshard.core.runtime.retry import retries_counted
 from reshard.core.runtime.wording import rank_names
@@ -69,7 +70,8 @@ def finish(
         _compare_contents(session, compared, source_parts or {}, found.workspace)
     if not found.committed and not missing:
         plan_data = dump_plan(plan)
-        session.target.commit(_manifest(session, found, plan_data, compared=compared is not None), plan_data)
+        with timed(f"{session.target.final}: committed"):
+            session.target.commit(_manifest(session, found, plan_data, compared=compared is not None), plan_data)
     elif found.committed and compared:
         session.target.confirm(level)
     return _report(session, found, missing, seconds, compared)

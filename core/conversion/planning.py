@@ -20,6 +20,7 @@ from reshard.core.request.conversion import ConversionRequest, OutputFormat, Tar
 from reshard.core.request.fields import parse_size
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
+from reshard.core.runtime.log import timed
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
@@ -90,7 +91,8 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         changes=target.changes,
         unified=_unified_layout(request),
     )
-    plan = build_plan(inputs, source.shards)
+    with timed(f"{request.source}: reads and writes planned"):
+        plan = build_plan(inputs, source.shards)
     if strategy is not None:
         plan = plan.with_notes(
             *integrated_save_warnings(

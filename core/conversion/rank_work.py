@@ -16,10 +16,12 @@ from reshard.core.errors import ReshardError, StorageError, TargetError, Verific
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
+from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.threads import in_threads
+from reshard.core.runtime.wording import ranks_text, seconds_text, size_text
 from reshard.core.storage.copying import copy_file
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.workspace import Workspace
@@ -83,7 +85,8 @@ class RankWork:
             return RankVerification(rank, self.level, 0, ())
         try:
             record = self.workspace.read_record(rank)
-            found = self.verify(record, self.level)
+            with timed(f"{rank_or_file(self.plan, rank)}: {record.file}, checked ({self.level.of_files})"):
+                found = self.verify(record, self.level)
             if found.problems:
                 self.workspace.withdraw_record(record)
                 raise VerificationError("\n".join(found.problems))
@@ -143,6 +146,11 @@ class RankWork:
         )
         for record in records:
             self.workspace.write_record(record)
+            detail(
+                f"{rank_or_file(self.plan, record.rank)}: {record.file}, {size_text(record.size_bytes)} written in "
+                f"{seconds_text(record.seconds)}, {size_text(record.read_bytes)} read from source ranks "
+                f"{ranks_text(record.source_ranks)}"
+            )
         return records[0]
 
     def _copy(self, rank: int) -> ShardRecord:
@@ -165,6 +173,7 @@ class RankWork:
             }
         )
         self.workspace.write_record(record)
+        detail(f"{rank_or_file(self.plan, rank)}: {file}, copied from {primary.file} in {seconds_text(record.seconds)}")
         return record
 
     def _note_checked(self, record: ShardRecord, found: RankVerification) -> None:

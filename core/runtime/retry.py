@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from reshard.core.errors import ConversionError, ReshardError, is_transient
+from reshard.core.runtime.log import detail
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,9 @@ def retries_counted() -> int:
     return 0 if count is None else count.value
 
 
-def count_retry(_: str) -> None:
-    """Count a repeated request in this context's counter, if there is one."""
+def count_retry(message: str) -> None:
+    """Log a repeated request, and count it in this context's counter, if there is one."""
+    detail(message)
     count = _count.get()
     if count is not None:
         count.add()

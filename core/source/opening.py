@@ -19,8 +19,9 @@ from reshard.core.request.changes import NO_CHANGES, Changes
 from reshard.core.request.conversion import IntegratedSave
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import source_key
+from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.option_names import source_option
-from reshard.core.runtime.wording import listed, rank_names
+from reshard.core.runtime.wording import listed, rank_names, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
 from reshard.core.source.replicas import check_replicas
@@ -128,8 +129,11 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     if target.url:
         check_apart(parse_url(request.source), parse_url(target.url))
     strategy = given.strategy if isinstance(given, OwnStrategy) else given
-    found = survey(request.source)
-    catalog = _catalog(request, found, strategy, target)
+    with timed(f"{request.source}: files listed and headers read"):
+        found = survey(request.source)
+        catalog = _catalog(request, found, strategy, target)
+    for record in catalog.records.values():
+        detail(f"source rank {record.rank}: {record.location}, {size_text(record.size_bytes)}")
     if found.shape is CheckpointShape.RANK_FOLDERS:
         if isinstance(given, OwnStrategy):
             catalog = check_own_files(catalog, given)

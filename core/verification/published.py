@@ -10,6 +10,7 @@ from reshard.core.errors import InputError, StorageError, TargetError, is_transi
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
+from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.summary import FILE, RANK
@@ -74,7 +75,8 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         comparison.read_source(_WORKERS, advance, stop)
 
     def verify(summary: RankSummary) -> tuple[list[str], int]:
-        return _verify_published(workspace, manifest, summary, level, advance, comparison)
+        with timed(f"{location.child(summary.file)}: checked ({level})"):
+            return _verify_published(workspace, manifest, summary, level, advance, comparison)
 
     found = in_threads(verify, manifest.ranks, _WORKERS, stop)
     problems = [problem for some, _ in found for problem in some]

@@ -24,6 +24,7 @@ from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import FingerprintRequest
+from reshard.core.runtime.log import timed
 from reshard.core.runtime.named_values import Resolver
 from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
@@ -205,7 +206,8 @@ class CheckpointView(_Facts):
             record, number, count = work
             contributions = accumulator.contributions(record)
             ranges = worker_ranges([record.index.entries[name] for name in contributions], number, count)
-            sums = with_retries(lambda: sum_contributions(record, contributions, advance, ranges), progress.note)
+            with timed(f"{record.location}: share {number + 1} of {count} read"):
+                sums = with_retries(lambda: sum_contributions(record, contributions, advance, ranges), progress.note)
             accumulator.add(record.rank, sums)
 
         records = self.plan.inputs.catalog.records.values()

@@ -1,0 +1,201 @@
+"""What a command says on its way: --quiet, --verbose and --log-file.
+
+Everything goes to the logger `reshard` as well, from which the log file is written; the terminal shows notes and
+progress by itself, and details of the logger with --verbose.
+"""
+
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+
+import click
+
+from reshard import __version__
+from reshard.cli.output import print_line, print_lines
+from reshard.cli.parameters import PATH
+from reshard.core.errors import InputError, ReshardError
+from reshard.core.runtime.log import LOGGER, log
+from reshard.core.runtime.progress import SilentProgress, reporting_to
+from reshard.core.runtime.progress_lines import LoggedProgress
+from reshard.core.runtime.wording import seconds_text
+
+
+@dataclass(frozen=True)
+class Verbosity:
+    """What was asked for with --quiet, --verbose and --log-file."""
+
+    quiet: bool = False
+    verbose: bool = False
+    log_file: str = ""
+
+
+class Command(click.Command):
+    """A command with the options --quiet, --verbose and --log-file."""
+
+    def __init__(self, *args: object, **settings: object) -> None:
+        super().__init__(*args, **settings)  # type: ignore[arg-type]
+        self.params += _options()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words of the command line for the log."""
+        ctx.meta[_WORDS] = [*ctx.command_path.split(), *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command with its logs."""
+        asked = Verbosity(**{name: ctx.params.pop(name) for name in Verbosity.__dataclass_fields__})
+        if asked.quiet and asked.verbose:
+            raise click.UsageError("--quiet and --verbose contradict each other: leave out one of them", ctx)
+        with _logging_as(asked, ctx.meta[_WORDS]) as ended:
+            code = super().invoke(ctx)
+            ended(code if isinstance(code, int) else 0)
+            return code
+
+
+def is_quiet() -> bool:
+    """True if only errors and answers should be printed."""
+    return _asked.get().quiet
+
+
+def print_note(text: str) -> None:
+    """Print a line on stderr unless --quiet; log it."""
+    log(logging.INFO, text)
+    if not is_quiet():
+        print_line(text, err=True)
+
+
+@contextmanager
+def details_above(say: Callable[[str], None]) -> Iterator[None]:
+    """Print details with `say` inside the block, where they must not mix with what is on the terminal."""
+    before, _terminal.say = _terminal.say, say
+    try:
+        yield
+    finally:
+        _terminal.say = before
+
+
+class _NotesIfVerbose(SilentProgress):
+    """The listener of commands that show no progress."""
+
+    def note(self, message: str) -> None:
+        if _asked.get().verbose:
+            _terminal.say(message)
+
+
+def _options() -> list[click.Parameter]:
+    return [
+        click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            help="Print no progress, notes and summaries: errors only, and "
+            "what was asked for, such as an answer or --json.",
+        ),
+        click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            help="Print more on stderr: files, ranks, repeated requests, and how long each phase took.",
+        ),
+        click.Option(
+            ["--log-file"],
+            metavar="FILE",
+            type=PATH,
+            default="",
+            help="Append all that --verbose prints to this file, with times and levels, whatever the terminal shows.",
+        ),
+    ]
+
+
+class _Terminal(logging.Handler):
+    """Prints details; notes and errors are printed where they arise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say: Callable[[str], None] = lambda message: print_lines(f"reshard: {message}", err=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.INFO:
+            self.say(record.getMessage())
+
+
+class _File(logging.Handler):
+    """Appends lines to a file, each with a single write: several processes may share the file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        # a pipe without a reader is an error rather than waited for
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        self._path = path
+        self._failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        at = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        lines = record.getMessage().split("\n")
+        data = "".join(f"{at} {record.levelname:<7} {line}\n" for line in lines).encode(errors="backslashreplace")
+        try:
+            os.write(self._descriptor, data)
+        except OSError as error:
+            if not self._failed:  # the work is worth more than its log
+                self._failed = True
+                print_line(f"reshard: warning: {self._path}: the log is incomplete: {error.strerror}", err=True)
+
+    def end(self) -> None:
+        """Close the file. `close` is also called by libraries that configure logging anew, while it is in use."""
+        os.close(self._descriptor)
+
+
+@contextmanager
+def _logging_as(asked: Verbosity, words: Sequence[str]) -> Iterator[Callable[[int], None]]:
+    """Log inside the block as asked for; yields a function to call with the exit code."""
+    file = _opened(asked.log_file) if asked.log_file else None
+    handlers = [*([_terminal] if asked.verbose else []), *([file] if file else [])]
+    token = _asked.set(asked)
+    started = time.monotonic()
+    level, propagates = LOGGER.level, LOGGER.propagate
+
+    def ended(code: int) -> None:
+        log(logging.DEBUG, f"finished in {seconds_text(time.monotonic() - started)}, exit code {code}")
+
+    if handlers:
+        LOGGER.setLevel(logging.DEBUG)
+        LOGGER.propagate = False  # Prefect gives the root logger a handler that prints
+    for handler in handlers:
+        LOGGER.addHandler(handler)
+    try:
+        if file:
+            log(logging.INFO, f"reshard {__version__}: {shlex.join(words)}")
+        with reporting_to(LoggedProgress(_NotesIfVerbose())):
+            yield ended
+    except (ReshardError, click.ClickException) as error:
+        if file:
+            log(logging.ERROR, error.format_message() if isinstance(error, click.ClickException) else str(error))
+        raise
+    except BaseException as error:
+        if file:
+            log(logging.ERROR, f"ended by {type(error).__name__}: {error}".rstrip(": "))
+        raise
+    finally:
+        for handler in handlers:
+            LOGGER.removeHandler(handler)
+        LOGGER.level, LOGGER.propagate = level, propagates
+        _asked.reset(token)
+        if file:
+            file.end()
+
+
+def _opened(path: str) -> _File:
+    try:
+        return _File(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"--log-file {path}: cannot be written: {(reason or str(error)).lower()}") from None
+
+
+_WORDS = "reshard.words"
+_asked: ContextVar[Verbosity] = ContextVar("reshard_verbosity", default=Verbosity())  # noqa: B039
+_terminal = _Terminal()
