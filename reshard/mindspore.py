@@ -5,6 +5,8 @@ the place of MindSpore's Parameters. Intended differences: docs/guides/mindspore
 """
 
 from reshard.core.mindspore_api import context
+from reshard.core.mindspore_api.checkpoint_config import CheckpointConfig
+from reshard.core.mindspore_api.checkpoint_manager import CheckpointManager
 from reshard.core.mindspore_api.context import (
     GRAPH_MODE,
     PYNATIVE_MODE,
@@ -23,6 +25,7 @@ from reshard.core.mindspore_api.layouts import (
     merge_sliced_parameter,
 )
 from reshard.core.mindspore_api.loading import load_checkpoint, load_segmented_checkpoints
+from reshard.core.mindspore_api.model_checkpoint import ModelCheckpoint, RunContext
 from reshard.core.mindspore_api.networks import load_param_into_net
 from reshard.core.mindspore_api.saving import save_checkpoint
 from reshard.core.mindspore_api.strategies import merge_pipeline_strategys, restore_group_info_list
@@ -35,12 +38,14 @@ from reshard.core.mindspore_api.transforming import (
     transform_checkpoints,
 )
 from reshard.core.mindspore_api.unifying import unified_safetensors
-from reshard.core.request.checkpoint_config import CheckpointConfig
 
 __all__ = [
     "GRAPH_MODE",
     "PYNATIVE_MODE",
     "CheckpointConfig",
+    "CheckpointManager",
+    "ModelCheckpoint",
+    "RunContext",
     "build_searched_strategy",
     "ckpt_to_safetensors",
     "context",

@@ -78,6 +78,8 @@ def array_of(value: Any) -> np.ndarray:
         raise TypeError(f"{type(value)} is neither an array nor anything that can be made one")
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
+    if array.dtype.name == "bfloat16":  # MindSpore registers a dtype of its own
+        array = array.view(np.uint16).view(_NUMPY_DTYPES["BFloat16"])
     # ascontiguousarray would make a 0-d array 1-d
     return array if array.flags.c_contiguous else array.copy(order="C")
 

@@ -1,7 +1,7 @@
 """Checks of arguments, with the exceptions that MindSpore's functions raise."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reshard.core.mindspore_api.failures import reading
@@ -44,6 +44,20 @@ def check_format(name: str, value: object) -> None:
     """Raise ValueError unless an argument is a file's format."""
     if value not in FORMATS:
         raise ValueError(f"{name!r} has to be 'ckpt' or 'safetensors', not {value!r}")
+
+
+def check_async_save(value: object) -> None:
+    """Raise TypeError unless `async_save` is a bool or a string, ValueError for an unknown one."""
+    if not isinstance(value, bool | str):
+        raise TypeError(f"'async_save' has to be a bool or a string, not {type(value)}")
+    if isinstance(value, str) and value not in ("process", "thread"):
+        raise ValueError(f"'async_save' has to be a bool, 'process' or 'thread', not {value!r}")
+
+
+def is_network(value: object) -> bool:
+    """True for a mapping, and for an object that has parameters by name, such as MindSpore's Cells."""
+    methods = ("parameters_and_names", "parameters_dict", "state_dict")
+    return isinstance(value, Mapping) or any(callable(getattr(value, method, None)) for method in methods)
 
 
 def check_key(kind: str, key: object, mode: object) -> None:

@@ -15,11 +15,13 @@ from reshard.core.checkpoint.numpy_values import Value, array_of, bytes_of, dtyp
 from reshard.core.mindspore_api.arguments import (
     DEFAULT_MODE,
     ChoiceFunction,
+    check_async_save,
     check_format,
     check_key,
     check_safetensors_has_none,
     check_type,
     check_value,
+    is_network,
     key_of,
 )
 from reshard.core.mindspore_api.failures import writing
@@ -72,16 +74,28 @@ def save_checkpoint(
         OSError: it cannot be written.
     """
     location = _checked_target(save_obj, ckpt_file_name, format)
-    _check_ways(integrated_save, async_save)
+    check_type("integrated_save", integrated_save, bool)
+    check_async_save(async_save)
     appended = _checked_append_dict(append_dict)
     key = _checked_key(enc_key, enc_mode, crc_check, format, kwargs)
-    # as in MindSpore, appended values replace parameters, such as a loaded `epoch_num`
-    values = _by_name(_chosen(save_obj, choice_func)) | appended
+    values = _chosen_values(save_obj, choice_func) | appended
     if not values:
         raise ValueError(f"{location}: there is nothing to save")
     with writing():
         kind = FileKind(CheckpointFormat(format), crc_check, kwargs.get("remove_redundancy"), key)
         save_values(location, values, kind)
+
+
+def values_to_save(save_obj: Any, append_dict: Mapping[str, Any] | None) -> dict[str, Value]:
+    """Return the values of a file by name.
+
+    Appended values replace parameters, such as a loaded `epoch_num`, as in MindSpore.
+
+    Raises:
+        TypeError: a value cannot be saved.
+        ValueError: two parameters of one name differ; a number does not fit.
+    """
+    return _chosen_values(save_obj, None) | _checked_append_dict(append_dict)
 
 
 def save_values(location: Location, values: Mapping[str, Value], kind: FileKind) -> None:
@@ -102,7 +116,7 @@ def save_values(location: Location, values: Mapping[str, Value], kind: FileKind)
 
 def _checked_target(save_obj: object, name: object, format: str) -> Location:
     check_format("format", format)
-    if not isinstance(save_obj, Mapping | list) and _parameters(save_obj) is None:
+    if not isinstance(save_obj, list) and not is_network(save_obj):
         raise TypeError(f"'save_obj' has to be a network, a list or a dict, not {type(save_obj)}")
     if not isinstance(name, str):
         raise TypeError(f"the file's name has to be a string, not {type(name)}")
@@ -115,14 +129,6 @@ def _checked_target(save_obj: object, name: object, format: str) -> Location:
     if name.endswith(f".{format}"):
         return location
     return Location(location.fs, f"{location.path}.{format}")
-
-
-def _check_ways(integrated_save: object, async_save: object) -> None:
-    check_type("integrated_save", integrated_save, bool)
-    if not isinstance(async_save, bool | str):
-        raise TypeError(f"'async_save' has to be a bool or a string, not {type(async_save)}")
-    if isinstance(async_save, str) and async_save not in ("process", "thread"):
-        raise ValueError(f"'async_save' has to be a bool, 'process' or 'thread', not {async_save!r}")
 
 
 def _checked_key(key: bytes | None, mode: str, crc_check: bool, format: str, others: Mapping[str, Any]) -> Key | None:
@@ -157,6 +163,8 @@ def _checked_append_dict(append_dict: object) -> dict[str, Value]:
 def _appended_value(name: str, value: Any) -> Value:
     if isinstance(value, str):
         return str(value)
+    if callable(getattr(value, "get_state", None)):
+        value = value.get_state()
     if is_array_like(value):
         return _checked_array(name, value)
     # as MindSpore's tensors of Python's numbers
@@ -171,15 +179,12 @@ def _appended_value(name: str, value: Any) -> Value:
     raise TypeError(f"'append_dict' has numbers, texts and arrays for values, not {type(value)} as {name!r}")
 
 
-def _chosen(save_obj: Any, choose: ChoiceFunction) -> Iterator[tuple[str, Value]]:
-    for name, value in _named(save_obj):
-        if choose is None or choose(name):
-            yield name, _checked_value(name, value)
-
-
-def _by_name(named: Iterable[tuple[str, Value]]) -> dict[str, Value]:
+def _chosen_values(save_obj: Any, choose: ChoiceFunction) -> dict[str, Value]:
     values: dict[str, Value] = {}
-    for name, value in named:
+    for name, given in _named(save_obj):
+        if choose is not None and not choose(name):
+            continue
+        value = _checked_value(name, given)
         # the same one twice is fine, such as a network's parameters and its optimizer's
         if not is_same(values.setdefault(name, value), value):
             raise ValueError(f"two parameters that differ are named {name!r}: a file holds one of a name")
@@ -195,7 +200,7 @@ def _named(save_obj: Any) -> Iterable[tuple[str, Any]]:
             if not isinstance(name, str):
                 raise TypeError(f"a dict that is saved has to have strings for keys, not {type(name)}")
         return save_obj.items()
-    return _parameters(save_obj) or ()
+    return _parameters(save_obj)
 
 
 def _named_item(item: Any) -> tuple[str, Any]:
@@ -212,14 +217,14 @@ def _named_item(item: Any) -> tuple[str, Any]:
     return name, data
 
 
-def _parameters(network: Any) -> list[tuple[str, Any]] | None:
-    """The parameters of an object that is used like a network; None for other objects."""
+def _parameters(network: Any) -> list[tuple[str, Any]]:
+    """The parameters of an object that is used like a network."""
     if callable(getattr(network, "parameters_and_names", None)):
         pairs = network.parameters_and_names()
     elif callable(getattr(network, "parameters_dict", None)):
         pairs = network.parameters_dict().items()
     else:
-        return None
+        return list(network.state_dict().items())
     named = ((getattr(parameter, "name", None), name, parameter) for name, parameter in pairs)
     return [(own if isinstance(own, str) else name, parameter) for own, name, parameter in named]
 

@@ -22,6 +22,7 @@ from tests.conformance.made_strategies import check_made_strategies
 from tests.conformance.mindspore_process import PYTHON, Judge, RefusalError
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 from tests.conformance.removed_redundancy import check_removed_redundancy
+from tests.conformance.saving_trainings import check_saving_trainings
 from tests.conformance.unified import check_unified
 
 _PROGRESS_EVERY = 20
@@ -35,6 +36,7 @@ _FURTHER_CHECKS = (
     ("casts", check_casts),
     ("made strategies", check_made_strategies),
     ("reshard beside MindSpore", check_beside_mindspore),
+    ("trainings that save", check_saving_trainings),
 )
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10

@@ -1,0 +1,455 @@
+"""MindSpore's `ModelCheckpoint`: a callback of a training that saves its parameters every few steps or seconds.
+
+Where MindSpore was imported before it is made, it is a callback of `Model.train`. It works in any other loop:
+
+    with ModelCheckpoint("llama", "checkpoint/rank_0", CheckpointConfig(100)) as checkpoint:
+        for step in range(1, steps + 1):
+            train(weights)
+            checkpoint.step_end(RunContext(train_network=weights, cur_epoch_num=1, cur_step_num=step, batch_num=steps))
+        checkpoint.end(RunContext(...))
+
+The network is a mapping of names to arrays, or anything with `parameters_and_names()`, `parameters_dict()` or
+`state_dict()`. Rules and names are those of MindSpore 2.10.0 (train/callback/_checkpoint.py, train/model.py).
+
+Intended differences from MindSpore:
+
+- A file appears when it is whole, and old ones are removed after that: a training that dies while it saves has lost
+  nothing. In MindSpore, `keep_checkpoint_max=1` leaves none for as long as the next one is being written.
+- `async_save` writes a copy of the parameters in a thread, also if it is `"process"`; one save at a time. If the next
+  one has to wait, or a save failed, there is a Python warning at the next step; `end` raises the failures.
+  `latest_ckpt_file_name` is that of a whole file.
+- Directories may be URLs.
+- The file of a breakpoint is written as the others are: with a CRC if asked for. Whatever leaves the `with` block by an
+  exception counts, not only what leaves `Model.train`. `step_num` in it counts all steps, not those of the epoch.
+- Slices of a job are saved as they are: for a network of slices, `integrated_save` has to be False, and
+  `remove_redundancy` is refused.
+"""
+
+import errno
+import logging
+import os
+import stat
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
+from os.path import splitext
+from types import SimpleNamespace, TracebackType
+from typing import Any, Self, cast
+
+import numpy as np
+
+from reshard.core.checkpoint.block_writing import FileKind
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.checkpoint.numpy_values import Value
+from reshard.core.mindspore_api.arguments import is_network
+from reshard.core.mindspore_api.checkpoint_config import FROM_TRAINING, CheckpointConfig
+from reshard.core.mindspore_api.checkpoint_manager import CheckpointManager
+from reshard.core.mindspore_api.failures import reading, writing
+from reshard.core.mindspore_api.saving import save_values, values_to_save
+from reshard.core.storage.failures import mapped_errors
+from reshard.core.storage.publishing import list_names
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.storage.writing import write_bytes
+
+_log = logging.getLogger("reshard.mindspore")
+
+_BREAKPOINT = "_breakpoint.ckpt"
+_NOTABLE_WAIT_SECONDS = 1.0
+_EXTENSIONS = (".ckpt", ".safetensors")
+
+Named = str | Callable[[Any], str]
+"""A text, or a function that makes one of a training's arguments."""
+
+
+class RunContext:
+    """The state of a training, as callbacks get it.
+
+    Args:
+        original_args: a mapping, or an object with attributes: `train_network`, `cur_epoch_num`, `cur_step_num` and
+            `batch_num`, the number of steps in an epoch.
+        values: the same as keyword arguments.
+    """
+
+    def __init__(self, original_args: Any = None, **values: Any) -> None:
+        given = original_args if original_args is not None else {}
+        self._args = SimpleNamespace(**{**given, **values}) if isinstance(given, Mapping) else given
+        self._stop_requested = False
+
+    def original_args(self) -> Any:
+        """Return the object with the state as attributes."""
+        return self._args
+
+    def request_stop(self) -> None:
+        """Ask the training to stop."""
+        self._stop_requested = True
+
+    def get_stop_requested(self) -> bool:
+        """True if a callback asked the training to stop."""
+        return self._stop_requested
+
+
+class ModelCheckpoint:
+    """Saves checkpoints of a training; see `CheckpointConfig` for when, and how many are kept.
+
+    Args:
+        prefix: what names of files begin with, before `-{epoch}_{step in the epoch}`; or a function that returns the
+            whole name without its extension. If there are files of the prefix, a number is added to it.
+        directory: where files go; by default the current directory. Or a function that returns it.
+        config: the settings.
+
+    Raises:
+        ValueError: `prefix` is no text, or has a `/` in it; `directory` is blank.
+        TypeError: `directory` is no text; `config` is no CheckpointConfig.
+    """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Return an instance that MindSpore's `Model` accepts, if MindSpore is imported."""
+        callback = getattr(sys.modules.get("mindspore.train"), "Callback", None)
+        plain = callback is None or issubclass(cls, callback)
+        return super().__new__(cls if plain else _as_callback(cast(type, cls), callback))
+
+    def __init__(
+        self, prefix: Named = "CKP", directory: Named | None = None, config: CheckpointConfig | None = None
+    ) -> None:
+        if not callable(prefix) and not _is_prefix(prefix):
+            raise ValueError(f"'prefix' has to be a function, or a string without '/', not {prefix!r}")
+        if config is not None and not isinstance(config, CheckpointConfig):
+            raise TypeError(f"'config' has to be reshard's CheckpointConfig, not {type(config)}")
+        self._config = config or CheckpointConfig()
+        self._key = self._config.key()
+        self._prefix_function = prefix if callable(prefix) else None
+        self._directory_function = directory if callable(directory) else None
+        self._directory = os.getcwd() if directory is None else "" if callable(directory) else _made(directory)
+        self._breakpoint_prefix = self._prefix = "" if callable(prefix) else prefix
+        if not (callable(prefix) or callable(directory)):
+            self._prefix = free_prefix(_names_in(self._directory), prefix)
+        self._info = self._config.append_dict or {}
+        self._started = {name: self._info[name] for name in FROM_TRAINING if name in self._info}
+        self._manager = CheckpointManager(self._config.format)
+        self._background = _Background()
+        self._latest = ""
+        self._saved_step = 0
+        self._saved_at = self._last_file_at = time.time()
+        self._graph_saved = False
+        self._args: Any = None
+
+    @property
+    def latest_ckpt_file_name(self) -> str:
+        """Path of the last file that was saved, but for breakpoints; empty before the first."""
+        return self._latest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._config.exception_save and self._args is not None:
+            try:
+                self._save_breakpoint()
+            except Exception as failure:
+                error.add_note(f"the checkpoint of the breakpoint could not be saved: {failure}")
+                _log.exception("the checkpoint of the breakpoint could not be saved")
+        self._background.wait()
+        if error is None:
+            self._background.raise_failures()
+
+    def begin(self, run_context: Any) -> None:
+        """Note the training's state, for a failure before its first step."""
+        self._args = run_context.original_args()
+
+    def step_begin(self, run_context: Any) -> None:
+        """Note the training's state, for a failure in the step."""
+        self._args = run_context.original_args()
+
+    def step_end(self, run_context: Any) -> None:
+        """Save a checkpoint if it is time to.
+
+        Raises:
+            OSError: a file cannot be written; with `async_save` this is a warning, and an exception at the end.
+            TypeError, ValueError: the network or the settings do not fit.
+        """
+        self._args = run_context.original_args()
+        self._background.warn_of_failures()
+        self._save_due(at_end=False)
+
+    def end(self, run_context: Any) -> None:
+        """Save the last step, wait until all files are whole, and raise what went wrong in the background."""
+        self._args = run_context.original_args()
+        self._save_due(at_end=True)
+        self._background.wait()
+        self._background.raise_failures()
+
+    def epoch_begin(self, run_context: Any) -> None:
+        """Do nothing."""
+
+    def epoch_end(self, run_context: Any) -> None:
+        """Do nothing."""
+
+    def on_train_begin(self, run_context: Any) -> None:
+        """See `begin`."""
+        self.begin(run_context)
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        """See `epoch_begin`."""
+        self.epoch_begin(run_context)
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        """See `epoch_end`."""
+        self.epoch_end(run_context)
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        """See `step_begin`."""
+        self.step_begin(run_context)
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        """See `step_end`."""
+        self.step_end(run_context)
+
+    def on_train_end(self, run_context: Any) -> None:
+        """See `end`."""
+        self.end(run_context)
+
+    def _save_due(self, *, at_end: bool) -> None:
+        self._name_files(at_end)
+        step = self._args.cur_step_num
+        if step == self._saved_step or not self._is_due(step, at_end):
+            return
+        self._background.wait_for_the_next()
+        name = (
+            self._prefix
+            if self._prefix_function
+            else f"{self._prefix}-{self._args.cur_epoch_num}_{self._step_in_epoch}"
+        )
+        self._saved_step = step
+        self._save(f"{name}.{self._config.format}", self._surplus(), in_background=bool(self._config.async_save))
+
+    def _name_files(self, at_end: bool) -> None:
+        """Ask the functions for prefix and directory, and save the network's graph, once."""
+        if at_end:
+            return
+        if self._prefix_function:
+            self._prefix = self._prefix_function(self._args)
+            if not _is_prefix(self._prefix):
+                raise ValueError(f"'prefix' has to return a string without '/', not {self._prefix!r}")
+        if self._directory_function:
+            self._directory = _made(self._directory_function(self._args))
+        if not self._graph_saved:
+            self._graph_saved = True
+            graph = getattr(self._args.train_network, "get_func_graph_proto", lambda: None)()
+            if graph:
+                location = self._location(f"{self._prefix}-graph.meta")
+                with writing():
+                    write_bytes(location, graph)
+                if location.is_local:
+                    os.chmod(location.path, stat.S_IRUSR | stat.S_IWUSR)
+
+    def _is_due(self, step: int, at_end: bool) -> bool:
+        if self._config.save_checkpoint_steps:
+            return at_end or step >= self._saved_step + self._config.save_checkpoint_steps
+        if not self._config.save_checkpoint_seconds:
+            return False
+        now = time.time()
+        due = at_end or now - self._saved_at > self._config.save_checkpoint_seconds
+        if due:
+            self._saved_at = now
+        return due
+
+    def _surplus(self) -> list[str]:
+        """Files that the next one makes superfluous."""
+        with writing():
+            self._manager.update_ckpoint_filelist(self._directory, self._prefix)
+            most, minutes = self._config.keep_checkpoint_max, self._config.keep_checkpoint_per_n_minutes
+            now, last_file_at = time.time(), self._last_file_at
+            self._last_file_at = now
+            if most:
+                return [self._manager.oldest()] if self._manager.ckpoint_num >= most else []
+            if minutes and now - last_file_at < minutes * 60:
+                return self._manager.recent_but_first(minutes, now)
+            return []
+
+    def _save_breakpoint(self) -> None:
+        self._background.wait()
+        prefix = self._prefix
+        if not (self._prefix_function or self._directory_function):
+            prefix = free_prefix(_names_in(self._directory), self._breakpoint_prefix, of_breakpoints=True)
+        epoch = getattr(self._args, "cur_epoch_num", 0)
+        self._save(f"{prefix}-{epoch}_{self._step_in_epoch}{_BREAKPOINT}", [], in_background=False)
+
+    @property
+    def _step_in_epoch(self) -> int:
+        step = getattr(self._args, "cur_step_num", 0)
+        return int((step - 1) % self._args.batch_num + 1) if step else 0
+
+    def _save(self, name: str, surplus: list[str], *, in_background: bool) -> None:
+        location = self._location(name)
+        network = self._args.train_network if self._config.saved_network is None else self._config.saved_network
+        self._check_network(network)
+        values = values_to_save(network, self._appended())
+        if not values:
+            raise ValueError(f"{location}: there is nothing to save")
+        marked = self._config.remove_redundancy
+        kind = FileKind(CheckpointFormat(self._config.format), self._config.crc_check, marked, self._key)
+        path = os.path.join(self._directory, name)
+
+        def write() -> None:
+            with writing():
+                save_values(location, values, kind)
+            if not name.endswith(_BREAKPOINT):
+                self._latest = path
+            for file in surplus:
+                if file != str(location):
+                    self._manager.remove_ckpoint_file(file)
+
+        if in_background:
+            values = {each: _copied(value) for each, value in values.items()}
+            self._background.start(path, write)
+        else:
+            write()
+
+    def _appended(self) -> dict[str, Any]:
+        reached = {
+            "epoch_num": getattr(self._args, "cur_epoch_num", 0),
+            "step_num": getattr(self._args, "cur_step_num", 0),
+        }
+        return self._info | {name: start + reached[name] for name, start in self._started.items()}
+
+    def _check_network(self, network: Any) -> None:
+        if not is_network(network):
+            raise TypeError(
+                "the network to save has to be a mapping of names to arrays, or to have parameters_and_names(), "
+                f"parameters_dict() or state_dict(), not {type(network)}"
+            )
+        sliced = bool(getattr(network, "parameter_layout_dict", None))
+        if sliced and self._config.integrated_save:
+            raise ValueError("the network holds slices, which are not gathered here: set integrated_save=False")
+        if self._config.remove_redundancy:
+            raise TypeError("'remove_redundancy': which ranks share a slice is not known here: leave it False")
+
+    def _location(self, name: str) -> Location:
+        with reading():
+            return parse_url(self._directory).child(name)
+
+
+class _Background:
+    """Writes one file at a time in a thread, and keeps failures until they are raised."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._path = ""
+        self._failures: list[tuple[str, Exception]] = []
+        self._warned = 0
+
+    def start(self, path: str, work: Callable[[], None]) -> None:
+        """Begin to write a file; the one before must be whole."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._failures.append((path, error))
+                _log.error("checkpoint %s was not saved: %s", path, error)  # in case that no step follows
+
+        self._path = path
+        self._thread = threading.Thread(target=run, name="reshard-save")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the file is whole, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def wait_for_the_next(self) -> None:
+        """Wait for the file, and warn if the training loses time by that."""
+        began = time.monotonic()
+        self.wait()
+        self.warn_of_failures()
+        seconds = time.monotonic() - began
+        if seconds >= _NOTABLE_WAIT_SECONDS:
+            warnings.warn(
+                f"{self._path} was still being saved when the next checkpoint was due: training waited "
+                f"{seconds:.1f} s; save less often, or to a faster storage",
+                stacklevel=5,
+            )
+
+    def warn_of_failures(self) -> None:
+        """Warn of each failure once."""
+        while self._warned < len(self._failures):
+            path, error = self._failures[self._warned]
+            self._warned += 1
+            warnings.warn(f"checkpoint {path} was not saved: {error}", RuntimeWarning, stacklevel=4)
+
+    def raise_failures(self) -> None:
+        """Raise one error for all files that were not saved.
+
+        Raises:
+            OSError: files could not be written.
+        """
+        if not self._failures:
+            return
+        failures, self._failures, self._warned = self._failures, [], 0
+        lines = "\n".join(f"  {path}: {error}" for path, error in failures)
+        first = failures[0][1]
+        number = first.errno if isinstance(first, OSError) else None
+        raise OSError(number or errno.EIO, f"{len(failures)} checkpoints were not saved:\n{lines}") from first
+
+
+@cache
+def _as_callback(cls: type, callback: type) -> type:
+    """The class as a subclass of MindSpore's Callback too: `Model.train` takes no others."""
+    return type(cls.__name__, (cls, callback), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+def free_prefix(names: list[str], prefix: str, *, of_breakpoints: bool = False) -> str:
+    """Return the prefix, with the next free number if there are files of it, such as `CKP_1` beside `CKP-1_1.ckpt`.
+
+    Breakpoints' files, and all others, are numbered by themselves.
+    """
+    number = 0
+    for name in names:
+        is_breakpoint = name.endswith(_BREAKPOINT)
+        if is_breakpoint != of_breakpoints or splitext(name)[1] not in _EXTENSIONS:
+            continue
+        rest = name[len(prefix) :]
+        if not name.startswith(prefix) or rest[:1].isalpha():
+            continue
+        dash = rest.find("-")
+        if dash == 0:
+            number = max(number, 1)
+        elif dash > 0 and rest[1:dash].isdigit():
+            number = max(number, int(rest[1:dash]) + 1)
+    return f"{prefix}_{number}" if number else prefix
+
+
+def _is_prefix(value: object) -> bool:
+    return isinstance(value, str) and "/" not in value
+
+
+def _made(directory: object) -> str:
+    """The absolute path or the URL of a directory, which is made if need be."""
+    if not isinstance(directory, str):
+        raise TypeError(f"'directory' has to be a function or a string, not {type(directory)}")
+    if not directory.strip():
+        raise ValueError("'directory' is blank")
+    with writing():
+        location = parse_url(directory)
+        if location.is_local:
+            with mapped_errors(location, "make the directory"):
+                os.makedirs(location.path, exist_ok=True)
+    return str(location)
+
+
+def _names_in(directory: str) -> list[str]:
+    with writing():
+        return list_names(parse_url(directory))
+
+
+def _copied(value: Value) -> Value:
+    """The value as it is now: training goes on while it is written."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return [part.copy() for part in value] if isinstance(value, list) else value
