@@ -1,13 +1,4 @@
-"""MindSpore's `CheckpointConfig`: when training saves checkpoints, how many are kept, and how files are written.
-
-Intended differences from MindSpore:
-
-- `enc_key` may also be the name of a key (env:NAME, file:PATH or block:NAME).
-- `append_info` may also be a dict; its arrays may be numpy's, its generators anything with `get_state()`.
-- `saved_network` is a mapping of arrays or any object that is used like a network.
-- Unknown formats and modes, and a key together with a CRC, are errors here; MindSpore finds out when it saves, or
-  writes a file that it then cannot load. Unknown arguments are a TypeError; MindSpore ignores them.
-"""
+"""MindSpore's `CheckpointConfig`: when training saves checkpoints, how many are kept, and how files are written."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field

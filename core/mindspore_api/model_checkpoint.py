@@ -10,19 +10,6 @@ Where MindSpore was imported before it is made, it is a callback of `Model.train
 
 The network is a mapping of names to arrays, or anything with `parameters_and_names()`, `parameters_dict()` or
 `state_dict()`. Rules and names are those of MindSpore 2.10.0 (train/callback/_checkpoint.py, train/model.py).
-
-Intended differences from MindSpore:
-
-- A file appears when it is whole, and old ones are removed after that: a training that dies while it saves has lost
-  nothing. In MindSpore, `keep_checkpoint_max=1` leaves none for as long as the next one is being written.
-- `async_save` writes a copy of the parameters in a thread, also if it is `"process"`; one save at a time. If the next
-  one has to wait, or a save failed, there is a Python warning at the next step; `end` raises the failures.
-  `latest_ckpt_file_name` is that of a whole file.
-- Directories may be URLs.
-- The file of a breakpoint is written as the others are: with a CRC if asked for. Whatever leaves the `with` block by an
-  exception counts, not only what leaves `Model.train`. `step_num` in it counts all steps, not those of the epoch.
-- Slices of a job are saved as they are: for a network of slices, `integrated_save` has to be False, and
-  `remove_redundancy` is refused.
 """
 
 import errno

@@ -39,12 +39,18 @@ def ran(directory: Path, program: str) -> str:
 
 
 def test_the_examples(directory: Path) -> None:
-    assert len(PROGRAMS) == 2
+    assert len(PROGRAMS) == 3
     assert "bfloat16" in ran(directory, PROGRAMS[0])
     assert re.fullmatch(r"(\d \[\d(, \d)*\]\n){4}", ran(directory, PROGRAMS[1]))
     for rank in range(4):
         whole_conversion = read_rank(directory / "demo-out" / "transformed", rank)
         assert read_ckpt(directory / "demo-out" / "by_rank" / f"{rank}.ckpt") == whole_conversion
+
+
+def test_the_training_that_saves(directory: Path) -> None:
+    assert ran(directory, PROGRAMS[2]).endswith("demo-out/training/rank_0/llama-1_500.ckpt\n")
+    saved = directory / "demo-out" / "training" / "rank_0"
+    assert sorted(path.name for path in saved.iterdir()) == ["llama-1_400.ckpt", "llama-1_500.ckpt"]
 
 
 def test_every_function_is_told_of() -> None:
