@@ -47,7 +47,7 @@ class Case:
     in_background: bool = False
 
 
-class Net(nn.Cell):
+class Net(nn.Cell):  # type: ignore[misc]
     """Parameters of several dtypes, some of them not trained."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class Clock:
             time.time = real
 
 
-class Watch(mindspore.train.Callback):
+class Watch(mindspore.train.Callback):  # type: ignore[misc]
     """After each step: sets the times of new files, compares the two directories, and lets time pass."""
 
     def __init__(self, case: Case, clock: Clock, differences: list[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reshard import mindspore
-from reshard.core.mindspore_api import model_checkpoint
+from reshard.core.mindspore_api import model_checkpoint, saving
 from reshard.core.mindspore_api.model_checkpoint import free_prefix
 from reshard.mindspore import CheckpointConfig, ModelCheckpoint, RunContext
 
@@ -152,7 +152,7 @@ class TestInTheBackground:
     def gate(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         """Files are written when it opens."""
         gate = threading.Event()
-        save = model_checkpoint.save_values
+        save = saving.save_values
 
         def save_later(*arguments: Any) -> None:
             assert gate.wait(20)
