@@ -1,4 +1,4 @@
-"""How the cells of one parameter lie over each other, as tables and as JSON."""
+"""How the shards of one parameter overlap, as tables and as JSON."""
 
 from collections.abc import Iterator
 
@@ -16,20 +16,20 @@ def print_overlaps(overlaps: ParameterOverlaps) -> None:
     for number, source in enumerate(parameter.sources):
         cells = [cell for cell in overlaps.source_cells if cell.source == number]
         click.echo()
-        print_line(f"source: {source.name}, {source.dtype} {list(source.shape)}, {counted(len(cells), 'cell')}")
-        print_table(("ranks", "cell"), [(ranks_text(cell.ranks) or "lost", cell.box) for cell in cells])
+        print_line(f"source: {source.name}, {source.dtype} {list(source.shape)}, {counted(len(cells), 'shard')}")
+        print_table(("ranks", "shard"), [(ranks_text(cell.ranks) or "lost", cell.box) for cell in cells])
     several = len(parameter.sources) > 1
     # elements have the same place on both sides, unless declared changes moved them
     boxes = ("box",) if parameter.is_whole else ("source box", "target box")
-    headers = ("ranks", "cell", "from rank", *(("of",) if several else ()), *boxes, "size")
+    headers = ("ranks", "shard", "from rank", *(("of",) if several else ()), *boxes, "size")
     for stage, target_cells in overlaps.target_cells.items():
-        click.echo(f"\ntarget: {overlaps.place(stage)}, {counted(len(target_cells), 'cell')}")
+        click.echo(f"\ntarget: {overlaps.place(stage)}, {counted(len(target_cells), 'shard')}")
         rows = [row for cell in target_cells for row in _rows(overlaps, cell, several)]
         print_table(headers, rows, right=("from rank", "size"))
 
 
 def _rows(overlaps: ParameterOverlaps, cell: TargetCell, several: bool) -> Iterator[tuple[object, ...]]:
-    """A row for each overlap; only the first shows the cell."""
+    """A row for each overlap; only the first shows the shard."""
     parameter = overlaps.parameter
     head: tuple[object, object] = (ranks_text(cell.ranks), cell.box)
     for overlap in cell.overlaps:

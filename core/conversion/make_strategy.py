@@ -169,7 +169,7 @@ def _checkpoint_facts(
         return facts
     match = match_parameters(PlanInputs(catalog, source, None, catalog.format, integrated_save=integrated_save))
     integrated_save_warnings(catalog, source, match, integrated_save)
-    return {moved.name: TensorFacts(moved.shape, moved.dtype) for moved in match.resharded}
+    return {each.name: TensorFacts(each.shape, each.dtype) for each in match.resharded}
 
 
 def _report(url: str, source: Strategy, wish: TargetJob, derived: DerivedStrategy) -> MakeReport:

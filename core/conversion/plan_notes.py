@@ -51,7 +51,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
     if match.allowed_missing:
         notes.append(f"missing in the source, as allowed: {listed(match.allowed_missing)}")
     if match.passed_through:
-        names = [carried.name for carried in match.passed_through]
+        names = [each.name for each in match.passed_through]
         changed = {effect.parameter for effect in effects}
         how = "copied unchanged" if changed.isdisjoint(names) else "copied"
         notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
@@ -63,7 +63,7 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         notes.append(f"appended to {where}: {listed([_format_info(each) for each in match.appended])}")
     if plan.inputs.replicas:
         notes.append(_redundancy_note(plan.inputs.replicas))
-    differing = [carried.name for carried in match.passed_through if _differs(plan, carried)]
+    differing = [each.name for each in match.passed_through if _differs(plan, each)]
     if differing:
         notes.append(
             f"in no strategy, but different on different source ranks: {listed(differing)}; every target rank got "
@@ -126,8 +126,8 @@ def _redundancy_note(replicas: int) -> str:
     )
 
 
-def _differs(plan: ConversionPlan, carried: PassedThroughParameter) -> bool:
-    return len({content_key(plan.inputs.catalog, rank, carried.source_name) for rank in carried.owners}) > 1
+def _differs(plan: ConversionPlan, parameter: PassedThroughParameter) -> bool:
+    return len({content_key(plan.inputs.catalog, rank, parameter.source_name) for rank in parameter.owners}) > 1
 
 
 def _format_info(appended: AppendedParameter) -> str:

@@ -118,10 +118,10 @@ def build_checked_plan(inputs: PlanInputs, only: int | None = None, unwanted: Co
 
 def _plan_with_gaps(inputs: PlanInputs, shards: SourceShards, elsewhere: Collection[str]) -> ConversionPlan:
     match = match_parameters(inputs, shards)
-    carried = tuple(each for each in match.passed_through if each.name not in elsewhere)
+    passed_through = tuple(each for each in match.passed_through if each.name not in elsewhere)
     dropped = tuple(name for name in match.dropped if name not in elsewhere)
     # the caller chooses the file's name, without a part number
-    return ConversionPlan(inputs, replace(match, passed_through=carried, dropped=dropped, part=None))
+    return ConversionPlan(inputs, replace(match, passed_through=passed_through, dropped=dropped, part=None))
 
 
 def absent_weights(catalog: CheckpointCatalog, source: Strategy | None, target: Strategy | None) -> list[str]:

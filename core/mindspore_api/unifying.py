@@ -245,5 +245,5 @@ def _renamed(index: FileIndex, strategy: Strategy, names: Mapping[str, str]) -> 
 
 def _with_only(plan: ConversionPlan, names: Sequence[str]) -> ConversionPlan:
     wanted = frozenset(names)
-    moved = tuple(parameter for parameter in plan.match.resharded if parameter.name in wanted)
-    return ConversionPlan(plan.inputs, replace(plan.match, resharded=moved, passed_through=()))
+    resharded = tuple(parameter for parameter in plan.match.resharded if parameter.name in wanted)
+    return ConversionPlan(plan.inputs, replace(plan.match, resharded=resharded, passed_through=()))

@@ -17,7 +17,7 @@ def spelled_for(spelling: str, rank: int) -> str:
     return spelling.replace(RANK_FIELD, str(rank))
 
 
-class Lies(Enum):
+class Relation(Enum):
     """The relation of a path to the paths that a pattern can match."""
 
     ABOVE = auto()
@@ -32,7 +32,7 @@ def matched_rank(part: str, name: str) -> int | None:
     return None if match is None else int(match["rank"])
 
 
-def lies(place: str, pattern: str) -> Lies | None:
+def relation_of(place: str, pattern: str) -> Relation | None:
     """Return the relation of the path `place` to the paths that `pattern` can match; None if they are apart.
 
     A folder with a rank's number in its name counts as matched, whichever of its files the pattern names.
@@ -45,10 +45,10 @@ def lies(place: str, pattern: str) -> Lies | None:
             if rank is None:
                 return None
         elif name != (part if rank is None else spelled_for(part, rank)):
-            return None if rank is None else Lies.INSIDE
+            return None if rank is None else Relation.INSIDE
     if len(names) < len(parts):
-        return Lies.ABOVE
-    return Lies.AT if len(names) == len(parts) else Lies.INSIDE
+        return Relation.ABOVE
+    return Relation.AT if len(names) == len(parts) else Relation.INSIDE
 
 
 def _parts(path: str) -> list[str]:

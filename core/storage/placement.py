@@ -3,7 +3,7 @@
 from reshard.core.errors import InputError, TargetError
 from reshard.core.storage.filesystems import same_storage
 from reshard.core.storage.listing import kind_of
-from reshard.core.storage.patterns import Lies, lies
+from reshard.core.storage.patterns import Relation, relation_of
 from reshard.core.storage.publishing import PARTIAL_SUFFIX, REPLACED_SUFFIX
 from reshard.core.storage.urls import Location
 
@@ -23,12 +23,12 @@ def check_apart(source: Location, final: Location) -> None:
     if not same_storage(source.fs, final.fs):
         return
     for suffix in ("", PARTIAL_SUFFIX, REPLACED_SUFFIX):
-        found = lies(final.path + suffix, source.path)
-        if found is Lies.AT and not suffix:
+        found = relation_of(final.path + suffix, source.path)
+        if found is Relation.AT and not suffix:
             is_pattern = source.path != final.path
             what = f"can be a part of the source {source}" if is_pattern else "is the source itself"
             raise TargetError(f"{final}: {what}; name another target")
-        if found is Lies.INSIDE:
+        if found is Relation.INSIDE:
             raise TargetError(f"{final}: lies inside the source {source}; name another target")
         if found is not None:
             raise TargetError(

@@ -122,9 +122,9 @@ def test_cells_of_a_parameter(reshard: Callable[..., Any]) -> None:
     shown = reshard("plan", SOURCE, *STRATEGIES, "--param", "layers.1.weight_1")
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
-    assert "source: layers.1.weight_1, Float32 [96, 8, 4], 4 cells" in lines
+    assert "source: layers.1.weight_1, Float32 [96, 8, 4], 4 shards" in lines
     assert "3      [0:96, 4:8, 2:4]" in lines
-    assert "target: stage 0, 2 cells" in lines
+    assert "target: stage 0, 2 shards" in lines
     assert lines[-4].split(maxsplit=1) == ["1", "[48:96, 0:8, 0:4]          0  [48:96, 0:4, 0:2]  1.5 KiB"]
     assert lines[-1].strip() == "3  [48:96, 4:8, 2:4]  1.5 KiB"
 

@@ -168,4 +168,4 @@ def _label(view: _View, box: TensorSlice, said: str) -> str:
 def _description(overlaps: ParameterOverlaps) -> str:
     targets = sum(map(len, overlaps.target_cells.values()))
     parts = sum(len(cell.overlaps) for cells in overlaps.target_cells.values() for cell in cells)
-    return f"{len(overlaps.source_cells)} cells of the source make {targets} cells of the target, in {parts} parts."
+    return f"{len(overlaps.source_cells)} shards of the source make {targets} shards of the target, in {parts} parts."

@@ -102,8 +102,8 @@ def _totals(summary: PlanSummary) -> Iterable[tuple[str, str]]:
     yield "Ranks", ranks + (f", {copies} of them copies of another" if copies else "")
     cut = f"{summary.parameters} resharded, in {counted(summary.layout_classes, 'way')}"
     cut = cut if summary.target_kind == RANK else f"{summary.parameters} made whole"
-    carried = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
-    yield "Parameters", cut + carried
+    passed_through = f"; {len(summary.carried)} copied to every rank" if summary.carried else ""
+    yield "Parameters", cut + passed_through
     yield "Format", summary.format
     yield "Needed of the source", size_text(summary.read_bytes)
     yield "To write", size_text(summary.written_bytes)
@@ -128,7 +128,7 @@ def _picture(svg: str) -> str:
 
 def _parameter(overlaps: ParameterOverlaps) -> str:
     explained = (
-        "<p>Each color is a source rank; heavy lines are the target's cells, numbers the ranks that own a cell.</p>"
+        "<p>Each color is a source rank; heavy lines are the target's shards, numbers the ranks that own a shard.</p>"
     )
     return _section(f"Parameter {overlaps.parameter.name}", explained + _picture(draw_overlaps(overlaps)))
 

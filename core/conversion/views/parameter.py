@@ -17,7 +17,7 @@ def find_overlaps(plan: ConversionPlan, name: str) -> ParameterOverlaps:
     parameter = next((found for found in plan.match.resharded if found.name == name), None)
     if parameter is not None:
         return overlaps_of(plan, parameter)
-    if any(carried.name == name for carried in plan.match.passed_through):
+    if any(each.name == name for each in plan.match.passed_through):
         raise InputError(f"no strategy knows {name!r}: every target rank gets a whole copy; --rank R shows its source")
     if any(appended.name == name for appended in plan.match.appended):
         raise InputError(f"{name!r} is appended to every target file; no source rank has it")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.core.storage.patterns import Lies, lies, matched_rank, spelled_for
+from reshard.core.storage.patterns import Relation, matched_rank, relation_of, spelled_for
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,18 @@ def test_the_rank_in_a_name(part: str, name: str, rank: int | None) -> None:
 @pytest.mark.parametrize(
     ("place", "pattern", "relation"),
     [
-        ("/run", "/run/rank_{rank}/a.ckpt", Lies.ABOVE),
-        ("/run/rank_3/a.ckpt", "/run/rank_{rank}/a.ckpt", Lies.AT),
-        ("/run/rank_3/a.ckpt/more", "/run/rank_{rank}/a.ckpt", Lies.INSIDE),
-        ("/run/rank_3/other", "/run/rank_{rank}/a.ckpt", Lies.INSIDE),
+        ("/run", "/run/rank_{rank}/a.ckpt", Relation.ABOVE),
+        ("/run/rank_3/a.ckpt", "/run/rank_{rank}/a.ckpt", Relation.AT),
+        ("/run/rank_3/a.ckpt/more", "/run/rank_{rank}/a.ckpt", Relation.INSIDE),
+        ("/run/rank_3/other", "/run/rank_{rank}/a.ckpt", Relation.INSIDE),
         ("/run/rank_x", "/run/rank_{rank}/a.ckpt", None),
         ("/runs", "/run/rank_{rank}/a.ckpt", None),
-        ("/run", "/run", Lies.AT),
-        ("/run/x", "/run", Lies.INSIDE),
+        ("/run", "/run", Relation.AT),
+        ("/run/x", "/run", Relation.INSIDE),
     ],
 )
-def test_where_a_path_lies(place: str, pattern: str, relation: Lies | None) -> None:
-    assert lies(place, pattern) is relation
+def test_where_a_path_lies(place: str, pattern: str, relation: Relation | None) -> None:
+    assert relation_of(place, pattern) is relation
 
 
 def test_a_spelling_for_a_rank() -> None:
