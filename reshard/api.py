@@ -1,7 +1,11 @@
 """The functions of `reshard`: each does what the command of its name does, in this process and without Prefect.
 
-They take the options of the command as keywords and return its report. Options that are wrong, or that do not exist,
-raise an `InputError` that names them. Names of storage options and keys may be `block:NAME`; only those load Prefect.
+They take the options of the command as keywords and return its report. Names of storage options and keys may be
+`block:NAME`; only those load Prefect.
+
+Arguments that a docstring does not list are those of `convert`; `reshard.options` describes options, also those that
+are plain arguments here. All functions raise an `InputError` that names each option that is wrong, or does not exist,
+and each file that cannot be used, and a `StorageError` if reading or writing failed after retries.
 """
 
 import os
@@ -52,6 +56,7 @@ from reshard.flows.blocks import resolvers_for
 from reshard.options import (
     ConvertOptions,
     DiffOptions,
+    DoctorOptions,
     EncryptionModeName,
     FingerprintOptions,
     IntegratedSaveName,
@@ -164,13 +169,8 @@ def convert_latest(
     Args:
         source: where training saves: a directory, or a pattern with `{rank}`.
         target: the directory of all conversions.
-        source_strategy: as for `convert`.
-        target_strategy: as for `convert`.
-        progress: as for `convert`.
-        options: see `reshard.options.LatestOptions`.
 
     Raises:
-        InputError: options are wrong; or no step is complete, and none is being written.
         VerificationError: a written file differs from what was to be written.
         ConversionError: it failed at run time.
     """
@@ -191,15 +191,7 @@ def plan(
     """Return what `convert` would read and write, rank by rank, in bytes; nothing is written.
 
     Args:
-        source: as for `convert`.
         target: as for `convert`; None: anywhere.
-        source_strategy: as for `convert`.
-        target_strategy: as for `convert`.
-        options: see `reshard.options.ConvertOptions`.
-
-    Raises:
-        InputError: options, or the files they name, are wrong; or the target is occupied.
-        StorageError: a file cannot be read.
     """
     request = _conversion(ConvertOptions, source, target, source_strategy, target_strategy, options)
     with _resources(request):
@@ -218,16 +210,8 @@ def load_rank(
     """Yield the name and the array of each parameter of one target rank, straight from the source; nothing is written.
 
     Args:
-        source: as for `convert`.
-        source_strategy: as for `convert`.
-        target_strategy: as for `convert`.
         rank: which of the target's ranks.
         names: names in the target of the parameters to load; None: all.
-        options: see `reshard.options.LoadOptions`.
-
-    Raises:
-        InputError: options are wrong, or there is no such rank or name; or a source file changed meanwhile.
-        StorageError: the source cannot be read.
     """
     return plan_load(source, source_strategy, target_strategy, **options).load(rank, names)
 
@@ -238,18 +222,7 @@ def plan_load(
     target_strategy: PathOrUrl | None = None,
     **options: Unpack[LoadOptions],
 ) -> LoadPlan:
-    """Look at a source once, to load any of the target's ranks from it, in any number of threads.
-
-    Args:
-        source: as for `convert`.
-        source_strategy: as for `convert`.
-        target_strategy: as for `convert`.
-        options: see `reshard.options.LoadOptions`.
-
-    Raises:
-        InputError: options, or the files they name, are wrong.
-        StorageError: the source cannot be read.
-    """
+    """Look at a source once, to load any of the target's ranks from it, in any number of threads."""
     request = _conversion(LoadOptions, source, None, source_strategy, target_strategy, options)
     given = {name: getattr(request, name) for name in options}
     strategies = request.source_strategy, request.target_strategy
@@ -263,12 +236,6 @@ def verify(
 
     Args:
         target: the directory that a conversion made.
-        progress: as for `convert`.
-        options: see `reshard.options.VerifyOptions`.
-
-    Raises:
-        InputError: options are wrong, or there is no finished conversion; or its source is gone or has changed.
-        StorageError: a file cannot be read.
     """
     request = _build(VerificationRequest, VerifyOptions, options, target=target)
     names = request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key
@@ -292,12 +259,6 @@ def diff(
         b: the other one.
         strategy_a: how A is cut; None: what reshard recorded, or not at all.
         strategy_b: how B is cut.
-        progress: as for `convert`.
-        options: see `reshard.options.DiffOptions`.
-
-    Raises:
-        InputError: options are wrong, or a side is no whole checkpoint.
-        StorageError: a file cannot be read.
     """
     strategies = {"strategy_a": strategy_a, "strategy_b": strategy_b}
     request = _build(ComparisonRequest, DiffOptions, options, a=a, b=b, **strategies)
@@ -312,18 +273,7 @@ def fingerprint(
     progress: Progress | None = None,
     **options: Unpack[FingerprintOptions],
 ) -> ModelFingerprint:
-    """Return a fingerprint of each parameter and of the model; equal models have equal ones, however they are cut.
-
-    Args:
-        checkpoint: as the source of `convert`.
-        source_strategy: as for `convert`.
-        progress: as for `convert`.
-        options: see `reshard.options.FingerprintOptions`.
-
-    Raises:
-        InputError: options are wrong, or it is no whole checkpoint.
-        StorageError: a file cannot be read.
-    """
+    """Return a fingerprint of each parameter and of the model; equal models have equal ones, however they are cut."""
     named = {"source": checkpoint, "source_strategy": source_strategy}
     request = _build(FingerprintRequest, FingerprintOptions, options, **named)
     return compare.fingerprint_checkpoint(request, LoggedProgress(progress), _resolvers(request))
@@ -339,14 +289,7 @@ def recover(
     """Tell whether a damaged checkpoint can be recovered, and from which ranks; `convert(…, recover=True)` does it.
 
     Args:
-        source: as for `convert`.
-        source_strategy: as for `convert`.
         group_info: files that tell which ranks hold the same, if there is no strategy.
-        options: see `reshard.options.RecoverOptions`.
-
-    Raises:
-        InputError: options, or the files they name, are wrong.
-        StorageError: a file cannot be read.
     """
     named = {"source": source, "source_strategy": source_strategy, "recover": True}
     request = _build(SourceRequest, RecoverOptions, options, **named)
@@ -354,46 +297,14 @@ def recover(
         return recovery.assess_recovery(request, [_text(url) for url in group_info])
 
 
-@_checked
 def doctor(
-    source: PathOrUrl,
-    *,
-    source_strategy: PathOrUrl | None = None,
-    step: str = "",
-    source_prefix: str = "",
-    integrated_save: IntegratedSaveName = IntegratedSave.AUTO,
-    source_storage: str = "",
-    decrypt_key: str = "",
-    decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
+    source: PathOrUrl, *, source_strategy: PathOrUrl | None = None, **options: Unpack[DoctorOptions]
 ) -> Diagnosis:
     """Check that a strategy belongs to a checkpoint; `fits` is the answer, `findings` are the differences.
 
-    Args:
-        source: as for `convert`.
-        source_strategy: the strategy in question; None: there is none, and `fits` is None.
-        step: epoch and step, such as `10_5`; empty: the newest that every rank has.
-        source_prefix: which of several runs in the source's folders.
-        integrated_save: whether every rank holds whole tensors, whatever the strategy cuts.
-        source_storage: name of storage options, of checkpoint and strategy: `env:NAME`, `file:PATH` or `block:NAME`.
-        decrypt_key: name of the checkpoint's key, if it is encrypted.
-        decrypt_mode: how it is encrypted.
-
-    Raises:
-        InputError: options are wrong, or one of them cannot be read at all.
-        StorageError: a storage failed.
+    Without a strategy `fits` is None.
     """
-    request = build_options(
-        SourceRequest,
-        str,
-        source=_text(source),
-        source_strategy=_text(source_strategy),
-        step=step,
-        source_prefix=source_prefix,
-        integrated_save=integrated_save,
-        source_storage=source_storage,
-        decrypt_key=decrypt_key,
-        decrypt_mode=decrypt_mode,
-    )
+    request = _build(SourceRequest, DoctorOptions, options, source=source, source_strategy=source_strategy)
     with _resources(request):
         return diagnosis.diagnose(
             request.source,
@@ -419,13 +330,9 @@ def join_parts(
         parts: the directories that conversions of single stages made.
         target: the directory to make.
         shared_parameters: `first`, `fail` or the number of the stage whose copy of a tied parameter is taken.
-        storage: name of the storage options of all of them: `env:NAME`, `file:PATH` or `block:NAME`.
-        progress: as for `convert`.
 
     Raises:
-        InputError: they are not parts of one target, or some are missing; or the target is occupied.
         VerificationError: a copied file differs from its part's record.
-        StorageError: reading or writing failed, or there is no room.
     """
     if not parts or isinstance(parts, str):
         raise InputError("parts: must be a list of one or more directories")
@@ -443,12 +350,6 @@ def merge_strategy(source: PathOrUrl, target: PathOrUrl, *, overwrite: bool = Fa
     Args:
         source: where the ranks left their strategy files; or a strategy file, to be written in the other format.
         target: the file to write.
-        overwrite: replace it if it is there.
-        storage: name of the storage options of both: `env:NAME`, `file:PATH` or `block:NAME`.
-
-    Raises:
-        InputError: the files do not make one strategy, or the file is there already.
-        StorageError: a file cannot be read or written.
     """
     named = {"source": _text(source), "target": _text(target), "overwrite": overwrite, "storage": storage}
     request = build_options(MergeRequest, str, **named)
@@ -491,14 +392,6 @@ def make_strategy(
         places: `PATTERN=first`: which stages hold parameters of no layer, where the source does not say it.
         checkpoint: a checkpoint of that strategy, or a unified one, whose headers have the shapes.
         integrated_save: whether every rank of it holds whole tensors.
-        overwrite: replace the file if it is there.
-        storage: name of the storage options of all of them: `env:NAME`, `file:PATH` or `block:NAME`.
-        decrypt_key: name of the checkpoint's key, if it is encrypted.
-        decrypt_mode: how it is encrypted.
-
-    Raises:
-        InputError: options are wrong, or the strategy does not say what is needed; or the file is there already.
-        StorageError: a file cannot be read or written.
     """
     urls = {"target": _text(target), "like": _text(like), "checkpoint": _text(checkpoint)}
     job = _build_job(
@@ -535,13 +428,6 @@ def inspect(
 
     Args:
         what: a file, a directory, or a pattern with `{rank}`.
-        storage: name of storage options: `env:NAME`, `file:PATH` or `block:NAME`.
-        decrypt_key: name of the key, if it is encrypted.
-        decrypt_mode: how it is encrypted.
-
-    Raises:
-        InputError: there is nothing, or nothing that reshard knows.
-        StorageError: a storage failed.
     """
     url = _text(what)
     with _place(url, storage=storage, decrypt_key=decrypt_key, decrypt_mode=decrypt_mode):
@@ -554,11 +440,6 @@ def read_manifest(target: PathOrUrl, *, storage: str = "") -> Manifest | None:
 
     Args:
         target: the directory that a conversion made.
-        storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
-
-    Raises:
-        InputError: the manifest is damaged.
-        StorageError: it cannot be read.
     """
     url = _text(target)
     with _place(url, storage=storage):

@@ -178,14 +178,18 @@ class LatestOptions(TransformOptions, WriteOptions, total=False):
     dry_run: bool
 
 
-class FingerprintOptions(SelectionOptions, SourceOptions, ResourceOptions, total=False):
-    """Options of `reshard.fingerprint`.
+class DoctorOptions(SourceOptions, total=False):
+    """Options of `reshard.doctor`.
 
     Attributes:
         step: epoch and step, such as `10_5`; empty: the newest that every rank has.
     """
 
     step: str
+
+
+class FingerprintOptions(SelectionOptions, DoctorOptions, ResourceOptions, total=False):
+    """Options of `reshard.fingerprint`."""
 
 
 class DiffOptions(SelectionOptions, ResourceOptions, total=False):
@@ -218,18 +222,16 @@ class DiffOptions(SelectionOptions, ResourceOptions, total=False):
     storage_b: str
 
 
-class RecoverOptions(SourceOptions, total=False):
+class RecoverOptions(DoctorOptions, total=False):
     """Options of `reshard.recover`.
 
     Attributes:
-        step: epoch and step, such as `10_5`; empty: the newest.
         workers: threads; 0: one for each core, more for remote storage.
         check_crc: check the CRC of files that have one.
         allow_missing: shell-style patterns of parameters that need not be there.
         fault_ranks: source ranks whose files are not looked at, such as `3,7`.
     """
 
-    step: str
     workers: int
     check_crc: bool
     allow_missing: Texts

@@ -96,6 +96,7 @@ def test_a_function_takes_all_fields_of_its_request(
         (options.LoadOptions, reshard.ConversionRequest),
         (options.FingerprintOptions, FingerprintRequest),
         (options.RecoverOptions, SourceRequest),
+        (options.DoctorOptions, SourceRequest),
         (options.DiffOptions, reshard.ComparisonRequest),
         (options.VerifyOptions, reshard.VerificationRequest),
     ],
