@@ -4,15 +4,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reshard.cli.engine import Engine, choose_engine, convert_by, engine_option, report_document
 from reshard.cli.logs import is_quiet
 from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
-from reshard.cli.parameters import DIRECTORY, PATH, Choice
+from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.rank_tables import Column, amount_column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.errors import InputError
 from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.runtime.progress import Progress
 from reshard.core.runtime.wording import counted, ranks_text, seconds_text, size_text
 
 if TYPE_CHECKING:
@@ -26,13 +27,7 @@ _MAX_NOTES = 20
 @click.argument("target", type=DIRECTORY)
 @conversion_options(CONVERTING)
 @click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
-@click.option(
-    "--engine",
-    type=Choice(["prefect", "direct"]),
-    default="prefect",
-    show_default=True,
-    help="prefect: a flow run, with its records and retries. direct: in this process only, without Prefect.",
-)
+@engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool, **options: Any) -> None:
     """Convert the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
@@ -50,8 +45,8 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
       to whole tensors for Hugging Face's loaders, and from there to any strategy:
         reshard convert ckpt hf --source-strategy strategy --layout unified --max-shard-size 5GB
         reshard convert hf out --target-strategy new_strategy.ckpt
-      files with other names, without Prefect:
-        reshard convert 'ckpt_{rank}/net{rank}-10_5.ckpt' out --source-strategy strategy --engine direct
+      files with other names, as a Prefect flow run:
+        reshard convert 'ckpt_{rank}/net{rank}-10_5.ckpt' out --source-strategy strategy --engine prefect
       one half on each of two machines:
         reshard convert ckpt out … --ranks 0-511        reshard convert ckpt out … --ranks 512-1023
     """
@@ -61,30 +56,19 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
         with resources_named_in(request):
             _show_plan(request, as_json)
         return
-    if engine == "direct":
-        _check_direct(request)
+    chosen = choose_engine(engine, request)
     with shown_progress("converting") as progress:
-        if engine == "direct":
-            from reshard.core.conversion.convert import convert
-
-            with resources_named_in(request):
-                report = convert(request, progress)
-        else:
-            from reshard.flows.local import run_locally
-
-            report = run_locally(request, progress)
+        report = convert_by(chosen, request, progress, _convert_here)
     if as_json:
-        print_json(report)
+        print_json(report_document(report, chosen))
     elif not is_quiet():
-        print_report(report)
+        print_report(report, chosen)
 
 
-def _check_direct(request: ConversionRequest) -> None:
-    """Refuse options that only a flow run supports."""
-    options = {"--dask-scheduler": request.dask_scheduler, "--concurrency-limit": request.concurrency_limit}
-    refused = [option for option, value in options.items() if value]
-    if refused:
-        raise InputError(f"{' and '.join(refused)}: not supported by --engine direct; leave one of them out")
+def _convert_here(request: ConversionRequest, progress: Progress) -> "ConversionReport":
+    from reshard.core.conversion.convert import convert
+
+    return convert(request, progress)
 
 
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
@@ -101,8 +85,8 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
         print_plan(summary, request.chosen_ranks(plan.target_ranks))
 
 
-def print_report(report: "ConversionReport") -> None:
-    """Prints what a conversion did."""
+def print_report(report: "ConversionReport", engine: Engine) -> None:
+    """Print what a conversion did, and by which engine."""
     from reshard.core.conversion.plan_notes import substitutes_text
     from reshard.core.conversion.report import worlds_text
 
@@ -116,6 +100,7 @@ def print_report(report: "ConversionReport") -> None:
         ("ranks", worlds),
         ("written", _work_text(report)),
         ("verified", _verified_text(report)),
+        ("engine", engine.text),
         *([("retried", counted(report.retried_requests, "request"))] if report.retried_requests else []),
         *([("RECOVERED", substitutes_text(report.stand_ins))] if report.stand_ins else []),
         *(("note", note) for note in report.notes[:_MAX_NOTES]),

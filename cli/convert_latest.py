@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reshard.cli.convert import print_report
+from reshard.cli.engine import DRY_RUN, Engine, choose_engine, convert_by, engine_option, report_document
 from reshard.cli.logs import is_quiet
 from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
-from reshard.cli.storages import check_output, resources_named_in
+from reshard.cli.storages import check_output
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import build_options
+from reshard.core.runtime.progress import Progress
 from reshard.core.runtime.wording import counted
 
 if TYPE_CHECKING:
@@ -23,14 +25,15 @@ if TYPE_CHECKING:
 @click.argument("source", type=PATH)
 @click.argument("target", type=DIRECTORY)
 @conversion_options(CONVERTING_LATEST, LatestConversionRequest)
+@engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(source: str, target: str, as_json: bool, **options: Any) -> None:
+def command(source: str, target: str, engine: str, as_json: bool, **options: Any) -> None:
     """Convert the newest step that training has saved completely in SOURCE, into TARGET/{epoch}_{step}.
 
     SOURCE is a directory with rank_0, rank_1, …, or a pattern with {rank} in it. The command waits for a step that is
     being written, and does nothing if the newest one was converted before; so it can be run regularly, for example by
-    cron. It works in this process, without Prefect. Earlier conversions are kept unless an option limits them. Files
-    that reshard did not write are never removed, but programs that are reading a removed conversion lose it.
+    cron. Earlier conversions are kept unless an option limits them. Files that reshard did not write are never removed,
+    but programs that are reading a removed conversion lose it.
 
     \b
     Examples:
@@ -39,21 +42,26 @@ def command(source: str, target: str, as_json: bool, **options: Any) -> None:
       every ten minutes, keeping the five newest:
         */10 * * * *  reshard convert-latest ckpt converted --source-strategy strategy --keep-checkpoint-max 5
     """
-    from reshard.core.conversion.latest import convert_latest
-
     request = build_options(LatestConversionRequest, source=source, target=target, **options)
     check_output(request.target)
-    with shown_progress("converting") as progress, resources_named_in(request):
-        report = convert_latest(request, progress)
+    chosen = DRY_RUN if request.dry_run else choose_engine(engine, request)
+    with shown_progress("converting") as progress:
+        report = convert_by(chosen, request, progress, _convert_here)
     if as_json:
-        print_json(report)
+        print_json(report_document(report, chosen))
     elif request.dry_run or not is_quiet():
-        _print_latest(report, request.dry_run)
+        _print_latest(report, request.dry_run, chosen)
 
 
-def _print_latest(report: "LatestReport", dry_run: bool) -> None:
+def _convert_here(request: LatestConversionRequest, progress: Progress) -> "LatestReport":
+    from reshard.core.conversion.latest import convert_latest
+
+    return convert_latest(request, progress)
+
+
+def _print_latest(report: "LatestReport", dry_run: bool, engine: Engine) -> None:
     if report.conversion:
-        print_report(report.conversion)
+        print_report(report.conversion, engine)
         click.echo()
     removed = "would be removed" if dry_run else "removed"
     facts = [

@@ -2,6 +2,7 @@
 
 import click
 
+import reshard.tasks  # noqa: F401  # before Prefect is imported: switches its telemetry off
 from reshard.cli.logs import Command, is_quiet
 from reshard.cli.output import print_line
 

@@ -55,8 +55,8 @@ CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)
 """Fields of a whole conversion."""
 PLANNING = tuple(name for name in CONVERTING if name not in ("verify", *_OF_PREFECT))
 """Fields that affect a plan."""
-CONVERTING_LATEST = tuple(name for name in _ALL if name not in (*_OF_ONE_STEP, *_OF_PREFECT))
-"""Fields of a scheduled conversion, which the command runs without Prefect."""
+CONVERTING_LATEST = tuple(name for name in _ALL if name not in _OF_ONE_STEP)
+"""Fields of a scheduled conversion."""
 
 _METAVARS = {
     "source_strategy": "URL",

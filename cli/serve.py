@@ -4,6 +4,7 @@ from itertools import chain
 
 import click
 
+import reshard.tasks  # noqa: F401  # before Prefect is imported: switches its telemetry off
 from reshard.cli.logs import Command, print_note
 
 

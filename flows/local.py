@@ -1,4 +1,4 @@
-"""Runs the flow in this process, on the configured Prefect server or an embedded one."""
+"""Runs a flow in this process, on the configured Prefect server or an embedded one."""
 
 import logging
 import signal
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast, overload
 from uuid import UUID
 
 import httpx
@@ -15,6 +15,7 @@ from prefect import get_client, settings
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
@@ -25,23 +26,34 @@ from prefect.events.worker import EventsWorker
 
 from reshard.core.errors import ConversionError
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.progress import Progress, SilentProgress, reporting_to
 from reshard.flows.embedded_server import embedded_server_error, is_embedded, start_server
+from reshard.flows.server_setting import origin_of
 
 if TYPE_CHECKING:
     from prefect import Flow
 
+    from reshard.core.conversion.latest import LatestReport
     from reshard.core.conversion.report import ConversionReport
 
-    ConversionFlow = Flow[[ConversionRequest], ConversionReport]
+Request = ConversionRequest | LatestConversionRequest
 
 _RECORDING_TIMEOUT_SECONDS = 30.0
 _RECORDING_PAUSE_SECONDS = 0.1
 _UNFINISHED = TaskRunFilterStateType(any_=[StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING])
 
 
-def run_locally(request: ConversionRequest, progress: Progress | None = None) -> "ConversionReport":
-    """Run the flow in this process and return its report. An embedded server ends with the process.
+@overload
+def run_locally(request: ConversionRequest, progress: Progress | None = None) -> "ConversionReport": ...
+
+
+@overload
+def run_locally(request: LatestConversionRequest, progress: Progress | None = None) -> "LatestReport": ...
+
+
+def run_locally(request: Request, progress: Progress | None = None) -> "ConversionReport | LatestReport":
+    """Run the request's flow in this process and return its report. An embedded server ends with the process.
 
     Prefect's log lines go to the server only: the console is the caller's.
 
@@ -51,43 +63,58 @@ def run_locally(request: ConversionRequest, progress: Progress | None = None) ->
         ConversionError: runtime failure, or the Prefect server does not answer.
     """
     progress = progress or SilentProgress()
-    _leave_the_console()
-    with reporting_to(progress), _exit_on_sigterm():
-        if settings.PREFECT_API_URL.value():
-            _check_server()
-            return _run(_flow(), request).result()
-        progress.note("starting Prefect's embedded server (the first time it takes up to 20 s)")
-        server = start_server()
-        flow = _flow()
-        with server.in_use():
-            state = _run(flow, request)
-            if state.state_details.flow_run_id:
-                with suppress(httpx.HTTPError):  # the conversion is what counts
-                    _await_recording(state.state_details.flow_run_id)
-            return state.result()
+    with reporting_to(progress), _exit_on_sigterm(), _logs_off_the_console():
+        report: ConversionReport | LatestReport = _run_on_a_server(request, progress).result()
+    return report
 
 
-def _flow() -> "ConversionFlow":
-    """Import the flow, which takes a second in which a server can start."""
+def _run_on_a_server(request: Request, progress: Progress) -> "State[Any]":
+    if settings.PREFECT_API_URL.value():
+        _check_server()
+        return _run(_flow_of(request), request)
+    progress.note("starting Prefect's embedded server (the first time it takes up to 20 s)")
+    server = start_server()
+    flow = _flow_of(request)
+    with server.in_use():
+        state = _run(flow, request)
+        if state.state_details.flow_run_id:
+            with suppress(httpx.HTTPError):  # the conversion is what counts
+                _await_recording(state.state_details.flow_run_id)
+    return state
+
+
+def _flow_of(request: Request) -> "Flow[[Any], Any]":
+    """Import the request's flow, which takes a second in which a server can start."""
+    if isinstance(request, LatestConversionRequest):
+        from reshard.flows.convert_latest_checkpoint import convert_latest_checkpoint
+
+        return convert_latest_checkpoint
     from reshard.flows.convert_checkpoint import convert_checkpoint
 
     return convert_checkpoint
 
 
-def _run(flow: "ConversionFlow", request: ConversionRequest) -> "State[ConversionReport]":
+def _run(flow: "Flow[[Any], Any]", request: Request) -> "State[Any]":
     try:
-        state: State[ConversionReport] = flow(request, return_state=True)
+        return cast("State[Any]", flow(request, return_state=True))
     except httpx.HTTPError as error:
         raise _server_error(error) from error
-    return state
 
 
-def _leave_the_console() -> None:
-    logging.getLogger("prefect").setLevel(logging.WARNING)
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
+@contextmanager
+def _logs_off_the_console() -> Iterator[None]:
+    """Send the log lines of runs to the server only, and drop Prefect's own but for warnings."""
+    levels = {"prefect": logging.WARNING, "prefect.flow_runs": logging.INFO, "prefect.task_runs": logging.INFO}
+    before = {name: (logging.getLogger(name).level, logging.getLogger(name).propagate) for name in levels}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).propagate = name == "prefect" and before[name][1]
+    try:
+        yield
+    finally:
+        for name, (level, propagate) in before.items():
+            logging.getLogger(name).setLevel(level)
+            logging.getLogger(name).propagate = propagate
 
 
 @contextmanager
@@ -119,8 +146,8 @@ def _server_error(problem: Exception) -> ConversionError:
         return embedded_server_error(problem)
     url = settings.PREFECT_API_URL.value()
     return ConversionError(
-        f"the Prefect server at {url} does not answer: {problem}. "
-        "Start it, unset PREFECT_API_URL to use the embedded one, or convert without Prefect: --engine direct"
+        f"the Prefect server at {url} ({origin_of(url or '')}) does not answer: {problem}. "
+        "Start it, change that setting, or convert without Prefect: --engine direct"
     )
 
 
@@ -131,10 +158,12 @@ def _await_recording(flow_run_id: UUID) -> None:
     """
     EventsWorker.instance().wait_until_empty()
     deadline = time.monotonic() + _RECORDING_TIMEOUT_SECONDS
-    ours = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
     unfinished = TaskRunFilter(state=TaskRunFilterState(type=_UNFINISHED))
     quiet = 0
     with get_client(sync_client=True) as client:
+        children = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run_id]))
+        run_ids = [flow_run_id, *(child.id for child in client.read_flow_runs(flow_run_filter=children))]
+        ours = FlowRunFilter(id=FlowRunFilterId(any_=run_ids))
         # twice in a row: between two tasks there may be none for a moment
         while quiet < 2 and time.monotonic() < deadline:
             time.sleep(_RECORDING_PAUSE_SECONDS)

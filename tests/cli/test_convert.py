@@ -84,7 +84,7 @@ def test_json_is_the_report_and_all_of_stdout(spawned: Callable[..., Any], tmp_p
     shown = spawned("convert", SOURCE, tmp_path / "out", *DIRECT, "--json")
     assert shown.code == 0
     report = ConversionReport.model_validate_json(shown.out)
-    assert set(shown.json) == set(ConversionReport.model_fields)
+    assert set(shown.json) == {*ConversionReport.model_fields, "engine"}
     assert (report.committed, report.source_world_size, report.target_world_size) == (True, 8, 2)
     assert report.carried == ("global_step", "learning_rate")
     assert [rank.rank for rank in report.ranks] == [0, 1]
@@ -152,7 +152,7 @@ def test_the_prefect_engine_does_the_same(
     spawned: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    shown = spawned("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--json")
+    shown = spawned("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--engine", "prefect", "--json")
     assert shown.code == 0, shown.err
     assert ConversionReport.model_validate_json(shown.out).committed
     assert read_tree(tmp_path / "out") == CASE.want

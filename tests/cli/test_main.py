@@ -87,8 +87,8 @@ def test_help_of_a_command_loads_no_engine(command: str) -> None:
     assert not loaded_modules(command, "--help") & {"prefect", "numpy", "rich", "reshard.core.conversion.convert"}
 
 
-def test_the_direct_engine_never_loads_prefect(tmp_path: Path) -> None:
-    modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES, "--engine", "direct")
+def test_without_a_server_prefect_is_never_loaded(tmp_path: Path) -> None:
+    modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES)
     assert "reshard.core.conversion.convert" in modules
     assert not modules & {"prefect", "rich", "sqlalchemy", "reshard.flows.local"}
 

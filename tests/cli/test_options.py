@@ -27,9 +27,8 @@ def test_every_field_is_an_option_or_an_argument() -> None:
 
 
 def test_every_field_of_a_scheduled_conversion_is_an_option_or_an_argument() -> None:
-    """It is done without Prefect: the fields that need it are left to the flow."""
     given = {str(each.name) for each in latest_command.params} - OWN | {"dry_run"}
-    assert given | {"dask_scheduler", "concurrency_limit"} == LatestConversionRequest.model_fields.keys()
+    assert given == LatestConversionRequest.model_fields.keys()
 
 
 EVERY_OPTION = [
