@@ -34,7 +34,7 @@ demo: $(INSTALLED) ## generates a checkpoint of 8 ranks, converts it to 4, verif
 	@$(RUN) demo.make_checkpoint $(DEMO)
 	@echo
 	$(BIN)/reshard convert $(DEMO)/checkpoint $(DEMO)/converted \
-		--source-strategy $(DEMO)/strategy --target-strategy $(DEMO)/target_strategy
+		--source-strategy $(DEMO)/strategy --target-strategy $(DEMO)/target_strategy --engine prefect
 	@echo
 	$(BIN)/reshard verify $(DEMO)/converted
 	@printf '%s\n' '' \

@@ -169,7 +169,10 @@ CONTENT = Contender(
     "content", "reshard, every value compared with the source's", _reshard("--engine", "direct", "--verify", "content")
 )
 FLOW = Contender(
-    "flow", "reshard as a Prefect flow, every byte verified", _reshard("--verify", "checksum"), needs_server=True
+    "flow",
+    "reshard as a Prefect flow, every byte verified",
+    _reshard("--engine", "prefect", "--verify", "checksum"),
+    needs_server=True,
 )
 MINDSPORE_CKPT = Contender(
     "mindspore-ckpt",

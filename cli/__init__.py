@@ -1,1 +1,1 @@
-"""The command `reshard`: thin, it calls core and, for one engine, the flows."""
+"""The command `reshard`: thin, it calls core and, for flow runs, the flows."""

@@ -36,6 +36,6 @@ def test_damaged_checkpoints(user: Path) -> None:
     assert "the file of rank 0" in printed
     make_demo(parse_url(str(user / "sound")))
     sound = "--source-strategy sound/strategy --target-strategy sound/target_strategy"
-    run_shell(f"reshard convert sound/checkpoint fresh --engine direct {sound}", user)
+    run_shell(f"reshard convert sound/checkpoint fresh {sound}", user)
     for rank in range(4):
         assert read_rank(user / "recovered", rank) == read_rank(user / "fresh", rank)

@@ -245,11 +245,11 @@ def publishing_step(target: Path, wanted: Files) -> str:
 
 
 def test_a_flow_run_killed_twice(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    """The default engine: its embedded server is killed as well, and the next run goes on with the same database."""
+    """Its embedded server is killed as well, and the next run goes on with the same database."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment["PREFECT_HOME"] = str(tmp_path / "prefect")
     environment["PREFECT_PROFILES_PATH"] = str(tmp_path / "profiles.toml")
-    conversion = dataclasses.replace(undisturbed.conversion, options=("--workers", "1"))
+    conversion = dataclasses.replace(undisturbed.conversion, options=("--engine", "prefect", "--workers", "1"))
     target = tmp_path / "out"
     command = [*RESHARD, *conversion.arguments(target)]
     generator = random.Random(seed := 5)

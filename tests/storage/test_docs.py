@@ -1,4 +1,4 @@
-"""The examples of docs/guides/storage.md are run as they stand there, but for hosts, keys and the engine."""
+"""The examples of docs/guides/storage.md are run as they stand there, but for hosts and keys."""
 
 import json
 import os
@@ -67,7 +67,6 @@ def test_an_example_does_what_it_says(server: S3Server, directory: Path, example
         "not-this-one": server.secret_key,
         "KEY_ID=reshard": f"KEY_ID={server.access_key}",
         '"key": "reshard"': f'"key": "{server.access_key}"',
-        "reshard convert": "reshard convert --engine direct",
     }.items():
         example = example.replace(documented, real)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OBS_"))} | {

@@ -148,7 +148,8 @@ def test_verify(store: Store, reshard: Callable[..., str]) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_convert_by_command(store: Store, reshard: Callable[..., str]) -> None:
     conversion = case(7010)
-    reshard("convert", *strategy_options(all_there(store, conversion)), store.url("src"), store.url("out"))
+    options = (*strategy_options(all_there(store, conversion)), "--engine=prefect")
+    reshard("convert", *options, store.url("src"), store.url("out"))
     assert read_tree(store.files("out")) == conversion.want
 
 

@@ -313,7 +313,7 @@ def flow_ended(store: Store, leaks: Leaks, prefect_home: Path) -> Callable[..., 
             "PREFECT_PROFILES_PATH": str(prefect_home / "profiles.toml"),
             "PREFECT_LOGGING_LEVEL": "DEBUG",
         }
-        process: subprocess.Popen[str] = start([*RESHARD, *arguments(store, *options)], environment)
+        process: subprocess.Popen[str] = start([*RESHARD, *arguments(store, "--engine=prefect", *options)], environment)
         out, err = process.communicate(timeout=PATIENCE_SECONDS)
         leaks.check("stdout", out)
         leaks.check("stderr", err)

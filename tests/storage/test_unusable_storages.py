@@ -13,7 +13,7 @@ CASE = case(7009).directory
 STRATEGIES = [f"--source-strategy={CASE / 'src_strategy.ckpt'}", f"--target-strategy={CASE / 'dst_strategy.ckpt'}"]
 WAYS: dict[str, Callable[[str, str], list[str]]] = {
     "direct": lambda source, target: ["convert", source, target, *STRATEGIES, "--engine=direct"],
-    "flow": lambda source, target: ["convert", source, target, *STRATEGIES],
+    "flow": lambda source, target: ["convert", source, target, *STRATEGIES, "--engine=prefect"],
     "dry run": lambda source, target: ["convert", source, target, *STRATEGIES, "--dry-run"],
     "plan": lambda source, target: ["plan", source, target, *STRATEGIES],
     "latest": lambda source, target: ["convert-latest", source, target, *STRATEGIES],
