@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from reshard import errors
     from reshard.api import (
+        CleanReport,
         ComparisonReport,
         ComparisonRequest,
         ConversionReport,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         RecoveryReport,
         VerificationReport,
         VerificationRequest,
+        clean,
         convert,
         convert_latest,
         diff,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CleanReport",
     "ComparisonReport",
     "ComparisonRequest",
     "ConversionReport",
@@ -74,6 +77,7 @@ __all__ = [
     "VerificationReport",
     "VerificationRequest",
     "__version__",
+    "clean",
     "convert",
     "convert_latest",
     "diff",

@@ -39,7 +39,7 @@ from reshard.core.request.source import FingerprintRequest, SourceRequest
 from reshard.core.request.validation import build_options, describe_validation
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode, KeyNames, named_keys
-from reshard.core.runtime.progress import Progress
+from reshard.core.runtime.progress import Progress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
 from reshard.core.source import diagnosis, recovery
 from reshard.core.source.description import describe
@@ -48,6 +48,8 @@ from reshard.core.source.recovery import RecoveryReport
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.derivation import TargetJob
+from reshard.core.target import cleaning
+from reshard.core.target.cleaning import CleanReport
 from reshard.core.verification import compare, published
 from reshard.core.verification.comparison_report import ComparisonReport
 from reshard.core.verification.fingerprint_file import ModelFingerprint
@@ -68,6 +70,7 @@ from reshard.options import (
 )
 
 __all__ = [
+    "CleanReport",
     "ComparisonReport",
     "ComparisonRequest",
     "ConversionReport",
@@ -87,6 +90,7 @@ __all__ = [
     "RecoveryReport",
     "VerificationReport",
     "VerificationRequest",
+    "clean",
     "convert",
     "convert_latest",
     "diff",
@@ -341,6 +345,38 @@ def join_parts(
         return join_stages.join_parts(
             urls, _text(target), LoggedProgress(progress), shared_parameters=str(shared_parameters)
         )
+
+
+@_checked
+def clean(
+    target: PathOrUrl,
+    *,
+    remove: bool = False,
+    storage: str = "",
+    decrypt_key: str = "",
+    decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
+    progress: Progress | None = None,
+) -> CleanReport:
+    """Find what killed runs left at a target; with `remove`, remove it.
+
+    Args:
+        target: the target of conversions.
+        remove: remove what is found; False: only report it.
+        storage: name of its storage options: `env:NAME`, `file:PATH` or `block:NAME`.
+        decrypt_key: name of the key of an unfinished encrypted conversion on an object store, whose records are sealed.
+        decrypt_mode: how it is encrypted.
+        progress: as for `convert`.
+
+    Raises:
+        InputError: a living run works on the target, or what is there may be a checkpoint or holds foreign files.
+        StorageError: the storage cannot be read, or something cannot be removed.
+    """
+    url = _text(target)
+    with (
+        _place(url, storage=storage, decrypt_key=decrypt_key, decrypt_mode=decrypt_mode),
+        reporting_to(LoggedProgress(progress)),
+    ):
+        return cleaning.clean(url, remove=remove)
 
 
 @_checked

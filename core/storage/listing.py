@@ -71,13 +71,22 @@ def find_files(location: Location, *, markers: bool = False) -> list[Location]:
     Raises:
         StorageError: the files cannot be listed.
     """
+    found = find_entries(location)
+    return [Location(location.fs, path) for path, entry in found.items() if markers or not _is_marker(entry)]
+
+
+def find_entries(location: Location) -> dict[str, dict[str, Any]]:
+    """Return a storage's entries for all files below a directory, by path; none if it does not exist.
+
+    Raises:
+        StorageError: the files cannot be listed.
+    """
 
     def look() -> dict[str, dict[str, Any]]:
         location.fs.invalidate_cache(location.path)
         return dict(location.fs.find(location.path, detail=True))
 
-    found = requested(location, "list the files in it", look)
-    return [Location(location.fs, path) for path, entry in found.items() if markers or not _is_marker(entry)]
+    return requested(location, "list the files in it", look)
 
 
 def _is_marker(entry: Mapping[str, Any]) -> bool:

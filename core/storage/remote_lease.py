@@ -6,7 +6,7 @@ of other machines nor on clocks that agree.
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from reshard.core.errors import StorageError, TargetError
@@ -143,8 +143,28 @@ class _RemoteLease:
             self._lost_to = f"another run has taken over: {self._known[min(staying)]}"
 
 
+def watched_holders(directory: Location, run: str) -> tuple[list[LeaseHolder], list[LeaseHolder]]:
+    """Holders of living leases, at least one if there are any; and, if there are none, those of dead leases.
+
+    Nothing is removed. The lease of `run` does not count.
+    """
+    leases = [lease for lease in _read_leases(directory) if lease[0].run != run]
+    renewed, dead = _watched(directory, leases)
+    return renewed, [holder for holder, _ in leases if holder.run in dead]
+
+
 def _renewed_holders(directory: Location, leases: Sequence[tuple[LeaseHolder, bytes]]) -> list[LeaseHolder]:
     """Watch leases until one is renewed, and return its holder; none if all are dead, and removed."""
+    renewed, dead = _watched(directory, leases)
+    for run in dead:
+        remove_file(directory.child(f"{run}.json"))
+    return renewed
+
+
+def _watched(
+    directory: Location, leases: Sequence[tuple[LeaseHolder, bytes]]
+) -> tuple[list[LeaseHolder], Collection[str]]:
+    """Watch leases until one is renewed, and return its holder; if none is, return the runs whose leases are dead."""
     watched = {holder.run: text for holder, text in leases}
     deadline = time.monotonic() + _DEAD_AFTER_SECONDS
     while watched and time.monotonic() < deadline:
@@ -153,10 +173,8 @@ def _renewed_holders(directory: Location, leases: Sequence[tuple[LeaseHolder, by
         watched = {run: text for run, text in watched.items() if run in now}
         renewed = [now[run][0] for run, text in watched.items() if now[run][1] != text]
         if renewed:
-            return renewed
-    for run in watched:
-        remove_file(directory.child(f"{run}.json"))
-    return []
+            return renewed, ()
+    return [], list(watched)
 
 
 def _read_leases(directory: Location) -> list[tuple[LeaseHolder, bytes]]:

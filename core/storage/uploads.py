@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from io import BytesIO
 from operator import itemgetter
@@ -197,15 +199,70 @@ def abort_uploads(directory: Location, files: Iterable[Location]) -> int:
     Raises:
         StorageError: the uploads cannot be listed or aborted.
     """
-    bucket, prefix, _ = directory.fs.split_path(directory.path)
-    keys = {directory.fs.split_path(file.path)[1] for file in files}
-    found = [upload for upload in _uploads(directory, bucket, prefix) if upload["Key"] in keys]
+    paths = {file.path for file in files}
+    found = [upload for upload in unfinished_uploads(directory) if upload.location.path in paths]
     for upload in found:
-        _abort(directory, bucket, upload["Key"], upload["UploadId"])
+        upload.abort()
     return len(found)
 
 
-def _uploads(directory: Location, bucket: str, prefix: str) -> Iterator[dict[str, str]]:
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """An upload in parts that was begun, and neither completed nor aborted.
+
+    Attributes:
+        location: the file that it would make.
+        upload_id: the storage's name of it.
+        begun: when it was begun, if the storage says so.
+    """
+
+    location: Location
+    upload_id: str
+    begun: datetime | None
+
+    def size_bytes(self) -> int:
+        """Bytes of the parts that are stored.
+
+        Raises:
+            StorageError: the parts cannot be listed.
+        """
+        bucket, key, _ = self.location.fs.split_path(self.location.path)
+        marker: dict[str, int] | None = {}
+        size_bytes = 0
+        while marker is not None:
+            where = {"Bucket": bucket, "Key": key, "UploadId": self.upload_id} | marker
+            page = requested(
+                self.location, "list the parts of its upload", partial(self.location.fs.call_s3, "list_parts", **where)
+            )
+            size_bytes += sum(part["Size"] for part in page.get("Parts", []))
+            marker = {"PartNumberMarker": page["NextPartNumberMarker"]} if page.get("IsTruncated") else None
+        return size_bytes
+
+    def abort(self) -> None:
+        """Abort it; the storage removes its parts.
+
+        Raises:
+            StorageError: it cannot be aborted.
+        """
+        bucket, key, _ = self.location.fs.split_path(self.location.path)
+        _abort(self.location, bucket, key, self.upload_id)
+
+
+def unfinished_uploads(directory: Location) -> list[UnfinishedUpload]:
+    """Return the unfinished uploads of files in a directory.
+
+    Raises:
+        StorageError: the uploads cannot be listed.
+    """
+    bucket, prefix, _ = directory.fs.split_path(directory.path)
+    return [
+        UnfinishedUpload(Location(directory.fs, f"{bucket}/{each['Key']}"), each["UploadId"], each.get("Initiated"))
+        for each in _uploads(directory, bucket, prefix)
+        if each["Key"].startswith(f"{prefix}/")
+    ]
+
+
+def _uploads(directory: Location, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
     place: dict[str, str] | None = {}
     while place is not None:
         ask = partial(directory.fs.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **place)

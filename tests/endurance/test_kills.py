@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from reshard import clean
+from reshard.core.errors import InputError
 from tests.support.checkpoints import case
 from tests.support.places import PROJECT
 from tests.support.runs import (
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.slow
 
 POLL_SECONDS = 0.002
 RANKS = 32
+MANIFEST = ".reshard/manifest.json"
 OVERWRITE: dict[bool, tuple[str, ...]] = {False: (), True: ("--overwrite",)}
 
 
@@ -124,6 +127,25 @@ def test_killed_at_random_moments(undisturbed: Undisturbed, tmp_path: Path, seed
     assert phases["before the work"] + phases["no rank done"] >= 1, context
     assert phases["converting"] >= 4, context
     assert phases["ended"] <= 6, context
+
+
+def test_killed_and_cleaned_up(undisturbed: Undisturbed, tmp_path: Path) -> None:
+    """Whatever a killed run left is removed, or refused because it holds a complete checkpoint."""
+    conversion, target = undisturbed.conversion, tmp_path / "out"
+    cleaned = 0
+    for moment in undisturbed.moments(6, seed=7):
+        undisturbed.kill_at(moment, target)
+        whole = files_of(partial(target)) == undisturbed.wanted and (partial(target) / MANIFEST).exists()
+        if whole:
+            with pytest.raises(InputError, match="holds a complete conversion"):
+                clean(target, remove=True)
+            rerun(conversion.arguments(target))
+        finished = files_of(target)
+        cleaned += clean(target, remove=True).removed
+        assert sorted(path.name for path in tmp_path.iterdir()) == (["out"] if finished else [])
+        assert files_of(target) == finished
+        clear(target)
+    assert cleaned >= 3
 
 
 @pytest.mark.parametrize(("seed", "overwrite"), [(3, False), (4, True)])

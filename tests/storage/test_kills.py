@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from reshard import clean
 from reshard.core.strategy.files import write_strategy
 from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.target.cleaning import LeftoverKind
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import read_tree
 from tests.support.ckpt_writer import checkpoint_bytes
@@ -164,6 +166,33 @@ def test_killed_while_it_sends_a_file(
     assert "1 unfinished uploads of an earlier run were given up" in printed
     assert ranks_written(source) == {"rank_1"}
     check_finished(source)
+
+
+def test_killed_and_cleaned_up(
+    source: Store,
+    begin: Callable[..., subprocess.Popen[str]],
+    gate: Callable[..., Gate],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("reshard.core.storage.remote_lease._DEAD_AFTER_SECONDS", 0.4)
+    held = gate(is_part_of(1), 2)
+    process = begin("--workers=1")
+    assert held.reached.wait(PATIENCE_SECONDS)
+    os.killpg(process.pid, signal.SIGKILL)
+    to_the_end(process)
+    held.open()
+    source.add(source.files("src/rank_0/model.ckpt"), "out/rank_0/of_another.ckpt")
+    found = clean(source.url("out"))
+    upload = next(each for each in found.found if each.kind is LeftoverKind.UPLOAD)
+    assert {each.kind for each in found.found} == {LeftoverKind.LEASE, LeftoverKind.UPLOAD, LeftoverKind.UNFINISHED}
+    assert upload.url == source.url("out/rank_1/checkpoint_1.ckpt")
+    assert upload.size_bytes > 0
+    assert unfinished_uploads(source) != []
+    assert clean(source.url("out"), remove=True).removed
+    assert unfinished_uploads(source) == []
+    left = [path for path in source.files("out").rglob("*") if path.is_file()]
+    assert [path.name for path in left] == ["of_another.ckpt"]
+    assert clean(source.url("out")).found == ()
 
 
 def test_interrupted_while_it_sends_a_file(

@@ -12,7 +12,7 @@ def record_of(target: Target, rank: int) -> ShardRecord:
         identity=target.identity,
         rank=rank,
         file=target.plan.file_name(rank),
-        size_bytes=1,
+        size_bytes=len(target.identity),
         copy_of=None,
         source_ranks=(0,),
         read_bytes=1,
