@@ -64,8 +64,13 @@ def test_yes_removes(reshard: Callable[..., Any], half: Path) -> None:
 def test_on_a_terminal_it_asks(
     reshard: Callable[..., Any], half: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
-    asked = []
-    monkeypatch.setattr("click.confirm", lambda text: asked.append(text) or answer == "y")
+    asked: list[str] = []
+
+    def confirm(text: str) -> bool:
+        asked.append(text)
+        return answer == "y"
+
+    monkeypatch.setattr("click.confirm", confirm)
     assert reshard("clean", half).code == code
     assert len(asked) == 1
     assert asked[0].startswith("\nRemove all of it, ")
