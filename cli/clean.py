@@ -55,11 +55,15 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
 
 def _is_asked(report: "CleanReport") -> bool:
     """Ask whether to remove what was found; without a terminal the answer is no."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _is_terminal():
         print_line("nothing was removed: use --yes to remove all of it", err=True)
         return False
     size_bytes = sum(each.size_bytes for each in report.found)
     return click.confirm(f"\nRemove all of it, {size_text(size_bytes)}?")
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _print_report(report: "CleanReport") -> None:

@@ -1,4 +1,3 @@
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,8 @@ def partial(target: Path) -> Path:
 
 
 @pytest.fixture
-def terminal(reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reshard.cli.clean._is_terminal", lambda: True)
 
 
 def test_nothing_to_clean(reshard: Callable[..., Any], tmp_path: Path) -> None:
