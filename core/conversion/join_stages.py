@@ -255,23 +255,17 @@ def _record_of(part: _Part, rank: int) -> ShardRecord:
     return record
 
 
-@dataclass(frozen=True)
-class _File:
-    """A copied file of a part's rank; fields as in `ShardRecord`."""
-
-    size_bytes: int
-    heads: tuple[str, ...]
-
-
-def _copied(part: _Part, record: ShardRecord, directory: Location, left_out: frozenset[str]) -> _File:
-    """Copy a part's file of a rank, without the parameters taken from another part."""
+def _copied(
+    part: _Part, record: ShardRecord, directory: Location, left_out: frozenset[str]
+) -> tuple[int, tuple[str, ...]]:
+    """Copy a part's file of a rank, without the parameters taken from another part; return its size and heads."""
     names = record.file.split("/")
     source, target = part.location.child(*names), directory.child(*names)
     if left_out.isdisjoint(parameter.name for parameter in record.parameters):
         _copy(source, target)
-        return _File(record.size_bytes, record.heads)
+        return record.size_bytes, record.heads
     reduced = copy_without(source, target, part.plan, left_out)
-    return _File(reduced.size_bytes, (reduced.heads,))
+    return reduced.size_bytes, (reduced.heads,)
 
 
 def _copy(source: Location, target: Location) -> None:
@@ -358,7 +352,7 @@ class _Joint:
         """
         parameters: dict[str, ParameterRecord] = {}
         records = [_record_of(part, rank) for part in self._parts]
-        files: list[_File] = []
+        files: list[tuple[int, tuple[str, ...]]] = []
         for part, record in zip(self._parts, records, strict=True):
             left_out = self._left_out[part.stage]
             for parameter in record.parameters:
@@ -375,13 +369,13 @@ class _Joint:
             identity=self.identity,
             rank=rank,
             file=self._file_name(rank),
-            size_bytes=sum(file.size_bytes for file in files),
+            size_bytes=sum(size_bytes for size_bytes, _ in files),
             copy_of=None,
             source_ranks=tuple(sorted({source for record in records for source in record.source_ranks})),
             read_bytes=sum(record.read_bytes for record in records),
             seconds=sum(record.seconds for record in records),
             verified=VerifyLevel.CHECKSUM,
-            heads=tuple(digest for file in files for digest in file.heads),
+            heads=tuple(digest for _, heads in files for digest in heads),
             parameters=tuple(parameters.values()),
         )
         found = verify_rank(workspace.directory, joined, VerifyLevel.CHECKSUM, advance=advance)

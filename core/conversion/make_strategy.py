@@ -49,22 +49,10 @@ class MadeCut(Summary):
 
 
 class MakeReport(Summary):
-    """The strategy that was made.
+    """The strategy that was made, and that of the source as its layouts say it.
 
-    Attributes:
-        url: where it was written.
-        data_parallel: copies of the model in each stage.
-        model_parallel: devices that share each copy.
-        pipeline: stages.
-        ranks: all devices.
-        source_data_parallel: the source's, by its layouts.
-        source_model_parallel: the source's, by its layouts.
-        source_pipeline: the source's, by its layouts.
-        parameters: how many.
-        stages: who holds what.
-        cuts: how parameters are cut.
-        unchecked: parameters of which the shape is not known, so that it could not be checked whether they divide.
-        notes: what was assumed, in sentences.
+    Of `unchecked` parameters the shape is not known, so that it could not be checked whether they divide; `notes` say
+    what was assumed.
     """
 
     url: str
@@ -89,7 +77,6 @@ def make_strategy_file(
     *,
     checkpoint: str = "",
     integrated_save: IntegratedSave = IntegratedSave.AUTO,
-    workers: int = 8,
     overwrite: bool = False,
 ) -> MakeReport:
     """Derives a strategy from the one at `like` and writes it to `target`, JSON if that ends in .json, else protobuf.
@@ -113,7 +100,7 @@ def make_strategy_file(
         _check_all_stages(source, like)
     facts = tensors or facts_from_strategy(source)
     if checkpoint:
-        facts |= _checkpoint_facts(checkpoint, source, integrated_save, workers)
+        facts |= _checkpoint_facts(checkpoint, source, integrated_save)
     derived = derive_strategy(source, wish, facts)
     write_strategy(derived.strategy, target)
     return _report(str(location), source, wish, derived)
@@ -150,13 +137,11 @@ def _tensors_of(catalog: CheckpointCatalog) -> dict[str, TensorFacts]:
     }
 
 
-def _checkpoint_facts(
-    url: str, source: Strategy, integrated_save: IntegratedSave, workers: int
-) -> dict[str, TensorFacts]:
+def _checkpoint_facts(url: str, source: Strategy, integrated_save: IntegratedSave) -> dict[str, TensorFacts]:
     found = survey(url)
     unified = found.shape is CheckpointShape.UNIFIED
     ranks = None if unified else source.ranks
-    catalog = build_catalog(url, ranks, check_crc=False, workers=workers, found=found)
+    catalog = build_catalog(url, ranks, check_crc=False, found=found)
     if unified:
         tensors = _tensors_of(catalog)
         facts = {name: fact for name, fact in tensors.items() if name in source.parameters}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError
+from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.reading import open_source, read_bytes
@@ -82,11 +82,9 @@ def storage_errors_as_strategy() -> Iterator[None]:
     """Turn permanent storage errors into StrategyErrors."""
     try:
         yield
-    except StorageError as error:
-        if error.transient:
+    except (StorageError, CheckpointError) as error:  # the latter for a file that shrinks while being read
+        if is_transient(error):
             raise
-        raise StrategyError(str(error)) from error
-    except CheckpointError as error:  # raised by the storage for a file that shrinks while being read
         raise StrategyError(str(error)) from error
 
 
