@@ -108,7 +108,7 @@ class _LayoutPair:
         number = cut.owners[cut.cell_of(ours)].index(ours)
         with self._named_errors():
             box = self._target_cut.box_of(stage_rank, self._units)
-        for cell, _ in self._shards.overlaps(box):
+        for cell, _ in self._shards.boxes.overlaps(box):
             yield cut.owners[cell][number]
 
     @contextmanager

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units
+from reshard.core.plan.ownership import ShardPart, SourceCopies, SourceCopy, boxes_of, common_units, units_of
 from reshard.core.tensor.layout import ShardGrid
 from reshard.core.tensor.segments import Piece, SortedPieces, are_whole, whole_piece
 from reshard.core.tensor.slices import Shape, TensorSlice
@@ -64,7 +64,7 @@ class ClassGeometry:
 
     def units_of(self, shape: Shape) -> Shape:
         """Elements per unit along each axis of a tensor of the class."""
-        return tuple(length // count if count else 0 for length, count in zip(shape, self.unit_counts, strict=True))
+        return units_of(shape, self.unit_counts)
 
     def target_box(self, cell: Shape) -> TensorSlice:
         """The target shard in a cell of the grid."""

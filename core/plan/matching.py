@@ -224,13 +224,15 @@ class _Missing:
 
 def _find_missing(inputs: PlanInputs, names: MatchedNames, shards: _Shards, problems: list[str]) -> _Missing:
     source, patterns = inputs.source_strategy, inputs.allow_missing
-    damaged = names_without_shards(inputs.catalog, source, shards, names.needed) if source else {}
+    needed = names.needed()
+    damaged = names_without_shards(inputs.catalog, source, shards, needed) if source else {}
     problems.extend(names.problems(damaged))
     missing = names.missing(damaged)
     left_out = names.recipes.left_out
     allowed = frozenset(name for name in missing if name in left_out or fits_any(name, patterns))
-    lost = (LostBox(name, None, ranks) for name, ranks in damaged.items() if names.is_needed(name, allowed))
-    absent = _in_absent_parts(inputs, names.needed & (names.in_source_strategy - names.in_files), problems)
+    required_sources = names.needed(allowed)
+    lost = (LostBox(name, None, ranks) for name, ranks in damaged.items() if name in required_sources)
+    absent = _in_absent_parts(inputs, needed & (names.in_source_strategy - names.in_files), problems)
     reported = {*damaged, *absent}
     required = [name for name in missing if name not in allowed and reported.isdisjoint(names.sources_of(name))]
     from_source = names.from_source_strategy

@@ -45,10 +45,10 @@ class MatchedNames:
         """Source names that a recipe uses."""
         return frozenset(source for recipe in self._all for source in recipe.sources)
 
-    @cached_property
-    def needed(self) -> frozenset[str]:
-        """Source names that a recipe with a place in the target uses."""
-        return frozenset(source for recipe in self._all if self._has_place(recipe) for source in recipe.sources)
+    def needed(self, allowed_missing: Collection[str] = ()) -> frozenset[str]:
+        """Source names that recipes with a place in the target use, leaving out parameters that may be missing."""
+        recipes = (recipe for recipe in self._all if self._has_place(recipe) and recipe.name not in allowed_missing)
+        return frozenset(source for recipe in recipes for source in recipe.sources)
 
     @cached_property
     def from_source_strategy(self) -> frozenset[str]:
@@ -110,10 +110,6 @@ class MatchedNames:
         recipe = self.recipes.made.get(name)
         return frozenset(recipe.sources) if recipe else frozenset({name})
 
-    def is_needed(self, source: str, allowed_missing: Collection[str]) -> bool:
-        """True if a target parameter that may not be missing needs a source parameter."""
-        return any(recipe.name not in allowed_missing for recipe in self._made_of.get(source, ()))
-
     @property
     def _all(self) -> Collection[Recipe]:
         return self.recipes.made.values()
@@ -128,16 +124,6 @@ class MatchedNames:
             and self.in_source_strategy.isdisjoint(recipe.sources)
             and recipe.name not in (self.in_target_strategy or ())
         ]
-
-    @cached_property
-    def _made_of(self) -> dict[str, list[Recipe]]:
-        """Source name -> recipes with a place in the target that use it."""
-        found: dict[str, list[Recipe]] = {}
-        for recipe in self._all:
-            if self._has_place(recipe):
-                for source in recipe.sources:
-                    found.setdefault(source, []).append(recipe)
-        return found
 
     def _has_place(self, recipe: Recipe) -> bool:
         return self.in_target_strategy is None or recipe.name in self.in_target_strategy

@@ -80,7 +80,7 @@ def lost_boxes(name: str, shape: Shape, copies: Sequence[SourceCopy]) -> Iterato
     if not lacks_shards(copies[0], len(shape)):
         return
     unit_counts = common_units(shape, [copy.layout.shard_grid(len(shape)) for copy in copies])
-    units = tuple(length // count if count else 0 for length, count in zip(shape, unit_counts, strict=True))
+    units = units_of(shape, unit_counts)
     for box, ranks in _lost_units(tuple(copies), unit_counts):
         if box.scaled(units).size:
             yield LostBox(name, box.scaled(units), ranks)
@@ -100,6 +100,11 @@ def common_units(shape: Shape, grids: Sequence[ShardGrid]) -> Shape:
         else math.lcm(*(grid.pieces[axis] for grid in grids))
         for axis in range(len(shape))
     )
+
+
+def units_of(shape: Shape, unit_counts: Shape) -> Shape:
+    """Return the elements per unit along each axis of a tensor of `shape`."""
+    return tuple(length // count if count else 0 for length, count in zip(shape, unit_counts, strict=True))
 
 
 class GridBoxes:
@@ -150,13 +155,9 @@ class CopyShards:
 
     def __init__(self, copy: SourceCopy, unit_counts: Shape) -> None:
         self.grid = copy.layout.shard_grid(len(unit_counts))
+        self.boxes = boxes_of(self.grid, unit_counts)
         self._copy = copy
-        self._boxes = boxes_of(self.grid, unit_counts)
         self._owners: dict[Shape, int] = {}
-
-    def box(self, cell: Shape) -> TensorSlice:
-        """Return the box of the shard in a cell."""
-        return self._boxes.box(cell)
 
     def owner(self, cell: Shape) -> int:
         """Return the lowest rank that owns a shard, so that few files are read, and often; or `NO_RANK`."""
@@ -170,10 +171,6 @@ class CopyShards:
     def intended_owners(self, cell: Shape) -> tuple[int, ...]:
         """Return the ranks that should own a shard by the strategy."""
         return tuple(self._copy.first_rank + rank for rank in self.grid.owners[cell])
-
-    def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
-        """Return the cells whose shards overlap a box, with the common boxes, which fill the box exactly once."""
-        return self._boxes.overlaps(box)
 
 
 class SourceCopies:
@@ -198,12 +195,12 @@ class SourceCopies:
 
     def _parts(self, box: TensorSlice, number: int) -> Iterator[ShardPart]:
         shards = self._by_copy[number]
-        for cell, shared in shards.overlaps(box):
+        for cell, shared in shards.boxes.overlaps(box):
             rank = shards.owner(cell)
             if rank == NO_RANK and number + 1 < len(self._by_copy):
                 yield from self._parts(shared, number + 1)
             else:
-                yield ShardPart(rank, shards.box(cell), shared)
+                yield ShardPart(rank, shards.boxes.box(cell), shared)
 
     def _intended_owners(self, box: TensorSlice) -> tuple[int, ...]:
         return tuple(
@@ -211,7 +208,7 @@ class SourceCopies:
                 {
                     rank
                     for shards in self._by_copy
-                    for cell, _ in shards.overlaps(box)
+                    for cell, _ in shards.boxes.overlaps(box)
                     for rank in shards.intended_owners(cell)
                 }
             )

@@ -6,6 +6,7 @@ A stage holds a parameter if its strategy has it and a file of one of its ranks 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
 from reshard.core.checkpoint.model import TensorEntry
@@ -251,18 +252,10 @@ def known_shape(
     stages: Sequence[StageShards], target: Strategy | None, target_names: Mapping[str, str]
 ) -> Shape | None:
     """Return the shape of the whole tensor if a JSON strategy of either side has it."""
-    for shards in stages:
-        if shards.layout.tensor_shape is not None:
-            return shards.layout.tensor_shape
-    return _target_shape(target_names.get(stages[0].entry.name), target)
-
-
-def _target_shape(name: str | None, target: Strategy | None) -> Shape | None:
-    if target is not None and name is not None:
-        for stage in target.stages_with(name):
-            if stage.layouts[name].tensor_shape is not None:
-                return stage.layouts[name].tensor_shape
-    return None
+    name = target_names.get(stages[0].entry.name, "")
+    in_target = target.stages_with(name) if target else ()
+    layouts = chain((shards.layout for shards in stages), (stage.layouts[name] for stage in in_target))
+    return next((layout.tensor_shape for layout in layouts if layout.tensor_shape is not None), None)
 
 
 def source_copy(shards: StageShards, integrated: bool) -> SourceCopy:

@@ -144,6 +144,6 @@ def _substitutions(parameter: SourceTensor, own: SourceCopy, lost: Sequence[int]
     units = common_units(parameter.shape, grids)
     shards, copies = CopyShards(own, units), SourceCopies(parameter.copies, units)
     for rank in lost:
-        box = shards.box(shards.grid.cell_of(rank - own.first_rank))
+        box = shards.boxes.box(shards.grid.cell_of(rank - own.first_rank))
         for stand_in in {part.rank for part in copies.parts(box) if part.rank != NO_RANK and part.box.size}:
             yield rank, stand_in

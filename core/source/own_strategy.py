@@ -28,7 +28,7 @@ from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.model import Strategy
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
-from reshard.core.tensor.layout import ParameterLayout, ShardGrid
+from reshard.core.tensor.layout import ParameterLayout
 
 _MAX_LISTED = 4
 
@@ -176,8 +176,4 @@ def _cut_alike(layout: ParameterLayout, other: ParameterLayout, axis_count: int)
         one, two = layout.shard_grid(axis_count), other.shard_grid(axis_count)
     except LayoutError:
         return True  # planning reports it, with the parameter's name
-    return _axes_of(one) == _axes_of(two) and np.array_equal(one.cells, two.cells)
-
-
-def _axes_of(grid: ShardGrid) -> tuple[object, ...]:
-    return grid.pieces, grid.uneven
+    return one == two and np.array_equal(one.cells, two.cells)

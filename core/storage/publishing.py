@@ -42,12 +42,12 @@ REMOVING_NAME = "removing.json"
 
 def working_location(final: Location) -> Location:
     """Return the place where the files of a target are written."""
-    return _sibling(final, PARTIAL_SUFFIX) if final.is_local else final
+    return Location(final.fs, final.path + PARTIAL_SUFFIX) if final.is_local else final
 
 
 def replaced_location(final: Location) -> Location:
     """Return the place to which a replaced local target is moved until it is removed."""
-    return _sibling(final, REPLACED_SUFFIX)
+    return Location(final.fs, final.path + REPLACED_SUFFIX)
 
 
 def list_names(location: Location) -> list[str]:
@@ -180,7 +180,3 @@ def check_room(location: Location, needed_bytes: int) -> None:
         raise StorageError(
             f"{location}: has no room: {needed_bytes:,} bytes are needed, {free_bytes:,} are free"
         ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _sibling(location: Location, suffix: str) -> Location:
-    return Location(location.fs, location.path + suffix)

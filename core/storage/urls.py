@@ -63,12 +63,8 @@ def parse_url(url: str) -> Location:
     else:
         fs, path = LocalFileSystem(), os.path.expanduser(url)
     if isinstance(fs, LocalFileSystem):
-        path = _real(path)
+        try:
+            path = os.path.realpath(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path!r}: cannot be opened: {error}") from error
     return Location(fs, path.rstrip("/") or "/")
-
-
-def _real(path: str) -> str:
-    try:
-        return os.path.realpath(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path!r}: cannot be opened: {error}") from error

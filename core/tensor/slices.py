@@ -68,13 +68,10 @@ class TensorSlice:
         """
         if not outer.contains(self):
             raise ValueError(f"{self} does not lie inside {outer}")
-        return TensorSlice(
-            tuple(low - base for low, base in zip(self.start, outer.start, strict=True)),
-            tuple(high - base for high, base in zip(self.stop, outer.start, strict=True)),
-        )
+        return self.shifted(tuple(-low for low in outer.start))
 
     def shifted(self, by: Shape) -> "TensorSlice":
-        """The same box in coordinates whose origin is `by` elements before its own."""
+        """The same box, `by` elements further along each axis."""
         return TensorSlice(
             tuple(low + offset for low, offset in zip(self.start, by, strict=True)),
             tuple(high + offset for high, offset in zip(self.stop, by, strict=True)),

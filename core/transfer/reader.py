@@ -196,24 +196,12 @@ class RemoteBlockReader:
         ]
 
 
-class _Wanted(Protocol):
-    """Bytes of a source file to be delivered."""
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-    def deliver(self, run: np.ndarray) -> None: ...
-
-
 @dataclass(frozen=True)
 class _Request:
     """Items of one source file, and the byte range that covers them."""
 
     source_rank: int
-    items: Sequence[_Wanted]
+    items: "Sequence[_Wanted]"
     start: int
     length: int
 
@@ -235,3 +223,7 @@ class _HeadCheck:
     def deliver(self, run: np.ndarray) -> None:
         if run.tobytes() != self.head:
             raise header_mismatch(self.source_rank, self.file, self.name, self.offset)
+
+
+_Wanted = Fetch | _HeadCheck
+"""Bytes of a source file to be delivered."""

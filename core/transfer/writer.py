@@ -20,6 +20,7 @@ from reshard.core.checkpoint.model import FilePlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.budget import Budget, GroupBuffers, UploadBuffers
 from reshard.core.runtime.keys import needed_target_key
+from reshard.core.storage.uploads import Buffer
 from reshard.core.storage.urls import Location
 from reshard.core.transfer.fetches import RankBlock
 from reshard.core.transfer.file_blocks import Block, expected_entries, file_blocks, planned_file, transposed_parameters
@@ -210,10 +211,10 @@ class _Heads:
     def __init__(self, file_plan: FilePlan) -> None:
         self.data = bytearray().join(chunk for chunk in file_plan.segments if isinstance(chunk, bytes))
 
-    def write(self, buffer: bytes) -> None:
+    def write(self, buffer: Buffer) -> None:
         self.data += buffer
 
-    def rewrite(self, offset: int, buffer: bytes) -> None:
+    def rewrite(self, offset: int, buffer: Buffer) -> None:
         # only bytes before all contents are rewritten, so offsets are the file's
         self.data[offset : offset + len(buffer)] = buffer
 

@@ -20,7 +20,7 @@ from reshard.core.checkpoint.manifest import ShardRecord
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.layout_classes import TargetStage
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
-from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards
+from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards, units_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.source.replicas import differing_replicas_text
@@ -274,7 +274,7 @@ def _lost_boxes(source: SourceTensor) -> dict[int, list[TensorSlice]]:
     if len(source.copies) == 1 or not lacks_shards(source.copies[0], axis_count):
         return {}
     unit_counts = common_units(source.shape, [copy.layout.shard_grid(axis_count) for copy in source.copies])
-    units = tuple(length // count if count else 0 for length, count in zip(source.shape, unit_counts, strict=True))
+    units = units_of(source.shape, unit_counts)
     boxes: dict[int, list[TensorSlice]] = {}
     for part in SourceCopies(source.copies, unit_counts).parts(TensorSlice.whole(unit_counts)):
         if part.rank == NO_RANK:

@@ -11,19 +11,10 @@ from typing import Protocol
 from reshard.core.checkpoint.formats import ckpt_writing, safetensors
 from reshard.core.checkpoint.formats.crc32 import combine_crc32
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, FilePlan, OutputEntry, TensorEntry
+from reshard.core.storage.writing import OutputFile
 
 ContentRange = tuple[str, int, int]
 """A parameter's name, and the bytes `start` to `stop` of a block that continue its contents."""
-
-
-class WrittenFile(Protocol):
-    """The file that the CRC is stored in."""
-
-    def write(self, buffer: bytes) -> None:
-        """Append all of `buffer`."""
-
-    def rewrite(self, offset: int, buffer: bytes) -> None:
-        """Replace bytes near the beginning by `buffer`."""
 
 
 class RunningCrc(Protocol):
@@ -38,7 +29,7 @@ class RunningCrc(Protocol):
     def value(self) -> int:
         """Return the CRC of all blocks added."""
 
-    def put_into(self, file: WrittenFile) -> None:
+    def put_into(self, file: OutputFile) -> None:
         """Store the CRC in a file that all blocks were written to."""
 
 
@@ -75,7 +66,7 @@ class _OfBytes:
     def value(self) -> int:
         return self._crc
 
-    def put_into(self, file: WrittenFile) -> None:
+    def put_into(self, file: OutputFile) -> None:
         file.write(ckpt_writing.crc_trailer(self._crc))
 
 
@@ -99,5 +90,5 @@ class _OfTensors:
     def value(self) -> int:
         return safetensors.crc_of_tensors(self._tensors, self._crcs, self._scalars)
 
-    def put_into(self, file: WrittenFile) -> None:
+    def put_into(self, file: OutputFile) -> None:
         file.rewrite(self._offset, safetensors.crc_field(self.value()))

@@ -1,31 +1,17 @@
 """Reads the single numbers and texts in a checkpoint file, such as `append_info`'s."""
 
 import math
-import struct
 from itertools import islice
+
+import numpy as np
 
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.request.info_texts import InfoValue
 from reshard.core.storage.reading import SourceFile
+from reshard.core.tensor.casting import NUMPY_TYPES
 
 MAX_SCALARS = 64
 """Limit for files that consist of scalars; the rest is left out."""
-
-_CODES = {
-    "Int8": "b",
-    "UInt8": "B",
-    "Int16": "h",
-    "UInt16": "H",
-    "Int32": "i",
-    "UInt32": "I",
-    "Int64": "q",
-    "UInt64": "Q",
-    "Float16": "e",
-    "Float32": "f",
-    "Float64": "d",
-    "Bool": "?",
-}
-_BFLOAT16 = "BFloat16"
 
 
 def read_scalars(file: SourceFile, index: FileIndex) -> dict[str, InfoValue]:
@@ -38,7 +24,10 @@ def read_scalars(file: SourceFile, index: FileIndex) -> dict[str, InfoValue]:
     found = {entry.name: entry for entry in islice(filter(_is_scalar, index.entries.values()), MAX_SCALARS)}
     numbers = [entry for entry in found.values() if entry.text is None]
     contents = file.read_many([(entry.extents[0].offset, entry.extents[0].length) for entry in numbers])
-    values = {entry.name: _number(entry, content) for entry, content in zip(numbers, contents, strict=True)}
+    values = {
+        entry.name: np.frombuffer(content, NUMPY_TYPES[entry.dtype.name]).item()
+        for entry, content in zip(numbers, contents, strict=True)
+    }
     return {name: values[name] if entry.text is None else entry.text for name, entry in found.items()}
 
 
@@ -48,14 +37,5 @@ def json_value(value: InfoValue) -> InfoValue:
 
 
 def _is_scalar(entry: TensorEntry) -> bool:
-    known = entry.dtype.name in _CODES or entry.dtype.name == _BFLOAT16
-    return entry.text is not None or (entry.shape == () and known and len(entry.extents) == 1)
-
-
-def _number(entry: TensorEntry, content: bytes) -> bool | int | float:
-    value: bool | int | float
-    if entry.dtype.name == _BFLOAT16:  # the upper half of a Float32
-        (value,) = struct.unpack("<f", b"\0\0" + content)
-    else:
-        (value,) = struct.unpack("<" + _CODES[entry.dtype.name], content)
-    return value
+    is_number = entry.shape == () and entry.dtype.name in NUMPY_TYPES and len(entry.extents) == 1
+    return is_number or entry.text is not None

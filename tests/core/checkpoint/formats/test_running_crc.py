@@ -47,10 +47,10 @@ class GrowingFile:
     def __init__(self) -> None:
         self.data = bytearray()
 
-    def write(self, buffer: bytes) -> None:
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
         self.data += buffer
 
-    def rewrite(self, offset: int, buffer: bytes) -> None:
+    def rewrite(self, offset: int, buffer: bytes | bytearray | memoryview) -> None:
         assert offset + len(buffer) <= len(self.data)
         self.data[offset : offset + len(buffer)] = buffer
 
