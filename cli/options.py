@@ -9,43 +9,12 @@ import click
 from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, STEP, Choice
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.groups import GROUPS
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-GROUPS = {
-    "Source and target": (
-        *("source_strategy", "target_strategy", "step", "source_prefix", "ranks"),
-        *("integrated_save", "unmatched", "allow_missing", "shared_parameters"),
-    ),
-    "Parameters and their changes": (
-        *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
-    ),
-    "Output": (
-        *(
-            "layout",
-            "max_shard_size",
-            "unified_naming",
-            "format",
-            "prefix",
-            "append_info",
-            "write_crc",
-            "encrypt_key",
-            "encrypt_mode",
-        ),
-        *("remove_redundancy", "replicas"),
-    ),
-    "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
-    "Checks": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
-    "Detecting saved steps, and retention": (
-        *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
-    ),
-    "Resources": (
-        *("workers", "memory_limit", "source_storage", "target_storage", "dask_scheduler", "concurrency_limit"),
-    ),
-}
-"""Fields of the requests, in the groups of the help; source and target are arguments."""
 _OF_LATEST = (*GROUPS["Detecting saved steps, and retention"], "dry_run")
 _OF_PREFECT = ("dask_scheduler", "concurrency_limit")
 _OF_ONE_STEP = ("step", "ranks", "recover", "fault_ranks", "overwrite")

@@ -28,11 +28,11 @@ from prefect.events.actions import ActionTypes, ChangeFlowRunState, RunDeploymen
 from prefect.events.schemas.automations import Automation
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import load_flow_from_entrypoint
-from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
 from reshard import __version__
 from reshard.deployments.described import Described, WorkPool
+from reshard.deployments.form_groups import form_schema
 
 RANKS_LIMIT = "reshard-ranks"
 """The global concurrency limit for the parameter `concurrency_limit` of runs."""
@@ -171,7 +171,7 @@ def _deploy_one(client: SyncPrefectClient, described: Described, flow: Flow[...,
         path=None,
         pull_steps=[],
         parameters={},
-        parameter_openapi_schema=parameter_schema(flow).model_dump(exclude_unset=True),
+        parameter_openapi_schema=form_schema(flow),
         enforce_parameter_schema=True,
         work_pool_name=described.work_pool.name,
         job_variables=described.work_pool.job_variables,

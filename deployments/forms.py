@@ -1,7 +1,8 @@
 """The flows as they are deployed: a run's parameters are the fields of its request, one by one.
 
-So the form in Prefect's UI is flat, and a run is started with `--param source=…`. Programs call the flows in `flows/`,
-which take the request as a whole; a deployed flow has the same name, and does the same.
+So a run is started with `--param source=…`; the form in Prefect's UI has rarely used fields in groups (`form_groups`).
+Programs call the flows in `flows/`, which take the request as a whole; a deployed flow does the same as the one that it
+is made from.
 
 The form, and the checks of the server before a run, come from the fields: title, description, limits,
 `json_schema_extra`. Further errors that the request's validators find end the run at once as Failed.
@@ -24,6 +25,7 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import describe_validation
 from reshard.core.request.verification import VerificationRequest
+from reshard.deployments.form_groups import EVERYDAY, groups_of, ungrouped
 from reshard.deployments.places import deployed_pattern, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion
@@ -34,32 +36,12 @@ from reshard.flows.outcome import failed
 
 Request = TypeVar("Request", bound=BaseModel)
 
-FIELD_ORDER = (
-    # needed by every run
+_FIRST = (
     *("a", "b", "strategy_a", "strategy_b", "step_a", "step_b"),
-    *("source", "target", "source_strategy", "target_strategy", "step", "layout", "format"),
-    # checks and safety
-    *("level", "verify", "overwrite", "dry_run"),
-    # which conversions stay, and when a step counts as saved
-    *("keep_checkpoint_max", "keep_checkpoint_per_n_minutes", "settle_seconds", "patience_seconds"),
-    # selection of files and ranks
-    *("prefix", "source_prefix", "ranks", "unmatched", "allow_missing", "check_crc"),
-    # changes of parameters
-    *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
-    "ignore_dtype",
-    *("max_shard_size", "unified_naming"),
-    # damage and ambiguity
-    *("recover", "fault_ranks", "shared_parameters", "check_replicas"),
-    *("integrated_save", "integrated_save_a", "integrated_save_b", "trust_strategy"),
-    # encryption and contents of files
-    *("decrypt_key", "decrypt_mode", "source_decrypt_key", "source_decrypt_mode", "encrypt_key", "encrypt_mode"),
-    *("decrypt_key_a", "decrypt_mode_a", "decrypt_key_b", "decrypt_mode_b"),
-    *("write_crc", "append_info", "remove_redundancy", "replicas"),
-    # storages and resources
-    *("storage_a", "storage_b"),
-    *("storage", "source_storage", "target_storage", "workers", "memory_limit", "dask_scheduler", "concurrency_limit"),
+    *EVERYDAY,
+    *("include", "exclude", "ignore_dtype"),
 )
-"""Fields of a form from top to bottom; others follow in the order of their model."""
+"""Fields of a form from top to bottom; others follow in the order of their model, and groups come last."""
 
 
 def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callable[[Request], str]) -> Flow[..., Any]:
@@ -69,7 +51,9 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callabl
     @functools.wraps(fn)
     def run(**fields: Any) -> Any:
         try:
-            request = model.model_validate(fields)
+            request = model.model_validate(ungrouped(model, fields))
+        except InputError as error:
+            return failed(error)
         except ValidationError as error:
             wrong = InputError(describe_validation(error, lambda name: _title(model, name)))
             return failed(wrong)
@@ -80,8 +64,8 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callabl
 
     def run_name() -> str:
         try:
-            return title_of(model.model_validate(flow_run.parameters))
-        except ValidationError:
+            return title_of(model.model_validate(ungrouped(model, flow_run.parameters)))
+        except (InputError, ValidationError):
             return f"{inner.name}: not understood"
 
     run.__signature__ = inspect.Signature(_parameters(model))  # type: ignore[attr-defined]
@@ -93,7 +77,7 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callabl
 
 def _parameters(model: type[BaseModel]) -> list[inspect.Parameter]:
     fields = model.model_fields
-    return [
+    shown = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
@@ -102,10 +86,15 @@ def _parameters(model: type[BaseModel]) -> list[inspect.Parameter]:
         )
         for name in sorted(fields, key=_place)
     ]
+    return [*shown, *map(_group, groups_of(model))]
+
+
+def _group(name: str) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=dict[str, Any] | None)
 
 
 def _place(name: str) -> int:
-    return FIELD_ORDER.index(name) if name in FIELD_ORDER else len(FIELD_ORDER)
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _shown(field: FieldInfo) -> FieldInfo:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.flows import load_flow_from_entrypoint
@@ -19,6 +19,7 @@ from reshard import __version__
 from reshard.core.errors import InputError
 from reshard.deployments.deploy import make_triggers
 from reshard.deployments.described import Described
+from reshard.deployments.form_groups import form_schema
 
 
 def served_deployments(client: SyncPrefectClient, descriptions: Sequence[Described]) -> list[RunnerDeployment]:
@@ -49,10 +50,12 @@ def register(
     descriptions: Sequence[Described],
     deployments: Sequence[RunnerDeployment],
 ) -> Iterator[str]:
-    """Register the deployments, and make the automations that start them; yield the results for these."""
+    """Register the deployments and their forms, and make the automations that start them; yield the latter's results."""
     for described, deployment in zip(descriptions, deployments, strict=True):
         # a coroutine only where an event loop runs
         deployment_id = cast(UUID, runner.add_deployment(deployment))
+        schema = form_schema(load_flow_from_entrypoint(described.entrypoint))
+        client.update_deployment(deployment_id, DeploymentUpdate(parameter_openapi_schema=schema))
         yield from make_triggers(client, described, deployment_id)
 
 

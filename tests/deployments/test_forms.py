@@ -13,10 +13,11 @@ from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.verification import VerificationRequest
 from reshard.deployments import forms
-from reshard.deployments.forms import FIELD_ORDER
+from reshard.deployments.form_groups import EVERYDAY, form_schema, groups_of, ungrouped
 
 FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.convert, ConversionRequest),
@@ -29,42 +30,118 @@ EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: 
 WHERE = {"source": "/data/in", "target": "/data/out"}
 
 
+def fields_of(form: Flow[..., Any]) -> dict[str, Any]:
+    """The schema of each of a form's fields, wherever it is."""
+    schema = form_schema(form)
+    definitions = schema.get("definitions", {})
+    groups = [definitions[name]["properties"] for name in definitions if name in schema["properties"]]
+    alone = {name: field for name, field in schema["properties"].items() if name not in definitions}
+    return {name: field for group in (alone, *groups) for name, field in group.items()}
+
+
+def shown(properties: dict[str, Any]) -> list[str]:
+    """The fields from top to bottom."""
+    return sorted(properties, key=lambda name: int(properties[name]["position"]))
+
+
 @EACH_FORM
 def test_every_field_has_its_title_and_description(form: Flow[..., Any], model: type[BaseModel]) -> None:
-    shown = form.parameters.properties
-    assert shown.keys() == model.model_fields.keys()
+    fields = fields_of(form)
+    assert fields.keys() == model.model_fields.keys()
     for name, field in model.model_fields.items():
         assert field.title
         assert field.description
-        assert (shown[name]["title"], shown[name]["description"]) == (field.title, field.description)
+        assert (fields[name]["title"], fields[name]["description"]) == (field.title, field.description)
 
 
 @EACH_FORM
 def test_defaults_are_the_requests(form: Flow[..., Any], model: type[BaseModel]) -> None:
     required = [name for name, field in model.model_fields.items() if field.is_required()]
-    assert sorted(form.parameters.required) == sorted(required)
-    given = {name: shown["default"] for name, shown in form.parameters.properties.items() if "default" in shown}
+    assert sorted(form_schema(form)["required"]) == sorted(required)
+    given = {name: field["default"] for name, field in fields_of(form).items() if "default" in field}
     values = dict.fromkeys(required, "/data/x")
     assert model.model_validate(values | given) == model.model_validate(values)
 
 
-def test_what_everybody_fills_in_comes_first() -> None:
-    properties = forms.convert.parameters.properties
-    order = sorted(properties, key=lambda name: properties[name]["position"])
-    assert order[:6] == ["source", "target", "source_strategy", "target_strategy", "step", "layout"]
+def test_ten_fields_come_first_and_the_others_are_in_closed_groups() -> None:
+    schema = form_schema(forms.convert)
+    assert shown(schema["properties"]) == [
+        *("source", "source_strategy", "target", "target_strategy", "step"),
+        *("select", "format", "layout", "verify", "overwrite"),
+        *("source_and_target", "parameters_and_their_changes", "output", "encrypted_and_damaged_sources"),
+        *("checks", "resources"),
+    ]
+    checks = schema["properties"]["checks"]
+    assert (checks["title"], checks["description"]) == ("Checks", "Check CRC, Check replicas, Trust strategy")
+    closed, opened = checks["anyOf"]
+    assert "properties" not in closed
+    assert "default" not in checks
+    assert shown(schema["definitions"][opened["$ref"].rpartition("/")[2]]["properties"]) == [
+        *("check_crc", "check_replicas", "trust_strategy"),
+    ]
 
 
-@EACH_FORM
-def test_every_field_has_its_place(form: Flow[..., Any], model: type[BaseModel]) -> None:
-    shown = form.parameters.properties
-    assert sorted(shown, key=lambda name: shown[name]["position"]) == [name for name in FIELD_ORDER if name in shown]
+def test_groups_are_those_of_the_commands_help() -> None:
+    for model in (ConversionRequest, LatestConversionRequest):
+        grouped = [name for names in groups_of(model).values() for name in names]
+        assert sorted([*grouped, *(name for name in EVERYDAY if name in model.model_fields)]) == sorted(
+            model.model_fields
+        )
+    titles = [
+        form_schema(forms.convert_latest)["properties"][name]["title"] for name in groups_of(LatestConversionRequest)
+    ]
+    assert titles == list(GROUPS)
+
+
+@pytest.mark.parametrize("form", [forms.verify, forms.merge, forms.compare], ids=["verify", "merge", "compare"])
+def test_small_forms_have_no_groups(form: Flow[..., Any]) -> None:
+    assert "patternProperties" not in form_schema(form)
+    assert fields_of(form).keys() == form_schema(form)["properties"].keys()
+
+
+def test_fields_of_a_comparison_are_in_order() -> None:
+    order = shown(form_schema(forms.compare)["properties"])
+    assert order[:8] == ["a", "b", "strategy_a", "strategy_b", "step_a", "step_b", "select", "include"]
 
 
 def test_choices_are_choices() -> None:
-    schema = forms.convert.parameters
+    schema, fields = form_schema(forms.convert), fields_of(forms.convert)
     for name, count in {"format": 3, "verify": 4, "layout": 2, "select": 2, "unmatched": 2}.items():
-        definition = schema.properties[name]["$ref"].rpartition("/")[2]
-        assert len(schema.definitions[definition]["enum"]) == count
+        definition = fields[name]["$ref"].rpartition("/")[2]
+        assert len(schema["definitions"][definition]["enum"]) == count
+
+
+def test_fields_mean_the_same_directly_and_in_their_group() -> None:
+    direct = WHERE | {"workers": 2, "cast": ["*=bfloat16"], "memory_limit": "1GiB"}
+    grouped = WHERE | {
+        "resources": {"workers": 2, "memory_limit": "1GiB"},
+        "parameters_and_their_changes": {"cast": ["*=bfloat16"]},
+        "output": None,
+        "checks": {},
+    }
+    assert ungrouped(ConversionRequest, direct) == ungrouped(ConversionRequest, grouped) == direct
+    assert ungrouped(ConversionRequest, direct | {"resources": {"workers": 2}}) == direct
+
+
+def test_a_field_given_twice_is_refused_by_name() -> None:
+    ended: State[Any] = forms.convert.fn(**WHERE, workers=2, resources={"workers": 3})
+    assert ended.is_failed()
+    assert ended.message == (
+        "workers: is given directly, and differently in resources: leave one of them out, or fill in a new form"
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"worker": 3}, "resources: has no field 'worker', but workers, memory_limit, source_storage"),
+        ([3], "resources: must be its fields by name, not list"),
+    ],
+)
+def test_a_wrong_group_is_refused_by_name(group: object, message: str) -> None:
+    ended: State[Any] = forms.convert.fn(**WHERE, resources=group)
+    assert ended.is_failed()
+    assert str(ended.message).startswith(message)
 
 
 WRONG = [
@@ -90,14 +167,26 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_the_server_refuses_what_is_plainly_wrong(name: str, value: object) -> None:
-    schema = forms.convert.parameters.model_dump_for_openapi()
-    [error] = validate(WHERE | {name: value}, schema)
+    [error] = validate(WHERE | {name: value}, form_schema(forms.convert))
     assert list(error.absolute_path) == [name]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_the_server_refuses_it_in_a_group_too_and_at_the_field(name: str, value: object) -> None:
+    group = next((group for group, names in groups_of(ConversionRequest).items() if name in names), None)
+    if group:
+        [error] = validate(WHERE | {group: {name: value}}, form_schema(forms.convert))
+        assert list(error.absolute_path) == [group, name]
+
+
+def test_the_server_refuses_unknown_fields_of_a_group() -> None:
+    [error] = validate(WHERE | {"checks": {"workers": 2}}, form_schema(forms.convert))
+    assert list(error.absolute_path) == ["checks"]
 
 
 @pytest.mark.parametrize("form", [forms.verify, forms.merge, forms.compare], ids=["verify", "merge", "compare"])
 def test_the_server_refuses_secrets_and_so_stores_none(form: Flow[..., Any]) -> None:
-    schema = form.parameters.model_dump_for_openapi()
+    schema = form_schema(form)
     right = dict.fromkeys(schema["required"], "/data/x")
     assert not validate(right, schema)
     for name in schema["required"]:
@@ -119,7 +208,7 @@ def test_the_server_refuses_secrets_and_so_stores_none(form: Flow[..., Any]) -> 
 )
 def test_the_schema_refuses_nothing_that_is_right(fields: dict[str, Any]) -> None:
     ConversionRequest.model_validate(WHERE | fields)
-    assert not validate(WHERE | fields, forms.convert.parameters.model_dump_for_openapi())
+    assert not validate(WHERE | fields, form_schema(forms.convert))
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
@@ -134,12 +223,12 @@ ABSOLUTE = ["/out", "~/out", "s3://bucket/out", "file:///out", "memory://out"]
 
 def _places(form: Flow[..., Any]) -> list[str]:
     names = {"source", "target", "source_strategy", "target_strategy", "changes", "a", "b", "strategy_a", "strategy_b"}
-    return [name for name in form.parameters.properties if name in names]
+    return [name for name in fields_of(form) if name in names]
 
 
 @EACH_FORM
 def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., Any], model: type[BaseModel]) -> None:
-    schema = form.parameters.model_dump_for_openapi()
+    schema = form_schema(form)
     right = dict.fromkeys(schema["required"], "/data/x")
     for name in _places(form):
         for place in RELATIVE:
@@ -156,9 +245,9 @@ def test_a_deployed_run_is_refused_a_relative_path_at_the_field(form: Flow[..., 
 
 @EACH_FORM
 def test_a_deployed_run_is_refused_names_of_relative_files(form: Flow[..., Any], model: type[BaseModel]) -> None:
-    schema = form.parameters.model_dump_for_openapi()
+    schema = form_schema(form)
     right = dict.fromkeys(schema["required"], "/data/x")
-    names = [name for name in schema["properties"] if "storage" in name or "_key" in name]
+    names = [name for name in fields_of(form) if "storage" in name or "_key" in name]
     for name in names:
         assert validate(right | {name: "file:s3.json"}, schema)
         ended: State[Any] = form.fn(**right | {name: "file:s3.json"})

@@ -68,6 +68,11 @@ class PrefectPages:
         """A form's field."""
         return self.page.get_by_label(re.compile(rf"^{re.escape(title)}( \(Optional\))?$"))
 
+    def open_group(self, title: str) -> None:
+        """Opens a group of a form's fields."""
+        group = self.page.get_by_text(f"{title} (Optional)", exact=True).locator("xpath=ancestor::div[fieldset][1]")
+        group.get_by_role("tab", name="Change").click()
+
     def fill(self, values: Mapping[str, str]) -> None:
         """Fills in fields by their titles."""
         for title, value in values.items():

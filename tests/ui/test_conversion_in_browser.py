@@ -49,6 +49,11 @@ def test_a_form_is_filled_in_and_the_run_followed_to_its_pages(pages: PrefectPag
     assert not target.exists()
 
     pages.fill({"Step": ""})
+    pages.open_group("Resources")
+    pages.fill({"Memory limit": "2 apples"})
+    pages.submit()
+    expect(page.locator("form").get_by_text("'2 apples' does not match")).to_be_visible()
+    pages.fill({"Memory limit": "64MiB"})
     pages.start_run()
     expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     manifest = parse_manifest((target / ".reshard" / "manifest.json").read_bytes(), "the manifest")
@@ -79,6 +84,7 @@ def test_a_form_is_filled_in_and_the_run_followed_to_its_pages(pages: PrefectPag
 def test_what_only_the_run_finds_wrong_is_its_message(pages: PrefectPages, demo: Path, tmp_path: Path) -> None:
     page = pages.page
     pages.open_form("convert")
+    pages.open_group("Resources")
     pages.fill(filled_in(demo, tmp_path / "out") | {"Memory limit": "1MiB"})
     pages.start_run()
     expect(page.get_by_text("Failed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)

@@ -1,0 +1,24 @@
+"""Groups of a conversion's options: the same in the command's help and in the forms of deployments."""
+
+GROUPS = {
+    "Source and target": (
+        *("source_strategy", "target_strategy", "step", "source_prefix", "ranks"),
+        *("integrated_save", "unmatched", "allow_missing", "shared_parameters"),
+    ),
+    "Parameters and their changes": (
+        *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
+    ),
+    "Output": (
+        *("layout", "max_shard_size", "unified_naming", "format", "prefix", "append_info", "write_crc"),
+        *("encrypt_key", "encrypt_mode", "remove_redundancy", "replicas"),
+    ),
+    "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
+    "Checks": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),
+    "Detecting saved steps, and retention": (
+        *("settle_seconds", "patience_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes"),
+    ),
+    "Resources": (
+        *("workers", "memory_limit", "source_storage", "target_storage", "dask_scheduler", "concurrency_limit"),
+    ),
+}
+"""Fields of the requests by group; source and target are in none."""

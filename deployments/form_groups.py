@@ -1,0 +1,93 @@
+"""Groups of fields in a form: the fields that most runs need come first, the others in groups that open on demand.
+
+A group is a parameter of its own with its fields inside. They may also be given directly, as programs, schedules and
+automations do: Prefect's form shows nothing but `properties`, so the schema has the same fields as `patternProperties`,
+and the server checks them wherever they are.
+
+The form shows `anyOf` as tabs. The first tab is empty, so a group stays closed and out of the run's parameters.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import Flow
+from prefect.utilities.callables import parameter_schema
+from pydantic import BaseModel
+
+from reshard.core.errors import InputError
+from reshard.core.request.conversion import ConversionOptions
+from reshard.core.request.groups import GROUPS
+
+EVERYDAY = (
+    *("source", "source_strategy", "target", "target_strategy", "step"),
+    *("select", "format", "layout", "verify", "overwrite", "dry_run"),
+)
+"""Fields of a conversion's form outside of its groups."""
+
+_CLOSED = {"type": "object", "title": "Defaults"}
+_OPEN = "Change"
+
+
+def groups_of(model: type[BaseModel]) -> dict[str, tuple[str, ...]]:
+    """Return the groups of a request's form, by parameter: the fields in each. Small forms have none."""
+    if not issubclass(model, ConversionOptions):
+        return {}
+    fields = model.model_fields
+    groups = {
+        _parameter(title): tuple(name for name in names if name in fields and name not in EVERYDAY)
+        for title, names in GROUPS.items()
+    }
+    return {name: fields for name, fields in groups.items() if fields}
+
+
+def form_schema(form: Flow[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of a deployed flow's parameters, with its fields in groups if it has any."""
+    schema: dict[str, Any] = parameter_schema(form).model_dump(exclude_unset=True)
+    properties = schema["properties"]
+    present = {title: _parameter(title) for title in GROUPS if _parameter(title) in properties}
+    if not present:
+        return schema
+    definitions, patterns = schema.setdefault("definitions", {}), {}
+    for title, parameter in present.items():
+        position = properties.pop(parameter)["position"]
+        inside = [name for name in GROUPS[title] if name in properties and name not in EVERYDAY]
+        fields = {name: properties.pop(name) | {"position": place} for place, name in enumerate(inside)}
+        patterns |= {f"^{name}$": field for name, field in fields.items()}
+        definitions[parameter] = {"type": "object", "properties": fields, "additionalProperties": False}
+        group = {"$ref": f"#/definitions/{parameter}"}
+        patterns[f"^{parameter}$"] = group
+        properties[parameter] = {
+            "title": title,
+            "description": ", ".join(field["title"] for field in fields.values()),
+            "position": position,
+            "anyOf": [_CLOSED, group | {"title": _OPEN}],
+        }
+    return schema | {"patternProperties": patterns}
+
+
+def ungrouped(model: type[BaseModel], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request, wherever the parameters of a run have them.
+
+    Raises:
+        InputError: a field is given twice, or a group has one that is not its own.
+    """
+    groups = groups_of(model)
+    fields = {name: value for name, value in parameters.items() if name not in groups}
+    for group, names in groups.items():
+        inside = parameters.get(group) or {}
+        if not isinstance(inside, Mapping):
+            raise InputError(f"{group}: must be its fields by name, not {type(inside).__name__}")
+        for name, value in inside.items():
+            if name not in names:
+                raise InputError(f"{group}: has no field {name!r}, but {', '.join(names)}")
+            if name in fields and fields[name] != value:
+                raise InputError(
+                    f"{name}: is given directly, and differently in {group}: leave one of them out, or fill in a new form"
+                )
+            fields[name] = value
+    return fields
+
+
+def _parameter(title: str) -> str:
+    return re.sub(r"\W+", "_", title.lower())
