@@ -39,6 +39,9 @@ RANKS_LIMIT = "reshard-ranks"
 
 _RANKS_LIMIT_SLOTS = 8
 CRASHED_AUTOMATION = "reshard: killed runs are crashed"
+_ENDED = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
+_WAITING = {"prefect.flow-run.Suspended", "prefect.flow-run.Paused"}
+"""States without heartbeats of runs that are to go on."""
 HEARTBEATS_MISSED = timedelta(seconds=90)
 """Three heartbeats, as prefect.yaml sets them."""
 
@@ -62,7 +65,9 @@ def make_what_runs_need(client: SyncPrefectClient, descriptions: Sequence[Descri
     """Make the limit and the automation that all runs need, wherever they are carried out; yield the results."""
     yield f"concurrency limit {RANKS_LIMIT}: {_made_if(_make_ranks_limit(client))}"
     automation = crashed_automation(sorted({tag for each in descriptions for tag in each.tags}))
-    yield f"automation {automation.name}: {_made_if(_make_automation(client, automation))}"
+    mended = [_spare_waiting(client, there) for there in client.read_automations_by_name(automation.name)]
+    made = _made_if(_make_automation(client, automation))
+    yield f"automation {automation.name}: {'mended: it took suspended runs for killed ones' if any(mended) else made}"
 
 
 def make_triggers(client: SyncPrefectClient, described: Described, deployment_id: UUID) -> Iterator[str]:
@@ -82,13 +87,12 @@ def crashed_automation(tags: Sequence[str], missed: timedelta = HEARTBEATS_MISSE
 
     A living worker notices a killed process at once.
     """
-    ended = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed")}
     return AutomationCore(
         name=CRASHED_AUTOMATION,
         description="A run that was running and gives no sign of life was killed with its worker; a retry resumes.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *ended},
+            expect={"prefect.flow-run.heartbeat", *_ENDED, *_WAITING},
             match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
             match_related=ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tag}" for tag in tags]}),
             for_each={"prefect.resource.id"},
@@ -135,6 +139,17 @@ def _make_automation(client: SyncPrefectClient, automation: AutomationCore) -> b
     if client.read_automations_by_name(automation.name):
         return False
     client.create_automation(automation)
+    return True
+
+
+def _spare_waiting(client: SyncPrefectClient, there: Automation) -> bool:
+    """Let an older version's automation leave waiting runs alone; return True if that was needed."""
+    trigger = there.trigger
+    if not isinstance(trigger, EventTrigger) or trigger.expect >= _WAITING:
+        return False
+    kept = there.model_dump(exclude={"id", "trigger"}, exclude_unset=True)
+    mended = trigger.model_copy(update={"expect": trigger.expect | _WAITING})
+    client.update_automation(there.id, AutomationCore.model_validate(kept | {"trigger": mended}))
     return True
 
 

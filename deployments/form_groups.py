@@ -22,6 +22,7 @@ from reshard.core.request.groups import GROUPS
 EVERYDAY = (
     *("source", "source_strategy", "target", "target_strategy", "step"),
     *("select", "format", "layout", "verify", "overwrite", "dry_run"),
+    "approval_seconds",
 )
 """Fields of a conversion's form outside of its groups."""
 
@@ -48,7 +49,8 @@ def form_schema(form: Flow[..., Any]) -> dict[str, Any]:
     present = {title: _parameter(title) for title in GROUPS if _parameter(title) in properties}
     if not present:
         return schema
-    definitions, patterns = schema.setdefault("definitions", {}), {}
+    definitions: dict[str, Any] = schema.setdefault("definitions", {})
+    patterns: dict[str, Any] = {}
     for title, parameter in present.items():
         position = properties.pop(parameter)["position"]
         inside = [name for name in GROUPS[title] if name in properties and name not in EVERYDAY]
@@ -81,10 +83,10 @@ def ungrouped(model: type[BaseModel], parameters: Mapping[str, Any]) -> dict[str
         for name, value in inside.items():
             if name not in names:
                 raise InputError(f"{group}: has no field {name!r}, but {', '.join(names)}")
-            if name in fields and fields[name] != value:
-                raise InputError(
-                    f"{name}: is given directly, and differently in {group}: leave one of them out, or fill in a new form"
-                )
+            # Prefect passes the defaults of what is not given
+            if fields.get(name, value) not in (value, model.model_fields[name].get_default()):
+                why = f"is given directly, and differently in {group}"
+                raise InputError(f"{name}: {why}: leave one of them out, or fill in a new form")
             fields[name] = value
     return fields
 

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
+from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
@@ -30,6 +31,7 @@ from reshard.deployments.places import deployed_pattern, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion
 from reshard.flows import convert_latest_checkpoint as latest
+from reshard.flows import convert_with_approval as approval
 from reshard.flows import merge_strategy as merging
 from reshard.flows import verify_checkpoint as verification
 from reshard.flows.outcome import failed
@@ -116,6 +118,7 @@ def _title(model: type[BaseModel], name: str) -> str:
 
 
 convert = form_of(conversion.convert_checkpoint, ConversionRequest, conversion.title_of)
+convert_with_approval = form_of(approval.convert_with_approval, ApprovedConversionRequest, conversion.title_of)
 convert_latest = form_of(latest.convert_latest_checkpoint, LatestConversionRequest, latest.title_of)
 verify = form_of(verification.verify_checkpoint, VerificationRequest, verification.title_of)
 merge = form_of(merging.merge_strategy, MergeRequest, merging.title_of)

@@ -50,7 +50,7 @@ def register(
     descriptions: Sequence[Described],
     deployments: Sequence[RunnerDeployment],
 ) -> Iterator[str]:
-    """Register the deployments and their forms, and make the automations that start them; yield the latter's results."""
+    """Register the deployments with their forms, and make the automations that start them; yield these automations."""
     for described, deployment in zip(descriptions, deployments, strict=True):
         # a coroutine only where an event loop runs
         deployment_id = cast(UUID, runner.add_deployment(deployment))

@@ -1,14 +1,18 @@
 """The flow `convert-checkpoint`: a distributed checkpoint from one sharding strategy to another."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from reshard.core.conversion.finish import raise_failures
 from reshard.core.conversion.planning import check_target
 from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.conversion.session import open_session
+from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
@@ -49,26 +53,42 @@ def convert_checkpoint(request: ConversionRequest) -> ConversionReport:
         VerificationError: a written file differs from what should have been written.
         ConversionError: runtime failure.
     """
-    return carried_out(title_of(request), lambda progress: _convert(request, progress))
+    return carried_out(title_of(request), lambda progress: convert(request, progress))
 
 
-def _convert(request: ConversionRequest, progress: RunProgress) -> ConversionReport:
+def convert(
+    request: ConversionRequest,
+    progress: RunProgress,
+    approved: Callable[[ConversionPlan], State[Any] | None] | None = None,
+) -> ConversionReport:
+    """Convert in the current run; `approved` returns the state that ends it if the plan is not to be carried out."""
     with emitting_failure(request), resources_of(request, RESOLVERS):
         check_output(request.target)
         with_retries(lambda: check_target(request), progress.note)
         with worker_pool(request) as pool, slots_of(request.concurrency_limit) as slots:
-            return _carry_out(request, progress, pool, slots)
+            started = time.monotonic()
+            plan = _plan(request)
+            if approved and (ended := approved(plan)):
+                return ended  # type: ignore[return-value]
+            return _carry_out(request, plan, progress, pool, slots, started)
 
 
-def _carry_out(
-    request: ConversionRequest, progress: RunProgress, pool: PoolRunner | None, slots: Slots | None
-) -> ConversionReport:
-    started = time.monotonic()
+def _plan(request: ConversionRequest) -> ConversionPlan:
     source_request = SourceRequest.of(request)
     strategy = untouched(find_source_strategy(source_request))
     target = untouched(outline_target(request))
     source = untouched(open_source(source_request, strategy, target))
-    plan = plan_conversion(request, source, target)
+    return plan_conversion(request, source, target)
+
+
+def _carry_out(
+    request: ConversionRequest,
+    plan: ConversionPlan,
+    progress: RunProgress,
+    pool: PoolRunner | None,
+    slots: Slots | None,
+    started: float,
+) -> ConversionReport:
     with open_session(request, plan, pool.pool if pool else None) as session:
         summary = summarize_plan(plan, session.budget, session.groups, session.prefetch)
         publish_plan(plan, summary, str(session.target.final))

@@ -17,7 +17,7 @@ from reshard.core.conversion.merge_strategy import MergeReport
 from reshard.core.conversion.plan_notes import substitutes_text
 from reshard.core.conversion.report import ConversionReport, Outcome, PlanSummary, RankReport, worlds_text
 from reshard.core.errors import DifferenceError, InputError, ReshardError, VerificationError
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.wording import (
@@ -117,6 +117,37 @@ def plan_page(summary: PlanSummary, target: str, picture: str) -> str:
         f"## Target {summary.target_kind}s",
         _table((number, "File", "Shards", "Source ranks", "Copy of"), rows),
         _rest(len(summary.ranks)),
+    )
+
+
+def approval_page(summary: PlanSummary, request: ConversionRequest, *, replaces: bool, changed: bool) -> str:
+    """Return what somebody is to approve; `changed` since another plan of the same run was shown.
+
+    The UI's dialog is narrow: the page is short, and without tables.
+    """
+    again = "**Source, strategies or target have changed since you were last asked. This is the new plan.**"
+    overwritten = "The checkpoint that is at the target now **will be replaced**." if replaces else ""
+    some = f" Only target ranks {request.ranks} are converted." if request.ranks.strip() else ""
+    head = (
+        f"**{size_text(summary.written_bytes)} to write** into {_code(request.target)}: {_worlds(summary, 'ranks')}, "
+        f"{summary.format}.{_as_text(some)}"
+    )
+    step = f", step {summary.step}" if summary.step else ""
+    read = f"{size_text(summary.read_bytes)} to read from {_code(summary.source)}{_as_text(step)}."
+    passes = 2 if request.verify.of_files is VerifyLevel.CHECKSUM else 1
+    traffic_bytes = summary.read_bytes + passes * summary.written_bytes
+    what = "read, written and read back" if passes > 1 else "read and written"
+    time = f"At 1 GiB/s, {size_text(traffic_bytes)} are {what} in {seconds_text(traffic_bytes / 2**30)}."
+    verified = f"Verification: {request.verify}."
+    more = "The whole plan, with a picture and every rank, is the artifact `conversion-plan` of this run."
+    return _page(
+        again if changed else "",
+        head,
+        overwritten,
+        " ".join([read, time, verified]),
+        f"**Recovered: {_as_text(substitutes_text(summary.stand_ins))}.**" if summary.stand_ins else "",
+        _notes(summary.notes),
+        more,
     )
 
 

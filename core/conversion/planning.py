@@ -115,10 +115,15 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
             check_target(request)
     plan = make_plan(request)
     request.chosen_ranks(plan.target_ranks)
+    return plan, summarize(request, plan)
+
+
+def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
+    """Summarize a request's plan as if all of its ranks were to be written in this process."""
     budget = rank_budget(request, plan, len(plan.target_ranks))
     written = [rank for rank in plan.target_ranks if rank not in plan.copies]
     groups = planned_groups(plan, written, budget)
-    return plan, summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
+    return summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:

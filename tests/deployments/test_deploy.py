@@ -11,6 +11,7 @@ import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import FlowRun
+from prefect.events import EventTrigger
 from prefect.events.actions import RunDeployment
 from prefect.events.schemas.automations import AutomationCore
 from prefect.schedules import Interval
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 NAMES = {
     "convert-checkpoint/convert",
+    "convert-checkpoint/convert-with-approval",
     "convert-latest-checkpoint/convert-latest",
     "verify-checkpoint/verify",
     "compare-checkpoints/compare",
@@ -93,6 +95,24 @@ def test_deploying_again_changes_nothing_of_what_a_user_edited(server: PrefectSe
     assert f"deployment {LATEST}: brought up to date" in done.stdout
     assert "prefect worker start --pool reshard" in done.stdout
     assert _state_of(server) == before
+
+
+def test_an_automation_of_an_older_version_learns_that_runs_wait_for_approval(server: PrefectServer) -> None:
+    client = server.client
+    (automation,) = client.read_automations_by_name(CRASHED_AUTOMATION)
+    assert isinstance(automation.trigger, EventTrigger)
+    waiting = {"prefect.flow-run.Suspended", "prefect.flow-run.Paused"}
+    older = automation.trigger.model_copy(
+        update={"expect": automation.trigger.expect - waiting, "within": timedelta(seconds=200)}
+    )
+    kept = automation.model_dump(exclude={"id", "trigger"}, exclude_unset=True)
+    client.update_automation(automation.id, AutomationCore.model_validate(kept | {"trigger": older}))
+    done = reshard(server, "deploy")
+    assert f"automation {CRASHED_AUTOMATION}: mended: it took suspended runs for killed ones\n" in done.stdout
+    (mended,) = client.read_automations_by_name(CRASHED_AUTOMATION)
+    assert isinstance(mended.trigger, EventTrigger)
+    assert mended.trigger == older.model_copy(update={"expect": automation.trigger.expect})
+    client.update_automation(automation.id, AutomationCore.model_validate(kept | {"trigger": automation.trigger}))
 
 
 OWN_PARAMETERS = {"source": "{{ event.payload.source }}", "target": "/mine"}

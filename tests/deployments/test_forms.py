@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
+from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.groups import GROUPS
@@ -21,12 +22,13 @@ from reshard.deployments.form_groups import EVERYDAY, form_schema, groups_of, un
 
 FORMS: list[tuple[Flow[..., Any], type[BaseModel]]] = [
     (forms.convert, ConversionRequest),
+    (forms.convert_with_approval, ApprovedConversionRequest),
     (forms.convert_latest, LatestConversionRequest),
     (forms.verify, VerificationRequest),
     (forms.merge, MergeRequest),
     (forms.compare, ComparisonRequest),
 ]
-EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "name", ""))
+EACH_FORM = pytest.mark.parametrize(("form", "model"), FORMS, ids=lambda value: getattr(value, "__name__", ""))
 WHERE = {"source": "/data/in", "target": "/data/out"}
 
 
@@ -82,7 +84,7 @@ def test_ten_fields_come_first_and_the_others_are_in_closed_groups() -> None:
 
 
 def test_groups_are_those_of_the_commands_help() -> None:
-    for model in (ConversionRequest, LatestConversionRequest):
+    for model in (ConversionRequest, ApprovedConversionRequest, LatestConversionRequest):
         grouped = [name for names in groups_of(model).values() for name in names]
         assert sorted([*grouped, *(name for name in EVERYDAY if name in model.model_fields)]) == sorted(
             model.model_fields
@@ -121,6 +123,8 @@ def test_fields_mean_the_same_directly_and_in_their_group() -> None:
     }
     assert ungrouped(ConversionRequest, direct) == ungrouped(ConversionRequest, grouped) == direct
     assert ungrouped(ConversionRequest, direct | {"resources": {"workers": 2}}) == direct
+    with_defaults = {"workers": 0, "memory_limit": "2GiB", "cast": []}
+    assert ungrouped(ConversionRequest, with_defaults | grouped) == direct
 
 
 def test_a_field_given_twice_is_refused_by_name() -> None:
@@ -276,7 +280,7 @@ def test_a_secret_is_not_repeated() -> None:
     assert "hunter2" not in str(ended.message)
 
 
-@pytest.mark.parametrize("name", ["convert", "convert_latest", "verify", "merge", "compare"])
+@pytest.mark.parametrize("name", ["convert", "convert_with_approval", "convert_latest", "verify", "merge", "compare"])
 def test_a_worker_finds_the_form_by_its_import_path(name: str) -> None:
     found: Flow[..., Any] = load_flow_from_entrypoint(f"reshard.deployments.forms.{name}")
     assert found.parameters == getattr(forms, name).parameters

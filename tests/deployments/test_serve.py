@@ -37,7 +37,7 @@ def serving(server: PrefectServer, directory: Path) -> Iterator[None]:
 def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp_path: Path) -> None:
     with prefect_server(tmp_path / "prefect") as server:
         with serving(server, tmp_path / "first"):
-            until(lambda: len(server.client.read_deployments(limit=10, offset=0)) == 5, "no deployments", 60)
+            until(lambda: len(server.client.read_deployments(limit=10, offset=0)) == 6, "no deployments", 60)
             run_id = start_run(server, CONVERT, demo.parameters(tmp_path / "target"))
             await_run(server, run_id, "Completed")
         assert run(["verify", str(tmp_path / "target")]) == 0
@@ -46,6 +46,7 @@ def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp
         before = server.client.read_deployment_by_name(CONVERT)
         hourly = DeploymentScheduleCreate.from_schedule(Interval(timedelta(hours=1)))
         server.client.create_deployment_schedules(before.id, [hourly])
+        assert "resources" in before.parameter_openapi_schema["definitions"]  # the form has its groups
         with serving(server, tmp_path / "second"):
             until(lambda: server.client.read_deployment_by_name(CONVERT).updated != before.updated, "not updated", 60)
         (schedule,) = server.client.read_deployment_by_name(CONVERT).schedules

@@ -1,0 +1,105 @@
+"""Approval of a plan: the run is suspended until somebody decides in Prefect's UI, or through its API.
+
+Suspending ends the run's process; when somebody has decided, a worker starts the run again, which plans again. The key
+of the question is what would be converted and replaced. If that is as it was, the answer is found under the key;
+otherwise nobody has been asked yet, so what is converted is always what was approved.
+"""
+
+from enum import StrEnum
+from itertools import count
+from typing import Any
+
+import xxhash
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.flow_runs import suspend_flow_run
+from prefect.input import RunInput
+from prefect.runtime import deployment
+from prefect.states import Cancelled
+from pydantic import Field, ValidationError
+
+from reshard.core.checkpoint.manifest import read_manifest
+from reshard.core.conversion.planning import summarize
+from reshard.core.errors import InputError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.approval import ApprovedConversionRequest
+from reshard.core.runtime.wording import printable
+from reshard.core.storage.urls import parse_url
+from reshard.core.target.target import Target
+from reshard.tasks.artifacts import publish_plan
+from reshard.tasks.pages import approval_page
+
+
+class Decision(StrEnum):
+    """Whether a plan is carried out."""
+
+    CONVERT = "convert"
+    REFUSE = "refuse"
+
+
+class Approval(RunInput):
+    """The answer to a run that waits for approval."""
+
+    decision: Decision = Field(title="Decision", description="refuse: the run is cancelled, and nothing is written.")
+    comment: str = Field("", title="Comment", description="Your name, or your reason; kept with the run.")
+
+
+def check_deployed() -> None:
+    """Check that a worker can start the current run again.
+
+    Raises:
+        InputError: the run has no deployment.
+    """
+    if not deployment.id:
+        raise InputError(
+            "a run that waits for approval ends meanwhile, and a worker starts it again: start it from the deployment "
+            "convert-checkpoint/convert-with-approval. In a program, plan, ask and convert"
+        )
+
+
+def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[Any] | None:
+    """Return the state of a run whose plan was refused; None if it was approved. Suspends the run to ask.
+
+    A plan that was carried out already needs no approval.
+
+    Raises:
+        TargetError: the target is occupied.
+    """
+    target = Target(parse_url(request.target), plan, request.overwrite)
+    if target.is_committed():
+        return None
+    target.check_usable()
+    replaced = read_manifest(target.final)
+    question = xxhash.xxh3_64_hexdigest(f"{target.identity} {replaced.identity if replaced else ''}")
+    answer = _answer(request, plan, question, replaced is not None)
+    if answer.decision is Decision.CONVERT:
+        return None
+    comment = f": {printable(answer.comment)}" if answer.comment.strip() else ""
+    return Cancelled(message=f"Refused{comment}. Nothing was written; to be asked again, start a new run")
+
+
+def _answer(request: ApprovedConversionRequest, plan: ConversionPlan, question: str, replaces: bool) -> Approval:
+    asked = _asked()
+    summary = summarize(request, plan)
+    page = approval_page(summary, request, replaces=replaces, changed=bool(asked) and not _is_among(question, asked))
+    for attempt in count():
+        key = f"{question}-{attempt}"
+        if key not in asked:
+            publish_plan(plan, summary, str(parse_url(request.target)))
+        try:
+            return suspend_flow_run(
+                Approval.with_initial_data(description=page), timeout=request.approval_seconds, key=key
+            )
+        except ValidationError:
+            continue  # it was asked, and the time was over: somebody has retried the run
+    raise AssertionError
+
+
+def _asked() -> set[str]:
+    """The keys of the questions that the current run has asked."""
+    context = FlowRunContext.get()
+    return (context and context.flow_run and context.flow_run.empirical_policy.pause_keys) or set()
+
+
+def _is_among(question: str, asked: set[str]) -> bool:
+    return any(key.startswith(question) for key in asked)
