@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from reshard.core.checkpoint.manifest import parse_manifest
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.merge_strategy import MergeReport
-from reshard.core.conversion.planning import make_plan
+from reshard.core.conversion.planning import make_plan, summarize
 from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.errors import (
     ConversionError,
@@ -30,6 +30,7 @@ from reshard.core.verification.published import verify_target
 from reshard.core.verification.report import VerificationReport
 from reshard.tasks.pages import (
     MAX_TABLE_ROWS,
+    approval_page,
     as_paragraph,
     comparison_page,
     difference_rows,
@@ -87,6 +88,24 @@ def test_the_plan_shows_what_changes_do(target: Path) -> None:
     assert "What is changed" not in plan_page(
         summarize_plan(make_plan(FOUR_TO_THREE.request(target)), Budget(2, 2**21, 64), [(0,)], 1), str(target), ""
     )
+
+
+def test_what_is_to_be_approved_says_what_is_written_read_dropped_and_replaced(target: Path) -> None:
+    request = FOUR_TO_THREE.request(target, exclude=["adam_m.*"], ranks="0-1")
+    summary = summarize(request, make_plan(request))
+    page = approval_page(summary, request, replaces=False, changed=False)
+    assert page.startswith(f"**{size_text(summary.written_bytes)} to write** into `{target}`: 4 → 3 ranks, ckpt.")
+    assert f"{size_text(summary.read_bytes)} to read from `" in page
+    assert "Only target ranks 0-1 are converted." in page
+    assert "adam\\_m.layers.4.weight_4" in page or "adam_m.layers.4.weight_4" in page
+    assert re.search(r"At 1 GiB/s, .* are read, written and read back in \d", page)
+    assert "replaced" not in page
+    assert "|" not in page
+    page = approval_page(summary, request, replaces=True, changed=True)
+    assert page.startswith(
+        "**Source, strategies or target have changed since you were last asked. This is the new plan.**"
+    )
+    assert "\n\nThe checkpoint that is at the target now **will be replaced**.\n\n" in page
 
 
 def test_a_plan_that_cuts_nothing_has_no_picture(target: Path) -> None:

@@ -101,3 +101,25 @@ def test_a_failure_says_what_to_do_next(pages: PrefectPages, demo: Path, tmp_pat
     pages.open_artifact("conversion-summary")
     expect(page.get_by_role("heading", name="What to do next")).to_be_visible()
     expect(page.get_by_text("no-such-checkpoint").first).to_be_visible()
+
+
+def test_a_plan_is_read_and_approved_in_the_dialog(pages: PrefectPages, demo: Path, tmp_path: Path) -> None:
+    page, target = pages.page, tmp_path / "approved"
+    pages.open_form("convert-with-approval")
+    pages.fill(filled_in(demo, target))
+    pages.start_run()
+    expect(page.get_by_text("Suspended", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
+    assert not list(tmp_path.iterdir())
+    page.get_by_role("button", name="Open menu").click()
+    page.get_by_role("menuitem", name="Resume").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("to write")).to_be_visible()
+    expect(dialog.get_by_text(str(target), exact=True)).to_be_visible()
+    dialog.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("'decision' is a required property").first).to_be_visible()
+    dialog.get_by_label("Decision").click()
+    page.get_by_role("option", name="convert").click()
+    dialog.get_by_label("Comment").fill("Ann")
+    dialog.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
+    assert parse_manifest((target / ".reshard" / "manifest.json").read_bytes(), "the manifest").ranks
