@@ -120,7 +120,7 @@ def test_the_guide_can_be_followed(operator: Operator) -> None:
     assert len(blocks) < len(BLOCKS)
     for kind, block in blocks:
         operator.follow(kind, block)
-    for target in ("for_inference", "whole", "serving/3_1200"):
+    for target in ("for_inference", "approved", "whole", "serving/3_1200"):
         manifest = llama / target / ".reshard" / "manifest.json"
         until(manifest.exists, f"{target} is not converted", 120)
     assert not (llama / "serving" / "4_1600").exists()  # some ranks were never saved

@@ -1,5 +1,7 @@
 """The request of a conversion that somebody approves."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -8,7 +10,7 @@ from reshard.core.request.conversion import ConversionRequest
 
 
 def test_it_is_the_conversion_but_for_the_question() -> None:
-    fields = {"source": "/a", "target": "/b", "cast": ["*=bfloat16"], "overwrite": True}
+    fields: dict[str, Any] = {"source": "/a", "target": "/b", "cast": ["*=bfloat16"], "overwrite": True}
     assert ApprovedConversionRequest(**fields, approval_seconds=60).conversion() == ConversionRequest(**fields)
 
 
