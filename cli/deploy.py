@@ -14,8 +14,8 @@ def command() -> None:
     The server is the one named by PREFECT_API_URL or the active profile. The command creates the deployments convert,
     convert-with-approval, convert-latest, verify, compare and merge-strategy, whose runs are started from the server's
     pages, on schedules, by events or by `prefect deployment run`; the work pool for workers; a concurrency limit that
-    runs may share; and an automation that detects killed runs. Run again, for example after an upgrade, it updates the deployments and leaves
-    your schedules, limits and automations as they are.
+    runs may share; and an automation that detects killed runs. Run again, for example after an upgrade, it
+    updates the deployments and leaves your schedules, limits and automations as they are.
 
     \b
     Examples:
