@@ -1,5 +1,6 @@
 """The progress bar of a terminal."""
 
+import threading
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +15,9 @@ from reshard.core.runtime.wording import printable_lines, seconds_text, size_tex
 
 
 class Bar:
-    """A bar with bytes, rate and remaining time, removed at the end; thread-safe."""
+    """A bar for each phase, with its bytes, rate and remaining time; removed at the end; thread-safe."""
 
-    def __init__(self, verb: str, console: Console | None = None) -> None:
-        self._verb = verb
+    def __init__(self, console: Console | None = None) -> None:
         # on a narrow terminal the bar shrinks, not the text
         columns = (
             SpinnerColumn(),
@@ -26,8 +26,8 @@ class Bar:
             _StateColumn(table_column=Column(no_wrap=True)),
         )
         self._display = RichProgress(*columns, console=console or Console(stderr=True), transient=True)
-        # while strategies and headers are read, the total is unknown
-        self._task = self._display.add_task("looking", total=None)
+        self._task = self._display.add_task("starting", total=None)
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._display.start()
@@ -42,13 +42,17 @@ class Bar:
         """Print a message above the bar."""
         self._display.console.print(printable_lines(scrubbed(message)), markup=False, highlight=False, soft_wrap=True)
 
-    def begin(self, total_bytes: int) -> None:
-        """Start the bar at zero of `total_bytes`."""
-        self._display.reset(self._task, total=total_bytes, description=self._verb)
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        """Start the bar of a phase at zero of `total_bytes`, or one without an end."""
+        # a new one: reset() would keep the total of the phase before
+        with self._lock:
+            self._display.remove_task(self._task)
+            self._task = self._display.add_task(phase, total=total_bytes or None)
 
     def advance(self, count_bytes: int) -> None:
         """Advance the bar."""
-        self._display.advance(self._task, count_bytes)
+        with self._lock:
+            self._display.advance(self._task, count_bytes)
 
 
 class _StateColumn(ProgressColumn):

@@ -40,12 +40,12 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
     from reshard.core.target.cleaning import clean
 
     with storage_named(storage, target), key_named(decrypt_key, decrypt_mode):
-        with shown_progress("looking") as progress, reporting_to(progress):
+        with shown_progress() as progress, reporting_to(progress):
             report = clean(target, remove=yes)
         if not as_json:
             _print_report(report)
         if report.found and not report.removed and not as_json and _is_asked(report):
-            with shown_progress("removing") as progress, reporting_to(progress):
+            with shown_progress() as progress, reporting_to(progress):
                 report = clean(target, remove=True)
             print_line("removed")
     if as_json:

@@ -57,7 +57,7 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
             _show_plan(request, as_json)
         return
     chosen = choose_engine(engine, request)
-    with shown_progress("converting") as progress:
+    with shown_progress() as progress:
         report = convert_by(chosen, request, progress, _convert_here)
     if as_json:
         print_json(report_document(report, chosen))

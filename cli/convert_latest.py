@@ -45,7 +45,7 @@ def command(source: str, target: str, engine: str, as_json: bool, **options: Any
     request = build_options(LatestConversionRequest, source=source, target=target, **options)
     check_output(request.target)
     chosen = DRY_RUN if request.dry_run else choose_engine(engine, request)
-    with shown_progress("converting") as progress:
+    with shown_progress() as progress:
         report = convert_by(chosen, request, progress, _convert_here)
     if as_json:
         print_json(report_document(report, chosen))

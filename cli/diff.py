@@ -47,7 +47,7 @@ def command(as_json: bool, **options: Any) -> int:
     from reshard.core.verification.compare import compare_checkpoints
 
     names = (request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b)
-    with shown_progress("comparing") as progress:
+    with shown_progress() as progress:
         report = compare_checkpoints(request, progress, resolvers_for(*names))
     if as_json:
         print_json(report)

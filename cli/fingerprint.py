@@ -47,7 +47,7 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
     request = build_options(FingerprintRequest, source=checkpoint, **options)
     from reshard.core.verification.compare import fingerprint_checkpoint
 
-    with shown_progress("reading") as progress:
+    with shown_progress() as progress:
         document = fingerprint_checkpoint(request, progress, resolvers_for(request.source_storage, request.decrypt_key))
     for note in document.notes:
         print_note(f"note: {note}")

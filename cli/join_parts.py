@@ -40,7 +40,7 @@ def command(parts: tuple[str, ...], target: str, shared_parameters: str, storage
     from reshard.core.conversion.join_stages import join_parts
 
     check_output(target)
-    with storage_named(storage, *parts, target), shown_progress("joining") as progress:
+    with storage_named(storage, *parts, target), shown_progress() as progress:
         report = join_parts(parts, target, progress, shared_parameters=shared_parameters)
     if as_json:
         print_json(report)

@@ -12,27 +12,29 @@ from reshard.core.runtime.progress_lines import LoggedProgress, ProgressLines
 
 
 @contextmanager
-def shown_progress(verb: str) -> Iterator[Progress]:
-    """Show and log the progress of the block; `verb` names its work, such as `converting`."""
-    with _display(verb) as display, details_above(display.note):
-        yield LoggedProgress(display, verb)
+def shown_progress() -> Iterator[Progress]:
+    """Show and log the progress of the block."""
+    with _display() as display, details_above(display.note):
+        yield LoggedProgress(display)
 
 
 @contextmanager
-def _display(verb: str) -> Iterator[Progress]:
+def _display() -> Iterator[Progress]:
     if is_quiet():
         yield SilentProgress()
     elif not sys.stderr.isatty():
-        yield LineProgress(verb)
+        lines = LineProgress()
+        yield lines
+        lines.end()
     else:
         from reshard.cli.bar import Bar
 
-        with Bar(verb) as bar:
+        with Bar() as bar:
             yield bar
 
 
 class LineProgress(ProgressLines):
     """Prints plain lines, for logs."""
 
-    def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(lambda message: print_lines(f"reshard: {message}", err=True), verb, clock)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(lambda message: print_lines(f"reshard: {message}", err=True), clock)

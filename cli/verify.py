@@ -65,7 +65,7 @@ def command(as_json: bool, **options: str) -> int:
 
     request = build_options(VerificationRequest, **options)
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)
-    with resources_to_verify(request, resolvers_for(*names)), shown_progress("verifying") as progress:
+    with resources_to_verify(request, resolvers_for(*names)), shown_progress() as progress:
         report = verify_target(request.target, request.level, progress)
     if as_json:
         print_json(report)

@@ -70,8 +70,9 @@ def read_sources(
     """
     if not session.compares():
         return None
-    progress.note("comparing the target's values with the source's: every copy of these is read")
-    ranks = [Unit(Kind.READ, (rank,)) for rank in ContentCheck(session.plan).source_ranks]
+    content = ContentCheck(session.plan)
+    progress.begin("comparing values", content.source_bytes())
+    ranks = [Unit(Kind.READ, (rank,)) for rank in content.source_ranks]
     dispatch = Dispatch([Unit(Kind.READ, batch.ranks) for batch in batched(ranks, MAX_BATCHES)])
     parts = _run(dispatch, session, session.readers, progress, pool, slots)
     if failures := dispatch.failures:

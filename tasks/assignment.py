@@ -176,7 +176,7 @@ class _Tally:
     def note(self, message: str) -> None:
         pass
 
-    def begin(self, total_bytes: int) -> None:
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
         pass
 
     def advance(self, count_bytes: int) -> None:

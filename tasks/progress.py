@@ -39,10 +39,10 @@ class RunProgress:
         self._logger.info("%s", printable_lines(scrubbed(message)))
         self._listener.note(message)
 
-    def begin(self, total_bytes: int) -> None:
-        """Begin the long part, with the number of bytes to be written and read back."""
-        self._listener.begin(total_bytes)
-        self._bar.begin(total_bytes)
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        """Begin a phase of a number of bytes, or of an unknown one."""
+        self._listener.begin(phase, total_bytes)
+        self._bar.begin(phase, total_bytes)
 
     def advance(self, count_bytes: int) -> None:
         """Count bytes as done."""
@@ -71,6 +71,7 @@ class _Bar:
     """
 
     def __init__(self) -> None:
+        self._phase = ""
         self._total_bytes = 0
         self._done_bytes = 0
         self._lock = threading.Lock()
@@ -78,10 +79,13 @@ class _Bar:
         self._artifact: UUID | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, total_bytes: int) -> None:
-        if not total_bytes or self._thread is not None:
+    def begin(self, phase: str, total_bytes: int) -> None:
+        if not total_bytes:  # phases of unknown length are short: the bar stays where it is
             return
-        self._total_bytes = total_bytes
+        with self._lock:
+            self._phase, self._total_bytes, self._done_bytes = phase, total_bytes, 0
+        if self._thread is not None:
+            return
         # the context leads to the run, its server and its logger
         self._thread = threading.Thread(target=copy_context().run, args=(self._keep_up,), daemon=True)
         self._thread.start()
@@ -100,10 +104,10 @@ class _Bar:
         self._show(label, 100.0 if complete else self._percent())
 
     def _keep_up(self) -> None:
-        shown = -1
+        shown = ("", -1)
         while True:
-            if self._done_bytes != shown:
-                shown = self._done_bytes
+            if (self._phase, self._done_bytes) != shown:
+                shown = (self._phase, self._done_bytes)
                 if not self._show("", self._percent()):
                     return
             if self._ended.wait(_SHOWN_EVERY_SECONDS):
@@ -114,7 +118,7 @@ class _Bar:
 
     def _show(self, label: str, percent: float) -> bool:
         done = min(self._done_bytes, self._total_bytes) if percent < 100 else self._total_bytes
-        described = f"{label} {size_text(done)} of {size_text(self._total_bytes)} written and read back".strip()
+        described = f"{label} {self._phase}, {size_text(done)} of {size_text(self._total_bytes)}".strip()
         try:
             if self._artifact is None:
                 self._artifact = create_progress_artifact(percent, key=PROGRESS_KEY, description=described)  # type: ignore[assignment]

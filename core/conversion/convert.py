@@ -81,8 +81,8 @@ def run_ranks(session: Session, stop: threading.Event) -> Failures:
 def _source_parts(session: Session, stop: threading.Event) -> dict[int, np.ndarray]:
     """Return the contributions of all source ranks to fingerprints; read with threads."""
     progress = current_progress()
-    progress.note("comparing the target's values with the source's: every copy of these is read")
     content = ContentCheck(session.plan)
+    progress.begin("comparing values", content.source_bytes())
     advance = advancing(progress, stop)
 
     def read(rank: int) -> np.ndarray:

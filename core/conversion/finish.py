@@ -19,7 +19,7 @@ from reshard.core.plan.plan_file import dump_plan
 from reshard.core.request.conversion import TargetLayout, VerifyLevel
 from reshard.core.runtime.keys import needed_target_key
 from reshard.core.runtime.log import timed
-from reshard.core.runtime.progress import SilentProgress
+from reshard.core.runtime.progress import SilentProgress, current_progress
 from reshard.core.runtime.retry import retries_counted
 from reshard.core.runtime.wording import rank_names
 from reshard.core.target.index import index_of
@@ -69,6 +69,7 @@ def finish(
     if compared:
         _compare_contents(session, compared, source_parts or {}, found.workspace)
     if not found.committed and not missing:
+        current_progress().begin("publishing")
         plan_data = dump_plan(plan)
         with timed(f"{session.target.final}: committed"):
             session.target.commit(_manifest(session, found, plan_data, compared=compared is not None), plan_data)

@@ -21,6 +21,7 @@ from reshard.core.request.fields import parse_size
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.log import timed
+from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
@@ -64,6 +65,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         StrategyError: the source's contents contradict its strategy.
         PlanError: source, target and options do not fit together.
     """
+    current_progress().begin("planning")
     catalog, strategy, asked = source.catalog, source.strategy, source.integrated_save
     _check_any_left(catalog)
     samples = None

@@ -17,7 +17,7 @@ from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.budget import Budget
 from reshard.core.runtime.log import detail, timed
-from reshard.core.runtime.progress import SilentProgress, advancing, current_progress
+from reshard.core.runtime.progress import advancing, current_progress
 from reshard.core.runtime.retry import with_retries
 from reshard.core.runtime.summary import RANK
 from reshard.core.runtime.threads import in_threads
@@ -199,9 +199,12 @@ def find_sound_ranks(
     """
     recorded = sorted(workspace.recorded_ranks() & set(ranks))
     if recorded:
+        reads_contents = not level.is_below(VerifyLevel.CHECKSUM)
+        shard_bytes = (plan.totals[rank - plan.target_ranks.start].shard_bytes for rank in recorded)
         current_progress().note(f"checking what was done before: {len(recorded)} of {len(ranks)} {target_kind(plan)}s")
+        current_progress().begin("checking earlier work", sum(shard_bytes) if reads_contents else 0)
     stop = threading.Event()
-    work = RankWork(workspace, plan, budget, 1, level, advancing(SilentProgress(), stop))
+    work = RankWork(workspace, plan, budget, 1, level, advancing(current_progress(), stop))
 
     def is_sound(rank: int) -> bool:
         return with_retries(lambda: work.is_sound(rank, mends=mends), current_progress().note)

@@ -33,7 +33,6 @@ from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.rank_groups import group_ranks
 from reshard.core.transfer.source_files import are_remote
 from reshard.core.verification.state import check_no_other_state, state_problems
-from reshard.core.verification.values import ContentCheck
 
 _HEADER_BYTES = 4096
 """Added to each rank's shards for its headers when the target's room is checked."""
@@ -182,8 +181,6 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
     if target.is_committed():
         finished = Workspace(target.final, target.identity)
         if _is_as_committed(target, finished, request.verify, budget):
-            if request.verify is VerifyLevel.CONTENT:
-                current_progress().begin(ContentCheck(plan).source_bytes())
             yield Session(request, target, finished, ranks, frozenset(plan.target_ranks), budget, committed=True)
             return
     with target.claimed(ranks) as workspace:
@@ -238,7 +235,7 @@ def _prepare(session: Session) -> None:
     session.workspace.abort_abandoned_uploads([plan.file_name(rank) for rank in session.pending])
     shard_bytes = [plan.totals[rank - plan.target_ranks.start].shard_bytes for rank in session.pending]
     check_room(directory, sum(encrypted_bytes(count + _HEADER_BYTES, plan.inputs.encryption) for count in shard_bytes))
-    passes = 1 if level.is_below(VerifyLevel.CHECKSUM) else 2
-    compares = level is VerifyLevel.CONTENT and set(session.ranks) >= set(plan.target_ranks)
-    compared_bytes = ContentCheck(plan).source_bytes() if compares else 0
-    current_progress().begin(passes * sum(shard_bytes) + compared_bytes)
+    # ranks are read back while others are written: it is one phase, in which every byte counts each time
+    reads_back = not level.is_below(VerifyLevel.CHECKSUM)
+    phase = "converting, reading back" if reads_back else "converting"
+    current_progress().begin(phase, (2 if reads_back else 1) * sum(shard_bytes))

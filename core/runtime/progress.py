@@ -18,11 +18,11 @@ class Progress(Protocol):
     def note(self, message: str) -> None:
         """Report an event worth a line."""
 
-    def begin(self, total_bytes: int) -> None:
-        """Begin the long part: `total_bytes` will be written and read back."""
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        """Begin a phase, such as `converting`, of `total_bytes`; 0: they are unknown. It ends the phase before it."""
 
     def advance(self, count_bytes: int) -> None:
-        """Report `count_bytes` more as done."""
+        """Report `count_bytes` more of the phase as done."""
 
 
 class SilentProgress:
@@ -31,7 +31,7 @@ class SilentProgress:
     def note(self, message: str) -> None:
         """Drop the message."""
 
-    def begin(self, total_bytes: int) -> None:
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
         """Drop the event."""
 
     def advance(self, count_bytes: int) -> None:

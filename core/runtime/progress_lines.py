@@ -26,13 +26,13 @@ def state_text(done_bytes: int, total_bytes: int, seconds: float) -> str:
 
 
 class ProgressLines:
-    """Says each note, and the state of the work that `verb` names, such as `converting`; thread-safe."""
+    """Says each note, the state of a phase every few seconds, and the end of a phase that took long; thread-safe."""
 
-    def __init__(self, say: Callable[[str], None], verb: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
-        self._verb = verb
         self._clock = clock
         self._lock = threading.Lock()
+        self._phase = ""
         self._done_bytes = 0
         self._total_bytes = 0
         self._began = self._said = clock()
@@ -42,29 +42,45 @@ class ProgressLines:
         with self._lock:
             self._say(message)
 
-    def begin(self, total_bytes: int) -> None:
-        """Start counting at zero of `total_bytes`."""
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        """Begin a phase, and start counting at zero of `total_bytes`."""
         with self._lock:
+            self._end()
+            self._phase = phase
             self._done_bytes = 0
             self._total_bytes = total_bytes
-            self._began = self._said = self._clock()
 
     def advance(self, count_bytes: int) -> None:
         """Count bytes; say the state if the last line is old enough."""
         with self._lock:
             self._done_bytes += count_bytes
             now = self._clock()
-            if now - self._said >= LINE_EVERY_SECONDS:
+            if now - self._said >= LINE_EVERY_SECONDS and self._total_bytes:
                 self._said = now
                 state = state_text(self._done_bytes, self._total_bytes, now - self._began)
-                self._say(f"{self._verb}: {state}")
+                self._say(f"{self._phase}: {state}")
+
+    def end(self) -> None:
+        """End the last phase."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        now = self._clock()
+        seconds = now - self._began
+        if self._phase and seconds >= LINE_EVERY_SECONDS:
+            rate = self._done_bytes / seconds
+            done = f"{size_text(self._done_bytes)}, {size_text(rate)}/s, " if self._done_bytes else ""
+            self._say(f"{self._phase}: done, {done}{seconds_text(seconds)}")
+        self._phase = ""
+        self._began = self._said = now
 
 
 class LoggedProgress:
     """Logs progress as lines, and forwards it to a listener if there is one; thread-safe."""
 
-    def __init__(self, listener: Progress | None = None, verb: str = "working") -> None:
-        self._lines = ProgressLines(partial(log, logging.INFO), verb)
+    def __init__(self, listener: Progress | None = None) -> None:
+        self._lines = ProgressLines(partial(log, logging.INFO))
         self._listener = listener or SilentProgress()
 
     def note(self, message: str) -> None:
@@ -72,10 +88,10 @@ class LoggedProgress:
         self._lines.note(message)
         self._listener.note(message)
 
-    def begin(self, total_bytes: int) -> None:
-        """Forward the beginning of the long part."""
-        self._lines.begin(total_bytes)
-        self._listener.begin(total_bytes)
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
+        """Forward the beginning of a phase."""
+        self._lines.begin(phase, total_bytes)
+        self._listener.begin(phase, total_bytes)
 
     def advance(self, count_bytes: int) -> None:
         """Count and forward bytes."""

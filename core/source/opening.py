@@ -21,6 +21,7 @@ from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.log import detail, timed
 from reshard.core.runtime.option_names import source_option
+from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import listed, rank_names, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
@@ -129,6 +130,7 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     if target.url:
         check_apart(parse_url(request.source), parse_url(target.url))
     strategy = given.strategy if isinstance(given, OwnStrategy) else given
+    current_progress().begin("reading headers")
     with timed(f"{request.source}: files listed and headers read"):
         found = survey(request.source)
         catalog = _catalog(request, found, strategy, target)

@@ -51,7 +51,7 @@ def compare_checkpoints(
             both = f"{printable(a.url)} and {printable(b.url)}"
             raise InputError(f"nothing is left to compare of {both}: no parameter is included")
         read_bytes = a.stored_bytes(a.tensors) + b.stored_bytes(b.tensors)
-        current_progress().begin(read_bytes)
+        current_progress().begin("comparing", read_bytes)
         is_secret = bool(request.decrypt_key_a or request.decrypt_key_b)
         comparison = _Comparison(a, b, a.contents(a.tensors), b.contents(b.tensors), is_secret)
         differences, notes = comparison.differences(request.ignore_dtype)
@@ -94,7 +94,7 @@ def fingerprint_checkpoint(
         _check_selection(view.unused, [view.url])
         if not view.tensors:
             raise InputError(f"{printable(view.url)}: there is nothing to fingerprint: no parameter is included")
-        current_progress().begin(view.stored_bytes(view.tensors))
+        current_progress().begin("reading", view.stored_bytes(view.tensors))
         return view.document_of(view.contents(view.tensors))
 
 
@@ -204,8 +204,8 @@ class _Comparison:
         if not (names and isinstance(a, CheckpointView) and isinstance(b, CheckpointView)):
             return {}
         progress, stop = current_progress(), Event()
-        progress.note(f"reading {counted(len(names), 'parameter')} again, to locate their differences")
-        progress.begin(sum(side.tensors[name].size_bytes for side in (a, b) for name in names))
+        again = f"locating differences of {counted(len(names), 'parameter')}"
+        progress.begin(again, sum(side.tensors[name].size_bytes for side in (a, b) for name in names))
         advance = advancing(progress, stop)
 
         def work(name: str) -> Located | None:

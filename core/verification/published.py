@@ -67,17 +67,18 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
     workspace = Workspace(location, manifest.identity)
     comparison = SourceComparison(workspace, manifest) if level is VerifyLevel.CONTENT else None
     compared_bytes = comparison.source_bytes if comparison else 0
-    progress.begin(sum(rank.size_bytes for rank in manifest.ranks) + compared_bytes)
-
     stop = threading.Event()
     advance = advancing(progress, stop)
     if comparison:
+        progress.begin("reading the source's values", compared_bytes)
         comparison.read_source(_WORKERS, advance, stop)
 
     def verify(summary: RankSummary) -> tuple[list[str], int]:
         with timed(f"{location.child(summary.file)}: checked ({level})"):
             return _verify_published(workspace, manifest, summary, level, advance, comparison)
 
+    reads_contents = not level.is_below(VerifyLevel.CHECKSUM)
+    progress.begin("verifying", sum(rank.size_bytes for rank in manifest.ranks) if reads_contents else 0)
     found = in_threads(verify, manifest.ranks, _WORKERS, stop)
     problems = [problem for some, _ in found for problem in some]
     problems += _directory_problems(workspace, manifest, are_ranks_right=not problems)

@@ -2,12 +2,16 @@ import io
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from reshard.cli.bar import Bar
 from reshard.cli.progress import LineProgress, shown_progress
+from reshard.core.conversion.convert import convert
+from reshard.core.runtime.progress import SilentProgress
+from tests.support.checkpoints import case
 
 
 class Clock:
@@ -19,9 +23,9 @@ class Clock:
 
 def test_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    progress = LineProgress("converting", clock)
+    progress = LineProgress(clock)
     clock.now = 100.0
-    progress.begin(100 * 2**20)
+    progress.begin("converting", 100 * 2**20)
     for second in range(1, 26):
         clock.now = 100.0 + second
         progress.advance(2**20)
@@ -32,15 +36,15 @@ def test_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_notes_are_lines_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_progress("converting") as progress:
+    with shown_progress() as progress:
         progress.note("[0:4] is " + "long " * 100)
     assert capsys.readouterr() == ("", "reshard: [0:4] is " + "long " * 100 + "\n")
 
 
 def test_many_threads_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    progress = LineProgress("converting", clock)
-    progress.begin(80_001)
+    progress = LineProgress(clock)
+    progress.begin("converting", 80_001)
 
     def work() -> None:
         for _ in range(10_000):
@@ -58,16 +62,16 @@ def test_many_threads_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with shown_progress("converting"):
+    with shown_progress():
         pass
-    assert "looking" in capsys.readouterr().err
+    assert "starting" in capsys.readouterr().err
 
 
 def test_the_bar_stays_one_line_on_a_narrow_terminal() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    with Bar("converting", console) as bar:
-        bar.begin(2**50)
+    with Bar(console) as bar:
+        bar.begin("converting", 2**50)
         for _ in range(3):
             bar.advance(2**40)
             time.sleep(0.01)
@@ -82,11 +86,46 @@ def test_the_bar_stays_one_line_on_a_narrow_terminal() -> None:
 def test_the_bar_shows_bytes_and_notes_without_markup() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120, color_system=None)
-    with Bar("converting", console) as bar:
+    with Bar(console) as bar:
         bar.note("resuming [0:4] of [bold]ranks[/bold]")
-        bar.begin(4 * 2**20)
+        bar.begin("converting", 4 * 2**20)
         bar.advance(2**20)
     shown = screen.getvalue()
     assert "resuming [0:4] of [bold]ranks[/bold]" in shown
     assert "converting" in shown
     assert "1.0 MiB of 4.0 MiB" in shown
+
+
+def test_each_phase_has_a_bar_of_its_own() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, color_system=None)
+    with Bar(console) as bar:
+        bar.begin("converting", 4 * 2**20)
+        bar.advance(4 * 2**20)
+        bar.begin("publishing")
+        bar._display.refresh()
+        publishing = screen.getvalue().rpartition("publishing")[2]
+        bar.begin("comparing values", 8 * 2**20)
+        bar._display.refresh()
+    assert "MiB" not in publishing
+    assert "0 B of 8.0 MiB" in screen.getvalue()
+
+
+def test_a_conversion_goes_through_its_phases(tmp_path: Path) -> None:
+    begun: list[tuple[str, int]] = []
+    done: dict[str, int] = {}
+
+    class Listener(SilentProgress):
+        def begin(self, phase: str, total_bytes: int = 0) -> None:
+            begun.append((phase, total_bytes))
+
+        def advance(self, count_bytes: int) -> None:
+            done[begun[-1][0]] = done.get(begun[-1][0], 0) + count_bytes
+
+    convert(case(7009).request(tmp_path / "out", verify="content", workers=1), Listener())
+    assert [phase for phase, _ in begun] == [
+        *("reading headers", "planning", "converting, reading back", "comparing values", "publishing"),
+    ]
+    for phase, total_bytes in begun[2:4]:
+        assert total_bytes <= done[phase] <= 1.5 * total_bytes  # headers, and gaps between shards
+    assert set(done) == {"converting, reading back", "comparing values"}

@@ -125,7 +125,7 @@ class Armed:
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def begin(self, total_bytes: int) -> None:
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
         self.begun = True
 
     def advance(self, count_bytes: int) -> None:

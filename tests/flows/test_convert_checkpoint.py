@@ -179,8 +179,8 @@ def test_progress_and_notes_reach_the_caller(target: Path) -> None:
         def note(self, message: str) -> None:
             self.notes.append(message)
 
-        def begin(self, total_bytes: int) -> None:
-            self.total_bytes = total_bytes
+        def begin(self, phase: str, total_bytes: int = 0) -> None:
+            self.total_bytes = max(self.total_bytes, total_bytes)
 
         def advance(self, count_bytes: int) -> None:
             with self.lock:

@@ -77,11 +77,12 @@ def test_a_run_ends_at_100_and_sends_its_figures(target: Path) -> None:
     assert payload["retried_requests"] == 0
 
 
-def test_what_was_there_already_needs_no_bar(target: Path) -> None:
+def test_the_bar_of_a_run_that_finds_everything_done(target: Path) -> None:
     convert_checkpoint(FOUR_TO_THREE.request(target))
     again = convert_checkpoint(FOUR_TO_THREE.request(target), return_state=True)
     assert again.is_completed()
-    assert progress_of(run_id_of(again)) == []
+    [(percent, said)] = progress_of(run_id_of(again))
+    assert (percent, said.partition(",")[0]) == (100, "Done: checking earlier work")
 
 
 def test_a_failed_run_stays_where_it_was_and_says_so(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_it_is_brought_up_to_date_while_work_goes_on(target: Path, monkeypatch: 
 
     class Slow:
         def note(self, message: str) -> None: ...
-        def begin(self, total_bytes: int) -> None: ...
+        def begin(self, phase: str, total_bytes: int = 0) -> None: ...
         def advance(self, count_bytes: int) -> None:
             time.sleep(0.1)
 

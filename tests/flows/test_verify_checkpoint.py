@@ -51,7 +51,7 @@ def test_progress_reaches_the_caller(converted: Path) -> None:
         def note(self, message: str) -> None:
             pass
 
-        def begin(self, total_bytes: int) -> None:
+        def begin(self, phase: str, total_bytes: int = 0) -> None:
             self.total = total_bytes
 
         def advance(self, count_bytes: int) -> None:

@@ -98,7 +98,7 @@ from reshard.core.conversion.convert import convert
 from reshard.core.request.conversion import build_request
 class Slow:
     def note(self, message): pass
-    def begin(self, total): print("begun", flush=True)
+    def begin(self, phase, total=0): total and print("begun", flush=True)
     def advance(self, count): print("block", flush=True); time.sleep(0.05)
 convert(build_request(**eval(sys.argv[1])), Slow())
 """

@@ -66,7 +66,7 @@ class Notes:
     def note(self, message: str) -> None:
         self.reason.append(message)
 
-    def begin(self, total_bytes: int) -> None:
+    def begin(self, phase: str, total_bytes: int = 0) -> None:
         pass
 
     def advance(self, count_bytes: int) -> None:

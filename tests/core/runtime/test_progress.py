@@ -16,7 +16,7 @@ def test_nobody_listens_unless_asked() -> None:
     progress = current_progress()
     assert isinstance(progress, SilentProgress)
     progress.note("dropped")
-    progress.begin(5)
+    progress.begin("reading", 5)
     progress.advance(5)
 
 
