@@ -103,43 +103,30 @@ def _remote(
 ) -> Iterator[Block]:
     """Yield the blocks of a remote file, several requests in flight: one walk for requests, another for blocks."""
     ahead, here = tee(blocks)
-    heads = _Heads(record)
     ranges = (
         range_
         for entry, box in ahead
         for extent in _extents(entry, box)
-        for range_ in (*heads.before(entry, extent), (extent.offset, extent.length))
+        for range_ in (
+            *((offset, len(head)) for offset, head in _head(record, entry, extent)),
+            (extent.offset, extent.length),
+        )
     )
     answers = (data for _, data in read_ahead(file, ranges))
     for entry, box in here:
         parts = []
         for extent in _extents(entry, box):
-            heads.check(entry, extent, answers)
+            for offset, head in _head(record, entry, extent):
+                if next(answers) != head:
+                    raise header_mismatch(record.rank, record.location, entry.name, offset)
             parts.append(next(answers))
         yield entry, box, _elements(entry, box, np.frombuffer(b"".join(parts), np.uint8))
 
 
-class _Heads:
-    """The heads expected in a file whose headers were assumed to equal another's."""
-
-    def __init__(self, record: CatalogRecord) -> None:
-        self._record = record
-
-    def before(self, entry: TensorEntry, extent: Extent) -> list[tuple[int, int]]:
-        """Return the range of the head to check before an extent; empty if there is none."""
-        head = self._head(entry, extent)
-        return [] if head is None else [(head[0], len(head[1]))]
-
-    def check(self, entry: TensorEntry, extent: Extent, answers: Iterator[bytes]) -> None:
-        """Compare the answer to that range with the head."""
-        head = self._head(entry, extent)
-        if head is not None and next(answers) != head[1]:
-            raise header_mismatch(self._record.rank, self._record.location, entry.name, head[0])
-
-    def _head(self, entry: TensorEntry, extent: Extent) -> Head | None:
-        if not self._record.assumed:
-            return None
-        return next((head for head in expected_heads(entry) if head[0] + len(head[1]) == extent.offset), None)
+def _head(record: CatalogRecord, entry: TensorEntry, extent: Extent) -> list[Head]:
+    """The head to check before an extent, if the file's headers were assumed to equal another's."""
+    heads = expected_heads(entry) if record.assumed else ()
+    return [(offset, head) for offset, head in heads if offset + len(head) == extent.offset]
 
 
 def _extents(entry: TensorEntry, box: TensorSlice) -> tuple[Extent, ...]:

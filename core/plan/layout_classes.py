@@ -132,44 +132,35 @@ def build_stage(number: int, ranks: range, resharded: Sequence[ReshardedParamete
     """Build a stage of the target; `replicas` are the copies of each slice to keep, 0: all."""
     here = [parameter for parameter in resharded if number in parameter.target_layouts]
     order = {parameter.name: position for position, parameter in enumerate(here)}
-    classes = (
-        *_whole_classes([parameter for parameter in here if parameter.is_whole], number),
-        *_composed_classes([parameter for parameter in here if not parameter.is_whole], number),
-    )
+    classes = tuple(_classes(here, number))
     return TargetStage(number, ranks, _deduplicated(classes, order, replicas) if replicas else classes, order)
 
 
-def _whole_classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
-    """The classes of parameters that are all of one source parameter."""
+def _classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
     grouped: dict[object, list[ReshardedParameter]] = {}
     for parameter in parameters:
-        axis_count = len(parameter.shape)
-        layouts = [*(copy.layout for copy in parameter.copies), parameter.target_layouts[stage]]
-        is_uneven = any(layout.shard_grid(axis_count).uneven for layout in layouts)
-        uneven_length = parameter.shape[0] if is_uneven else None
-        key = (parameter.copies, parameter.target_layouts[stage], axis_count, uneven_length)
-        grouped.setdefault(key, []).append(parameter)
+        grouped.setdefault(_class_key(parameter, stage), []).append(parameter)
     for alike in grouped.values():
         first = alike[0]
         target = first.target_layouts[stage].shard_grid(len(first.shape))
-        geometry = ClassGeometry.of_whole(first.copies, target, first.shape)
+        if first.is_whole:
+            geometry = ClassGeometry.of_whole(first.copies, target, first.shape)
+        else:
+            made_of = [(source.copies, source.shape) for source in first.sources]
+            geometry = ClassGeometry(made_of, first.pieces, target, first.shape)
         yield LayoutClass(geometry, first.source_first_rank, tuple(alike))
 
 
-def _composed_classes(parameters: Sequence[ReshardedParameter], stage: int) -> Iterator[LayoutClass]:
-    """The classes of parameters that are split, joined or transposed."""
-    grouped: dict[object, list[ReshardedParameter]] = {}
-    for parameter in parameters:
+def _class_key(parameter: ReshardedParameter, stage: int) -> object:
+    """A key that parameters of one class share."""
+    layout = parameter.target_layouts[stage]
+    if not parameter.is_whole:
         sources = tuple((source.copies, source.shape, source.dtype) for source in parameter.sources)
         # there may be a piece for each row, and parameters that are made alike have the very same
-        key = (sources, id(parameter.pieces), parameter.dtype, parameter.target_layouts[stage])
-        grouped.setdefault(key, []).append(parameter)
-    for alike in grouped.values():
-        first = alike[0]
-        target = first.target_layouts[stage].shard_grid(len(first.shape))
-        made_of = [(source.copies, source.shape) for source in first.sources]
-        geometry = ClassGeometry(made_of, first.pieces, target, first.shape)
-        yield LayoutClass(geometry, first.source_first_rank, tuple(alike))
+        return sources, id(parameter.pieces), parameter.dtype, layout
+    axis_count = len(parameter.shape)
+    is_uneven = any(each.shard_grid(axis_count).uneven for each in (*(c.layout for c in parameter.copies), layout))
+    return parameter.copies, layout, axis_count, parameter.shape[0] if is_uneven else None
 
 
 def _deduplicated(classes: Sequence[LayoutClass], order: Mapping[str, int], replicas: int) -> tuple[LayoutClass, ...]:

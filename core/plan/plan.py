@@ -91,7 +91,7 @@ class ConversionPlan:
             for parameter_plan in layout_class.plans(rank - stage.ranks.start, with_redundancy=with_redundancy)
         ]
         parameters.sort(key=lambda parameter: stage.order[parameter.name])
-        parameters.extend(self._passed_through_plan(stage, passed, rank) for passed in self.match.passed_through)
+        parameters.extend(self._passed_through_plan(passed, rank) for passed in self.match.passed_through)
         parameters.extend(
             ParameterPlan(each.name, each.dtype, TensorSlice.whole(each.shape), (), appended=each)
             for each in self._appended(rank)
@@ -162,15 +162,13 @@ class ConversionPlan:
                 return stage
         raise PlanError(f"the target has ranks {self.target_ranks.start} to {self.target_ranks.stop - 1}, not {rank}")
 
-    def passed_through_source(self, passed: PassedThroughParameter, rank: int) -> int:
-        """Return the source rank that a target rank reads a passed-through parameter from."""
-        return self._source_rank(self._stage_of(rank), passed, rank)
-
     def _appended(self, rank: int) -> tuple[AppendedParameter, ...]:
         """The appended entries of a rank's file: every rank's, but only the last file's of a unified target."""
         return self.match.appended if not self.match.files or rank == self.target_ranks[-1] else ()
 
-    def _source_rank(self, stage: TargetStage, passed: PassedThroughParameter, rank: int) -> int:
+    def passed_through_source(self, passed: PassedThroughParameter, rank: int) -> int:
+        """Return the source rank that a target rank reads a passed-through parameter from."""
+        stage = self._stage_of(rank)
         strategy = self.inputs.source_strategy
         source_ranks = strategy.ranks if strategy else range(1)
         devices = strategy.devices_per_stage if strategy else 1
@@ -181,8 +179,8 @@ class ConversionPlan:
         wanted = first_rank + (rank - stage.ranks.start) % devices
         return wanted if wanted in passed.owners else min(passed.owners)
 
-    def _passed_through_plan(self, stage: TargetStage, passed: PassedThroughParameter, rank: int) -> ParameterPlan:
-        source_rank = self._source_rank(stage, passed, rank)
+    def _passed_through_plan(self, passed: PassedThroughParameter, rank: int) -> ParameterPlan:
+        source_rank = self.passed_through_source(passed, rank)
         entry = self.source_entry(source_rank, passed.source_name)
         whole = TensorSlice.whole(entry.shape)
         source = SourceTensor(passed.source_name, entry.dtype, entry.shape, ())
@@ -202,7 +200,7 @@ class ConversionPlan:
         numbers: dict[object, int] = {}
         column = []
         for rank in stage.ranks:
-            source_rank = self._source_rank(stage, passed, rank)
+            source_rank = self.passed_through_source(passed, rank)
             record = self.inputs.catalog.records[source_rank]
             entry = record.index.entries[passed.source_name]
             # digests show equal contents; without one only the same file is known to be equal
@@ -225,7 +223,7 @@ class ConversionPlan:
             source_ranks = set(np.flatnonzero(np.unpackbits(masks[position], bitorder="little")).tolist())
             size, needed = int(shard_bytes[position]), int(needed_bytes[position])
             for passed in self.match.passed_through:
-                source_rank = self._source_rank(stage, passed, rank)
+                source_rank = self.passed_through_source(passed, rank)
                 entry = self.source_entry(source_rank, passed.source_name)
                 size += math.prod(entry.shape) * passed.dtype.itemsize
                 needed += entry.size_bytes

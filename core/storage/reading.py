@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Protocol
 
@@ -61,7 +61,10 @@ def open_source(location: Location) -> SourceFile:
     """
     parts = parts_of(location)
     if parts:
-        return _open_joined(location, parts)
+        with ExitStack() as opened:
+            files = [opened.enter_context(closing(open_source(part))) for part in parts]
+            opened.pop_all()
+            return JoinedFile(location, files)
     with mapped_errors(location, "read it"):
         if location.is_local:
             return _LocalSource(location)
@@ -74,20 +77,8 @@ def read_version(location: Location) -> str:
     Raises:
         StorageError: the file does not exist or cannot be opened.
     """
-    file = open_source(location)
-    file.close()
-    return file.version
-
-
-def _open_joined(location: Location, parts: Sequence[Location]) -> SourceFile:
-    opened: list[SourceFile] = []
-    try:
-        opened.extend(map(open_source, parts))
-    except BaseException:
-        for file in opened:
-            file.close()
-        raise
-    return JoinedFile(location, opened)
+    with closing(open_source(location)) as file:
+        return file.version
 
 
 class _LocalSource:
