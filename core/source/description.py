@@ -12,7 +12,7 @@ from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
-from reshard.core.checkpoint.manifest import read_manifest, unseal_manifest
+from reshard.core.checkpoint.manifest import Manifest, read_manifest, unseal_manifest
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key, source_key
@@ -55,8 +55,9 @@ def describe(url: str) -> Document:
             return _describe_file(location)
         _check_may_be_strategy(location)
         return _describe_strategy(url)
-    if read_manifest(location) is not None:
-        return _describe_converted(location)
+    manifest = read_manifest(location)
+    if manifest is not None:
+        return _describe_converted(location, manifest)
     return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
 
 
@@ -159,7 +160,6 @@ def _describe_checkpoint(url: str) -> Document:
 def _describe_unified(found: CheckpointSurvey) -> Document:
     """Describe a unified checkpoint; its files are opened, and its index is compared with them."""
     catalog = build_catalog(found.url, None, check_crc=False, found=found)
-    outside = set(catalog.outside)
     return {
         "kind": "unified checkpoint",
         "url": found.url,
@@ -175,15 +175,13 @@ def _describe_unified(found: CheckpointSurvey) -> Document:
             }
             for record in catalog.records.values()
         ],
-        "in_no_strategy": sorted(outside),
+        "in_no_strategy": sorted(set(catalog.outside)),
         "notes": list(catalog.notes),
         "ignored": list(found.ignored),
     }
 
 
-def _describe_converted(location: Location) -> Document:
-    manifest = read_manifest(location)
-    assert manifest is not None
+def _describe_converted(location: Location, manifest: Manifest) -> Document:
     if source_key() is not None:
         manifest = unseal_manifest(manifest, source_key(), str(location))
     return {"kind": "converted checkpoint", "url": str(location), "manifest": manifest.model_dump(mode="json")}

@@ -4,7 +4,7 @@ The comparison of a conversion with its source and the comparison of two checkpo
 """
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
@@ -123,7 +123,11 @@ class CheckpointFingerprints(FingerprintAccumulator):
         fingerprints: dict[str, tuple[int, ...]] = {}
         differing: list[str] = []
         for name, stages in self._stages.items():
-            differing += _differing_replicas(name, stages)
+            differing += [
+                differing_replicas_text(name, str(box), ranks)
+                for addend in stages
+                for box, ranks in addend.shards.differing()
+            ]
             owners: dict[int, list[int]] = {}
             for shards in (each.shards for each in stages):
                 whole = shards.fingerprint()
@@ -138,8 +142,3 @@ class CheckpointFingerprints(FingerprintAccumulator):
             if len(contents) > 1 and name in STEP_PARAMETERS:
                 differing.append(differing_replicas_text(name, "which no strategy knows", list(contents.values())))
         return Contents(fingerprints, tuple(differing))
-
-
-def _differing_replicas(name: str, stages: Iterable[Addend]) -> Iterator[str]:
-    for addend in stages:
-        yield from (differing_replicas_text(name, str(box), owners) for box, owners in addend.shards.differing())

@@ -214,7 +214,8 @@ class CheckpointView(_Facts):
         are_local = all(parse_url(record.location).is_local for record in records)
         workers = self.workers if are_local else min(self.workers, _REMOTE_FILES_AT_ONCE)
         # several workers share a large local file; a remote one is read ahead by one
-        counts = {record.rank: self._shares_of(record, workers) if are_local else 1 for record in records}
+        most = _MAX_SHARES * workers if are_local else 1
+        counts = {record.rank: max(1, min(most, record.size_bytes // _MIN_SHARE_BYTES)) for record in records}
         work = ((record, number, counts[record.rank]) for record in records for number in range(counts[record.rank]))
         self.context.copy().run(in_threads, read, work, workers, stop)
         contents = accumulator.contents()
@@ -224,11 +225,6 @@ class CheckpointView(_Facts):
             if not found
         }
         return replace(contents, fingerprints={**contents.fingerprints, **put_together})
-
-    @staticmethod
-    def _shares_of(record: CatalogRecord, workers: int) -> int:
-        """How many shares a local file is read in."""
-        return max(1, min(_MAX_SHARES * workers, record.size_bytes // _MIN_SHARE_BYTES))
 
     def _assembled(self, name: str, cast: DType | None) -> int:
         """The fingerprint of a parameter of which each stage has a part only."""

@@ -21,22 +21,16 @@ _MAX_COMPARED_BYTES = 1 << 20
 """Larger ones are parameters of a model, shared by two stages, of which neither replica takes precedence."""
 
 
-def parse_stage_file(name: CheckpointName) -> tuple[str, int] | None:
-    """Return the common prefix of a rank's stage files and this one's stage; None for any other file."""
-    match = _PART.fullmatch(name.prefix) if name.step is None else None
-    return (match["prefix"], int(match["number"])) if match else None
-
-
 def group_stage_files(names: Iterable[CheckpointName]) -> list[CheckpointName]:
     """Group the names of a rank's files: stage files under a common name."""
     result = []
     parts: dict[tuple[str, str], dict[int, CheckpointName]] = {}
     for name in names:
-        found = parse_stage_file(name)
-        if found is None:
+        match = _PART.fullmatch(name.prefix) if name.step is None else None
+        if match is None:
             result.append(name)
         else:
-            parts.setdefault((found[0], name.format.value), {})[found[1]] = name
+            parts.setdefault((match["prefix"], name.format.value), {})[int(match["number"])] = name
     for (prefix, _), members in parts.items():
         numbers = tuple(sorted(members))
         file_format = members[numbers[0]].format
