@@ -17,7 +17,7 @@ MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo deploy test test-all conformance fuzz bench screenshots check format lock proto clean
+.PHONY: help install demo deploy test test-all conformance fuzz bench docs screenshots check format lock proto clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,11 @@ fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECO
 bench: $(INSTALLED) $(JUDGE) ## measures against cp, rclone and MindSpore, 15 minutes; a part: SCENARIOS="main columns" ROUNDS=2
 	$(RUN) benchmarks $(SCENARIOS) $(if $(ROUNDS),--rounds $(ROUNDS))
 
+docs: $(INSTALLED) ## a site with search, of README and docs/, in build/site; dead links are errors
+	$(RUN) docs.write_cli_reference
+	$(RUN) sphinx --quiet --fail-on-warning --keep-going --conf-dir docs/site . build/site
+	@echo "open build/site/index.html"
+
 screenshots: $(INSTALLED) ## takes docs/screenshots from a real run; needs chromium (apt-get install chromium)
 	$(RUN) docs.take_screenshots $(DIRECTORY)
 
@@ -86,7 +91,7 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 	$(RUN) ruff format .
 
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
-	$(COMPILE) pyproject.toml --group dev --extra s3 --extra obs --extra dask --output-file requirements/dev.lock
+	$(COMPILE) pyproject.toml --group dev --group docs --extra s3 --extra obs --extra dask --output-file requirements/dev.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2; python_version < "3.13"\nsafetensors<0.8\n' | \
 		$(COMPILE) --resolution lowest-direct pyproject.toml - --output-file requirements/mindspore.lock

@@ -1,4 +1,4 @@
-"""Shows results: tables in the terminal, tables and plot in README.md here, the main table in the project's."""
+"""Shows results: tables in the terminal, tables and plot in README.md here, a row in the project's."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from benchmarks import results
 from benchmarks.results import Result
 from benchmarks.scenarios import Scenario
-from benchmarks.tables import Table, contenders_table, is_shape, shapes_table, targets_table
+from benchmarks.tables import Table, contenders_table, is_shape, shapes_table, summary_table, targets_table
 
 _HERE = Path(__file__).parent
 README = _HERE / "README.md"
@@ -41,7 +41,7 @@ def publish(scenarios: Sequence[Scenario]) -> None:
     tables += [contenders_table(result) for result in others]
     plot = "![The figures below as bars](results.svg)"
     text = "\n\n".join([_where(list(found.values())), plot, *map(markdown, tables), *_wrong(main)])
-    for readme, figures in ((README, text), (PROJECT_README, "\n".join(_lines(contenders_table(main))))):
+    for readme, figures in ((README, text), (PROJECT_README, "\n".join(_lines(summary_table(main))))):
         readme.write_text(with_figures(readme.read_text(), figures))
     from benchmarks.plot import draw  # matplotlib takes memory, and this process is to be small while it measures
 

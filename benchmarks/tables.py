@@ -62,10 +62,9 @@ def contenders_table(result: Result) -> Table:
     rows = []
     for name in dict.fromkeys(run.contender for run in result.runs):
         runs = result.of(name)
-        wrong = " (**wrong values**)" if name in result.wrong else ""
         rows.append(
             (
-                CONTENDERS[name].title + wrong,
+                CONTENDERS[name].title + _wrong_text(result, name),
                 _seconds_text(seconds(result, name)),
                 *(_compared_text(result, name, base) for base in others),
                 size_text(peak_bytes(result, name)),
@@ -76,6 +75,20 @@ def contenders_table(result: Result) -> Table:
     ranks = f", {size_text(result.model_bytes)}" if result.model_bytes else ""
     scenario = _SCENARIOS[result.scenario]
     return Table(f"{scenario.title}{ranks}", tuple(headers), tuple(rows), scenario.note)
+
+
+def summary_table(result: Result) -> Table:
+    """One row: the seconds and the peak memory of everybody who took part in a scenario."""
+    names = tuple(dict.fromkeys(run.contender for run in result.runs))
+    figures = tuple(
+        f"{seconds(result, name).median:.2f} s, {size_text(peak_bytes(result, name))}" + _wrong_text(result, name)
+        for name in names
+    )
+    return Table(_SCENARIOS[result.scenario].title, tuple(CONTENDERS[name].title for name in names), (figures,))
+
+
+def _wrong_text(result: Result, name: str) -> str:
+    return " (**wrong values**)" if name in result.wrong else ""
 
 
 def _kernel_texts(runs: Sequence[Run]) -> list[str]:

@@ -1,7 +1,7 @@
 """MindSpore's functions for checkpoints and strategies, without MindSpore: the same names, arguments and exceptions.
 
 A script that has no network works with its import replaced: `import reshard.mindspore as mindspore`. numpy arrays take
-the place of MindSpore's Parameters. Intended differences: docs/guides/mindspore.md.
+the place of MindSpore's Parameters. Intended differences: docs/reference/mindspore.md.
 """
 
 from reshard.core.mindspore_api import context

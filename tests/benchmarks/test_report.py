@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.report import markdown, with_figures
 from benchmarks.results import Machine, Result, Run, Spread, Traffic, extra, ratio
-from benchmarks.tables import Table, contenders_table, shapes_table, targets_table
+from benchmarks.tables import Table, contenders_table, shapes_table, summary_table, targets_table
 
 MIB = 2**20
 
@@ -143,6 +143,21 @@ def test_what_went_over_the_wire_stands_in_place_of_what_the_kernel_counted() ->
         ("0.50", "100 MiB", "3 MiB", "0 B", "4 MiB", "9"),
     ]
     assert "`rclone serve s3`" in table.note
+
+
+def test_a_summary_is_one_row_and_names_wrong_values() -> None:
+    table = summary_table(
+        result(
+            "main",
+            run("cp", 1, 1),
+            run("cp", 2, 3),
+            run("none", 1, 2.5),
+            run("mindspore-ckpt", 1, 9),
+            wrong={"none": "w"},
+        )
+    )
+    assert table.headers == ("`cp -r`", "reshard, not verified", "MindSpore, `.ckpt`")
+    assert table.rows == (("2.00 s, 100 MiB", "2.50 s, 100 MiB (**wrong values**)", "9.00 s, 100 MiB"),)
 
 
 def test_figures_replace_what_is_between_the_marks() -> None:
