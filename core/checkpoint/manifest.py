@@ -28,10 +28,7 @@ from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.sealing import is_sealed, seal, unseal
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.publishing import (
-    MANIFEST_NAME,
-    STATE_DIRECTORY,
-)
+from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.reading import read_own_file
 from reshard.core.storage.unified_names import is_index_name, is_unified_name
 from reshard.core.storage.urls import Location

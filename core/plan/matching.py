@@ -26,13 +26,7 @@ from fnmatch import fnmatchcase
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.errors import CatalogError, PlanError, raise_problems
 from reshard.core.plan.appended import REDUNDANCY_MARK, appended_parameters
-from reshard.core.plan.model import (
-    ParameterMatch,
-    PassedThroughParameter,
-    PlanInputs,
-    ReshardedParameter,
-    SourceTensor,
-)
+from reshard.core.plan.model import ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter, SourceTensor
 from reshard.core.plan.names import MatchedNames, fits_any
 from reshard.core.plan.ownership import LostBox, SourceCopy
 from reshard.core.plan.partial_stage import part_of_target

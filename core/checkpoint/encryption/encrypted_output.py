@@ -3,13 +3,7 @@
 import os
 from typing import Any
 
-from reshard.core.checkpoint.encryption.cipher_blocks import (
-    CELL_BYTES,
-    IV_BYTES,
-    PIECE_BYTES,
-    block_cipher,
-    layout_of,
-)
+from reshard.core.checkpoint.encryption.cipher_blocks import CELL_BYTES, IV_BYTES, PIECE_BYTES, block_cipher, layout_of
 from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import CIPHER_BLOCK_BYTES
 from reshard.core.runtime.keys import EncryptionMode, Key

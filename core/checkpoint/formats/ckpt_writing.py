@@ -16,11 +16,7 @@ from reshard.core.checkpoint.formats.ckpt import (
     VALUE_TENSOR,
 )
 from reshard.core.checkpoint.formats.wire import build_head, build_varint
-from reshard.core.checkpoint.model import (
-    Content,
-    FilePlan,
-    OutputEntry,
-)
+from reshard.core.checkpoint.model import Content, FilePlan, OutputEntry
 from reshard.core.errors import CheckpointError
 from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT, DType
 from reshard.core.tensor.slices import Shape
