@@ -6,7 +6,7 @@ so that a loaded array is saved as what it was. A map parameter (a hash table) i
 as MindSpore loads it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,7 @@ def dtype_of(array: np.ndarray) -> DType:
 
 def is_array_like(value: object) -> bool:
     """True if `array_of` accepts the value: numpy's own, or one that converts itself (several frameworks' Tensors)."""
-    return isinstance(value, np.ndarray | np.generic) or any(
-        callable(getattr(value, method, None)) for method in ("asnumpy", "__array__", "numpy")
-    )
+    return isinstance(value, np.ndarray | np.generic) or _conversion(value) is not None
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -66,22 +64,23 @@ def array_of(value: Any) -> np.ndarray:
     Raises:
         TypeError: the value cannot be converted.
     """
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-    elif callable(getattr(value, "asnumpy", None)):
-        array = np.asarray(value.asnumpy())
-    elif callable(getattr(value, "__array__", None)):
-        array = np.asarray(value)
-    elif callable(getattr(value, "numpy", None)):
-        array = np.asarray(value.numpy())
-    else:
-        raise TypeError(f"{type(value)} is neither an array nor anything that can be made one")
+    if not isinstance(value, np.ndarray | np.generic):
+        convert = _conversion(value)
+        if convert is None:
+            raise TypeError(f"{type(value)} is neither an array nor anything that can be made one")
+        value = convert()
+    array = np.asarray(value)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     if array.dtype.name == "bfloat16":  # MindSpore registers a dtype of its own
         array = array.view(np.uint16).view(_NUMPY_DTYPES["BFloat16"])
     # ascontiguousarray would make a 0-d array 1-d
     return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _conversion(value: object) -> Callable[[], Any] | None:
+    methods = (getattr(value, name, None) for name in ("asnumpy", "__array__", "numpy"))
+    return next(filter(callable, methods), None)
 
 
 def bytes_of(array: np.ndarray) -> memoryview:

@@ -5,7 +5,6 @@ import numpy as np
 from reshard.core.plan.model import ParameterPlan
 from reshard.core.tensor.casting import Overflow, cast_into, find_overflow
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.slices import Shape
 from reshard.core.tensor.tiling import copy_transposed
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import ReadRange
@@ -50,9 +49,5 @@ def _cast(
         inner = tuple(map(int, np.unravel_index(first + found.first[0], chunk.box.shape)))
     else:
         inner = tuple(place.start + low for place, low in zip(read_range.index, found.first, strict=True))
-    return Overflow(found.count, found.largest, _in_whole(inner, chunk, parameter))
-
-
-def _in_whole(index: Shape, chunk: Chunk, parameter: ParameterPlan) -> Shape:
-    """Translate an index in a chunk to one in the whole parameter."""
-    return tuple(map(sum, zip(index, chunk.box.start, parameter.box.start, strict=True)))
+    in_whole = map(sum, zip(inner, chunk.box.start, parameter.box.start, strict=True))
+    return Overflow(found.count, found.largest, tuple(in_whole))
