@@ -7,12 +7,13 @@ A key is the UTF-8 bytes of the text kept under its name, without a trailing lin
 import base64
 import binascii
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reshard.core.errors import InputError
+from reshard.core.runtime.context import having
 from reshard.core.runtime.named_values import KEY_ADVICE, Resolver, value_of
 
 
@@ -99,14 +100,9 @@ def resolve_keys(names: KeyNames, resolvers: Mapping[str, Resolver] | None = Non
     )
 
 
-@contextmanager
-def keys_in_force(keys: Keys) -> Iterator[None]:
+def keys_in_force(keys: Keys) -> AbstractContextManager[Keys]:
     """Put these keys, and no others, in force inside the block."""
-    token = _current.set(keys)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return having(_current, keys)
 
 
 @contextmanager

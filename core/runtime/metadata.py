@@ -12,11 +12,12 @@ less than two.
 import json
 import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from reshard.core.errors import LimitError
+from reshard.core.runtime.context import having
 from reshard.core.runtime.shortage import release_frames
 from reshard.core.runtime.wording import size_text
 
@@ -44,14 +45,9 @@ _limit: ContextVar[int] = ContextVar("reshard_metadata_limit", default=DEFAULT_L
 _large_parse = threading.RLock()
 
 
-@contextmanager
-def metadata_limited(limit_bytes: int) -> Iterator[None]:
+def metadata_limited(limit_bytes: int) -> AbstractContextManager[int]:
     """Set the memory limit of metadata inside the block."""
-    token = _limit.set(limit_bytes)
-    try:
-        yield
-    finally:
-        _limit.reset(token)
+    return having(_limit, limit_bytes)
 
 
 def metadata_limit_bytes() -> int:

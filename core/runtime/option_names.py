@@ -1,20 +1,16 @@
 """Names of a source's options in messages: a comparison has each of them twice, `--step-a` and `--step-b`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from reshard.core.runtime.context import having
 
 _side: ContextVar[str] = ContextVar("reshard_side", default="")
 
 
-@contextmanager
-def options_of_side(side: str) -> Iterator[None]:
+def options_of_side(side: str) -> AbstractContextManager[str]:
     """Name the options of one side of a comparison in messages, inside the block."""
-    token = _side.set(side)
-    try:
-        yield
-    finally:
-        _side.reset(token)
+    return having(_side, side)
 
 
 def source_option(name: str) -> str:

@@ -3,13 +3,14 @@
 The listener is in the context, so that it reaches work in other threads behind a task runner.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from threading import Event
 from typing import Protocol
 
 from reshard.core.errors import StoppedError
+from reshard.core.runtime.context import having
 
 
 class Progress(Protocol):
@@ -57,11 +58,6 @@ def current_progress() -> Progress:
     return _listener.get()
 
 
-@contextmanager
-def reporting_to(progress: Progress) -> Iterator[None]:
+def reporting_to(progress: Progress) -> AbstractContextManager[Progress]:
     """Make `progress` the listener of all work begun inside the block."""
-    token = _listener.set(progress)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return having(_listener, progress)

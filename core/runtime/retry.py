@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from reshard.core.errors import ConversionError, ReshardError, is_transient
+from reshard.core.runtime.context import having
 from reshard.core.runtime.log import detail
 
 
@@ -51,11 +52,8 @@ _count: ContextVar[RetryCount | None] = ContextVar("reshard_retries", default=No
 def counting_retries() -> Iterator[RetryCount]:
     """Count the requests repeated on behalf of the block."""
     count = RetryCount()
-    token = _count.set(count)
-    try:
+    with having(_count, count):
         yield count
-    finally:
-        _count.reset(token)
 
 
 def retries_counted() -> int:
@@ -79,11 +77,8 @@ _stop: ContextVar[threading.Event | None] = ContextVar("reshard_stop", default=N
 def stoppable() -> Iterator[threading.Event]:
     """Yield an event that, once set, ends all retries inside the block."""
     stop = threading.Event()
-    token = _stop.set(stop)
-    try:
+    with having(_stop, stop):
         yield stop
-    finally:
-        _stop.reset(token)
 
 
 def with_retries(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from reshard.core.runtime.context import having
 from reshard.core.storage.lease_holder import LeaseHolder
 from reshard.core.storage.local_lease import hold_local, living_local
 from reshard.core.storage.remote_lease import hold_remote, living_remote
@@ -40,12 +41,8 @@ def held_lease(directory: Location, holder: LeaseHolder) -> Iterator[None]:
         StorageError: the directory cannot be read or written.
     """
     hold = hold_local if directory.is_local else hold_remote
-    with hold(directory, holder):
-        token = _current.set(LeaseName(str(directory), holder.run))
-        try:
-            yield
-        finally:
-            _current.reset(token)
+    with hold(directory, holder), having(_current, LeaseName(str(directory), holder.run)):
+        yield
 
 
 def current_lease() -> LeaseName | None:

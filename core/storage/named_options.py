@@ -10,12 +10,13 @@ other threads. A URL gets the options of the longest prefix that it begins with.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import combinations, product
 
 from reshard.core.errors import InputError
+from reshard.core.runtime.context import having
 from reshard.core.runtime.named_values import NAME_ADVICE, Resolver, value_of
 from reshard.core.storage.filesystems import Options, open_filesystem, url_of
 
@@ -87,14 +88,9 @@ def resolve_storages(pairs: Sequence[tuple[str, str]], resolvers: Mapping[str, R
     return Storages(asked, tuple(found))
 
 
-@contextmanager
-def storages_in_force(storages: Storages) -> Iterator[None]:
+def storages_in_force(storages: Storages) -> AbstractContextManager[Storages]:
     """Put these storages, and no others, in force inside the block."""
-    token = _current.set(storages)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return having(_current, storages)
 
 
 def _asked(pairs: Sequence[tuple[str, str]]) -> Pairs:

@@ -3,21 +3,18 @@
 The holder of a lease that can be lost puts its check into the context; code that makes a file appear calls it first.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+
+from reshard.core.runtime.context import having
 
 _check: ContextVar[Callable[[], None] | None] = ContextVar("reshard_claim", default=None)
 
 
-@contextmanager
-def claimed_while(check: Callable[[], None]) -> Iterator[None]:
+def claimed_while(check: Callable[[], None]) -> AbstractContextManager[Callable[[], None] | None]:
     """Call `check` before each file appears inside the block; it raises if the file must not."""
-    token = _check.set(check)
-    try:
-        yield
-    finally:
-        _check.reset(token)
+    return having(_check, check)
 
 
 def check_claim() -> None:
