@@ -96,31 +96,104 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class ConversionOptions(RequestModel):
-    """Options of every conversion: of one checkpoint, or of the newest that training has saved."""
+class SourceOptions(RequestModel):
+    """Options of everything that reads a checkpoint."""
 
     source: RequiredUrl = Field(
         description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, or a "
         "directory of whole tensors with an index, as Hugging Face's. A path or any URL that fsspec knows, without a "
         "password."
     )
-    target: RequiredUrl = Field(
-        description="The directory to make, with rank_0, rank_1, … in it; it appears when all of it is complete."
-    )
     source_strategy: Url = Field(
         default="",
         description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
         "by its own records if reshard made it, else not at all, one rank.",
-    )
-    target_strategy: Url = Field(
-        default="",
-        description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
     )
     source_storage: StorageName = Field(
         default="",
         description="Where endpoint and keys of the source, its strategy and the changes are kept: env:NAME, "
         "file:PATH or block:NAME, which hold fsspec's storage options as a JSON object. Empty: the environment "
         "decides.",
+    )
+    source_prefix: str = Field(
+        default="", description="One of several runs in the source's folders: CKP or CKP_1, for example."
+    )
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
+        "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote "
+        "storage, where they mostly wait for answers.",
+    )
+    memory_limit: MemoryLimit = Field(
+        default="2GiB", description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB."
+    )
+    check_crc: bool = Field(
+        default=True,
+        title="Check CRC",
+        description="Check the CRC of source files that carry one before anything is written; reads them whole once.",
+    )
+    allow_missing: list[str] = Field(
+        default=[],
+        title="Allowed to be missing",
+        description="Patterns (adam_*) of target parameters that the source may lack.",
+    )
+    decrypt_key: KeyName = Field(default="", title="Decryption key", description=SOURCE_KEY_DESCRIPTION)
+    decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = Field(
+        default=EncryptionMode.AES_GCM, title="Decryption mode", description="How an encrypted source is encrypted."
+    )
+    integrated_save: IntegratedSave = Field(
+        default=IntegratedSave.AUTO,
+        description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy "
+        "shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; "
+        "if contents look whole and no shape is known, refuse.",
+    )
+    trust_strategy: bool = Field(
+        default=False, description="Convert although most sampled contents of the source contradict its strategy."
+    )
+    check_replicas: bool = Field(
+        default=False, description="Compare all replicas of each slice in the source; fail if they differ."
+    )
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The memory limit in bytes."""
+        return parse_size(self.memory_limit)
+
+    @property
+    def worker_count(self) -> int:
+        """Ranks, or files, that are worked on at once."""
+        return self.workers or core_count()
+
+
+class FileChoice(RequestModel):
+    """Which of a source's files are read."""
+
+    step: Step = Field(
+        default="",
+        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. Empty: the newest "
+        "that every rank has.",
+    )
+    recover: bool = Field(
+        default=False,
+        description="If source files are missing, truncated, fail their CRC or are named as faulty, read their slices "
+        "from other ranks that hold the same, and report it.",
+    )
+    fault_ranks: Ranks = Field(
+        default="", title="Faulty ranks", description="Source ranks (3,7) whose files to ignore; needs 'recover'."
+    )
+
+
+class ConversionOptions(SourceOptions):
+    """Options of every conversion: of one checkpoint, or of the newest that training has saved."""
+
+    target: RequiredUrl = Field(
+        description="The directory to make, with rank_0, rank_1, … in it; it appears when all of it is complete."
+    )
+    target_strategy: Url = Field(
+        default="",
+        description="How to shard the target: a strategy file, or a directory of them. Empty: whole, one rank.",
     )
     target_storage: StorageName = Field(
         default="", description="Where endpoint and keys of the target and its strategy are kept, in the same forms."
@@ -182,45 +255,17 @@ class ConversionOptions(RequestModel):
     prefix: Prefix = Field(
         default="checkpoint_", title="File prefix", description="Target files are rank_{r}/{prefix}{r}.{format}."
     )
-    source_prefix: str = Field(
-        default="", description="One of several runs in the source's folders: CKP or CKP_1, for example."
-    )
-    workers: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Threads, for as many ranks at once, or several for one; with Dask, of all its processes "
-        "together. 0: one for each core (with Dask: all that its workers have), and at least 8 if a side is on remote "
-        "storage, where they mostly wait for answers.",
-    )
-    memory_limit: MemoryLimit = Field(
-        default="2GiB", description="Memory for the buffers of all workers of a process: 2GiB, 512MiB; at least 16MiB."
-    )
     verify: VerifyLevel = Field(
         default=VerifyLevel.CHECKSUM,
         title="Verification",
         description="structure: names, dtypes and shapes. checksum: also every byte, read back from the target. "
         "content: also every value of every copy, against the source's. none: no check.",
     )
-    check_crc: bool = Field(
-        default=True,
-        title="Check CRC",
-        description="Check the CRC of source files that carry one before anything is written; reads them whole once.",
-    )
     unmatched: UnmatchedPolicy = Field(
         default=UnmatchedPolicy.DROP,
         title="Unmatched parameters",
         description="Parameters of the source's strategy that the target's lacks (optimizer state, often): drop and "
         "report them, or fail.",
-    )
-    allow_missing: list[str] = Field(
-        default=[],
-        title="Allowed to be missing",
-        description="Patterns (adam_*) of target parameters that the source may lack.",
-    )
-    decrypt_key: KeyName = Field(default="", title="Decryption key", description=SOURCE_KEY_DESCRIPTION)
-    decrypt_mode: Annotated[EncryptionMode, with_key("decrypt_key")] = Field(
-        default=EncryptionMode.AES_GCM, title="Decryption mode", description="How an encrypted source is encrypted."
     )
     encrypt_key: KeyName = Field(default="", title="Encryption key", description=TARGET_KEY_DESCRIPTION)
     encrypt_mode: Annotated[EncryptionMode, with_key("encrypt_key")] = Field(
@@ -243,18 +288,6 @@ class ConversionOptions(RequestModel):
         "checkpoint with remove_redundancy=True.",
     )
     replicas: int = Field(default=1, ge=1, description="Copies of each slice to keep when redundancy is removed.")
-    integrated_save: IntegratedSave = Field(
-        default=IntegratedSave.AUTO,
-        description="yes: every source rank holds whole tensors (MindSpore's integrated_save), whatever the strategy "
-        "shards. no: ranks hold slices, even if these are equal. auto: known shapes decide, else the strategy does; "
-        "if contents look whole and no shape is known, refuse.",
-    )
-    trust_strategy: bool = Field(
-        default=False, description="Convert although most sampled contents of the source contradict its strategy."
-    )
-    check_replicas: bool = Field(
-        default=False, description="Compare all replicas of each slice in the source; fail if they differ."
-    )
     shared_parameters: SharedParameters = Field(
         default="first",
         description="If several pipeline stages of the source hold a parameter, such as tied embeddings, with "
@@ -318,29 +351,14 @@ class ConversionOptions(RequestModel):
         return value
 
     @property
-    def memory_limit_bytes(self) -> int:
-        """The memory limit in bytes."""
-        return parse_size(self.memory_limit)
-
-    @property
     def info(self) -> tuple[tuple[str, InfoValue], ...]:
         """Names and values for every target file."""
         return parse_info(self.append_info)
 
-    @property
-    def worker_count(self) -> int:
-        """Ranks converted at once."""
-        return self.workers or core_count()
 
-
-class ConversionRequest(ConversionOptions):
+class ConversionRequest(FileChoice, ConversionOptions):
     """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
 
-    step: Step = Field(
-        default="",
-        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. Empty: the newest "
-        "that every rank has.",
-    )
     ranks: Ranks = Field(
         default="",
         description="Convert only these target ranks (0-3,7), or files of a unified target, counted from 0; other "
@@ -348,15 +366,6 @@ class ConversionRequest(ConversionOptions):
     )
     overwrite: bool = Field(
         default=False, description="Replace the checkpoint at the target; it stays until the new one is complete."
-    )
-
-    recover: bool = Field(
-        default=False,
-        description="If source files are missing, truncated, fail their CRC or are named as faulty, read their slices "
-        "from other ranks that hold the same, and report it.",
-    )
-    fault_ranks: Ranks = Field(
-        default="", title="Faulty ranks", description="Source ranks (3,7) whose files to ignore; needs 'recover'."
     )
 
     @field_validator("fault_ranks")
