@@ -17,10 +17,11 @@ MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo deploy test test-all conformance fuzz bench docs screenshots check format lock proto clean
+.PHONY: help install demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
+	proto clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED) ## .venv with the locked dependencies and the command `reshard`
 
@@ -44,6 +45,9 @@ demo: $(INSTALLED) ## generates a checkpoint of 8 ranks, converts it to 4, verif
 		'  $(BIN)/reshard inspect $(DEMO)/target_strategy' \
 		'  $(BIN)/reshard plan $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy' \
 		'  $(BIN)/reshard convert $(DEMO)/checkpoint $(DEMO)/one --source-strategy $(DEMO)/strategy --format safetensors'
+
+demo-resilience: $(INSTALLED) ## a training of 8 processes fails, is recovered, converted, and goes on with 6; the same model?
+	$(RUN) demo.resilience $(DEMO)/resilience
 
 deploy: $(INSTALLED) ## makes the deployments, and what they need, on the Prefect server that PREFECT_API_URL names
 	@$(BIN)/reshard deploy
