@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 
+import httpx
 from prefect import get_client
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
@@ -72,11 +73,12 @@ class Slots:
         while not self._closed.is_set():
             slot = Slot()
             try:
-                # a lease that could not be renewed must not end work that is under way
+                # a lease that could not be renewed must not end work that is under way; and no timeout: a request that
+                # is given up may be granted, and nobody would give that slot back
                 with concurrency(
                     self._name,
                     strict=True,
-                    timeout_seconds=_ASK_AGAIN_SECONDS,
+                    max_retries=0,
                     lease_duration=_LEASE_SECONDS,
                     raise_on_lease_renewal_failure=False,
                 ):
@@ -85,13 +87,20 @@ class Slots:
                         answered(slot)
                         slot.wait()
                 return
-            except TimeoutError:
+            except Exception as error:  # any error must reach the run
+                if not _is_taken(error):
+                    answered(error)
+                    return
                 tries += 1
                 if tries == _PATIENCE:
                     current_progress().note(f"waiting for a slot of the concurrency limit {self._name}")
-            except Exception as error:  # any error must reach the run
-                answered(error)
-                return
+                self._closed.wait(_ASK_AGAIN_SECONDS)
+
+
+def _is_taken(error: Exception) -> bool:
+    """True if the server answered that all slots are taken."""
+    cause = error.__cause__
+    return isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code == httpx.codes.LOCKED
 
 
 @contextmanager

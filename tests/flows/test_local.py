@@ -96,7 +96,10 @@ def test_uses_the_configured_server(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        pytest.raises(ConversionError, match=r"the Prefect server at http://127.0.0.1:9/api \(Prefect's settings\) does not answer"),
+        pytest.raises(
+            ConversionError,
+            match=r"the Prefect server at http://127.0.0.1:9/api \(Prefect's settings\) does not answer",
+        ),
     ):
         run_locally(FOUR_TO_THREE.request(tmp_path / "out"), SilentProgress())
 
