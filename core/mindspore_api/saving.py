@@ -90,10 +90,6 @@ def values_to_save(save_obj: Any, append_dict: Mapping[str, Any] | None) -> dict
     """Return the values of a file by name.
 
     Appended values replace parameters, such as a loaded `epoch_num`, as in MindSpore.
-
-    Raises:
-        TypeError: a value cannot be saved.
-        ValueError: two parameters of one name differ; a number does not fit.
     """
     return _chosen_values(save_obj, None) | _checked_append_dict(append_dict)
 

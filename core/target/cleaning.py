@@ -242,11 +242,7 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
 
 
 def _recorded_files(final: Location, identity: str) -> tuple[list[str], list[Location]]:
-    """Return the paths of the files that an unfinished remote conversion recorded, and all other checkpoint files.
-
-    Raises:
-        TargetError: a record is damaged, of another conversion, or needs a key.
-    """
+    """Return the paths of the files that an unfinished remote conversion recorded, and all other checkpoint files."""
     workspace = Workspace(final, identity)
     entries = find_entries(final)
     recorded: list[str] = []
