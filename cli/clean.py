@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from reshard.cli.logs import Command
 from reshard.cli.output import print_facts, print_json, print_line, print_table
 from reshard.cli.parameters import DIRECTORY
 from reshard.cli.progress import shown_progress
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from reshard.core.target.cleaning import CleanReport, Leftover
 
 
-@click.command("clean")
+@click.command("clean", cls=Command)
 @click.argument("target", type=DIRECTORY)
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 @key_options

@@ -1,6 +1,6 @@
 """`reshard convert`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.rank_tables import Column, amount_column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.request.conversion import ConversionRequest, VerifyLevel, build_request
+from reshard.core.request.conversion import ConversionRequest, VerifyLevel
 from reshard.core.runtime.progress import Progress
 from reshard.core.runtime.wording import counted, ranks_text, seconds_text, size_text
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _MAX_NOTES = 20
 
 
-@click.command("convert", cls=GroupedCommand)
+@click.command("convert", cls=GroupedCommand, request=ConversionRequest)
 @click.argument("source", type=PATH)
 @click.argument("target", type=DIRECTORY)
 @conversion_options(CONVERTING)
 @click.option("--dry-run", is_flag=True, help="Show the plan; write nothing.")
 @engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool, **options: Any) -> None:
+def command(request: ConversionRequest, dry_run: bool, engine: str, as_json: bool) -> None:
     """Convert the checkpoint SOURCE to another sharding strategy, into the directory TARGET.
 
     SOURCE is a directory with rank_0, rank_1, …, a pattern with {rank} in it, one file, or a directory of whole tensors
@@ -50,7 +50,6 @@ def command(source: str, target: str, dry_run: bool, engine: str, as_json: bool,
       one half on each of two machines:
         reshard convert ckpt out … --ranks 0-511        reshard convert ckpt out … --ranks 512-1023
     """
-    request = build_request(source=source, target=target, **options)
     check_output(request.target)
     if dry_run:
         with resources_named_in(request):

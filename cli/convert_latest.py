@@ -1,6 +1,6 @@
 """`reshard convert-latest`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,7 +13,6 @@ from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.progress import shown_progress
 from reshard.cli.storages import check_output
 from reshard.core.request.latest import LatestConversionRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.progress import Progress
 from reshard.core.runtime.wording import counted
 
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from reshard.core.conversion.latest import LatestReport
 
 
-@click.command("convert-latest", cls=GroupedCommand)
+@click.command("convert-latest", cls=GroupedCommand, request=LatestConversionRequest)
 @click.argument("source", type=PATH)
 @click.argument("target", type=DIRECTORY)
 @conversion_options(CONVERTING_LATEST, LatestConversionRequest)
 @engine_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(source: str, target: str, engine: str, as_json: bool, **options: Any) -> None:
+def command(request: LatestConversionRequest, engine: str, as_json: bool) -> None:
     """Convert the newest step that training has saved completely in SOURCE, into TARGET/{epoch}_{step}.
 
     SOURCE is a directory with rank_0, rank_1, …, or a pattern with {rank} in it. The command waits for a step that is
@@ -42,7 +41,6 @@ def command(source: str, target: str, engine: str, as_json: bool, **options: Any
       every ten minutes, keeping the five newest:
         */10 * * * *  reshard convert-latest ckpt converted --source-strategy strategy --keep-checkpoint-max 5
     """
-    request = build_options(LatestConversionRequest, source=source, target=target, **options)
     check_output(request.target)
     chosen = DRY_RUN if request.dry_run else choose_engine(engine, request)
     with shown_progress() as progress:

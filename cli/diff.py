@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.logs import Command, print_note
+from reshard.cli.logs import print_note
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line, print_more, print_table
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
-from reshard.core.request.comparison import ComparisonRequest, build_comparison
+from reshard.cli.requests import RequestCommand
+from reshard.core.request.comparison import ComparisonRequest
 from reshard.core.runtime.wording import seconds_text, size_text
 from reshard.flows.blocks import resolvers_for
 
@@ -23,12 +24,12 @@ _MAX_LISTED = 50
 _OPTIONS = tuple(name for name in ComparisonRequest.model_fields if name not in ("a", "b"))
 
 
-@click.command("diff", cls=Command)
+@click.command("diff", cls=RequestCommand, request=ComparisonRequest)
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @conversion_options(_OPTIONS, ComparisonRequest)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-def command(as_json: bool, **options: Any) -> int:
+def command(request: ComparisonRequest, as_json: bool) -> int:
     """Compare the checkpoints A and B: are they the same model, whatever their strategies and formats?
 
     Reads all replicas of every slice on both sides; writes nothing. Lists parameters that only one side has, and those
@@ -43,7 +44,7 @@ def command(as_json: bool, **options: Any) -> int:
       reshard diff ckpt export.safetensors --strategy-a strategy --select weights-only --ignore-dtype
       reshard diff ckpt there.json --strategy-a strategy
     """
-    request = build_comparison(**options)
+    request.side("a")  # checks the options that both sides share
     from reshard.core.verification.compare import compare_checkpoints
 
     names = (request.storage_a, request.storage_b, request.decrypt_key_a, request.decrypt_key_b)

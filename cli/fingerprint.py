@@ -1,16 +1,16 @@
 """`reshard fingerprint`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.logs import Command, print_note
+from reshard.cli.logs import print_note
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_json, print_line
 from reshard.cli.parameters import PATH
 from reshard.cli.progress import shown_progress
+from reshard.cli.requests import RequestCommand
 from reshard.core.request.source import FingerprintRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import counted, printable, size_text
 from reshard.flows.blocks import resolvers_for
 
@@ -24,13 +24,13 @@ _OPTIONS = (
 _NAME_COLUMN = 32
 
 
-@click.command("fingerprint", cls=Command)
-@click.argument("checkpoint", type=PATH)
+@click.command("fingerprint", cls=RequestCommand, request=FingerprintRequest)
+@click.argument("source", type=PATH, metavar="CHECKPOINT")
 @conversion_options(_OPTIONS)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the fingerprints as JSON, which 'reshard diff' accepts as a side."
 )
-def command(checkpoint: str, as_json: bool, **options: Any) -> int:
+def command(request: FingerprintRequest, as_json: bool) -> int:
     """Print a fingerprint of each parameter of a checkpoint, and one of the whole model; writes nothing.
 
     Fingerprints do not depend on sharding or format: equal models have equal lines. To compare a model with one on
@@ -44,7 +44,6 @@ def command(checkpoint: str, as_json: bool, **options: Any) -> int:
       reshard fingerprint out --source-strategy new_strategy.ckpt | diff here.txt -
       reshard fingerprint ckpt --source-strategy strategy --json > here.json
     """
-    request = build_options(FingerprintRequest, source=checkpoint, **options)
     from reshard.core.verification.compare import fingerprint_checkpoint
 
     with shown_progress() as progress:

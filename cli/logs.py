@@ -53,9 +53,13 @@ class Command(click.Command):
         if asked.quiet and asked.verbose:
             raise click.UsageError("--quiet and --verbose contradict each other: leave out one of them", ctx)
         with _logging_as(asked, ctx.meta[_WORDS]) as ended:
-            code = super().invoke(ctx)
+            code = self.work(ctx)
             ended(code if isinstance(code, int) else 0)
             return code
+
+    def work(self, ctx: click.Context) -> object:
+        """Call the command's function."""
+        return super().invoke(ctx)
 
 
 def is_quiet() -> bool:

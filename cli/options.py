@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reshard.cli.logs import Command
 from reshard.cli.parameters import PATH, STEP, Choice
+from reshard.cli.requests import RequestCommand
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.groups import GROUPS
 
@@ -84,7 +84,7 @@ def conversion_options(
     return decorated
 
 
-class GroupedCommand(Command):
+class GroupedCommand(RequestCommand):
     """A command whose help shows the options of a conversion in groups, and its own options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -13,7 +13,6 @@ from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
 from reshard.core.request.planning import PlanRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import listed, size_text
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ _MAX_CHANGES = 16
 _MAX_SOURCES = 4
 
 
-@click.command("plan", cls=GroupedCommand)
+@click.command("plan", cls=GroupedCommand, request=PlanRequest)
 @click.argument("source", type=PATH)
 @click.argument("target", type=DIRECTORY, required=False)
 @conversion_options(PLANNING)
@@ -38,14 +37,12 @@ _MAX_SOURCES = 4
 @click.option("--html", metavar="FILE", type=PATH, help="Also write the plan, with pictures, to this web page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
-    source: str,
-    target: str | None,
+    request: PlanRequest,
     rank: int | None,
     param: str | None,
     picture: bool | None,
     html: str | None,
     as_json: bool,
-    **options: Any,
 ) -> None:
     """Show what converting the checkpoint SOURCE would read and write.
 
@@ -66,7 +63,6 @@ def command(
     if rank is not None and html:
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
     check_output(html or "")
-    request = build_options(PlanRequest, source=source, target=target or "", **options)
     from reshard.core.conversion.planning import describe_plan
     from reshard.core.conversion.views.parameter import describe_overlaps, describe_reads, find_overlaps
 

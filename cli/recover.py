@@ -1,17 +1,17 @@
 """`reshard recover`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.logs import Command
 from reshard.cli.options import conversion_options
 from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import PATH
 from reshard.cli.rank_tables import Column, print_rank_table, rank_column, ranks_column
+from reshard.cli.requests import RequestCommand
 from reshard.cli.storages import resources_named_in
+from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.source import SourceRequest
-from reshard.core.request.validation import build_options
 from reshard.core.runtime.wording import counted, ranks_text
 
 if TYPE_CHECKING:
@@ -33,7 +33,13 @@ _OPTIONS = (
 _MAX_LISTED = 200
 
 
-@click.command("recover", cls=Command)
+@click.command(
+    "recover",
+    cls=RequestCommand,
+    request=SourceRequest,
+    fixed={"recover": True},
+    passed_over=ConversionRequest.model_fields,
+)
 @click.argument("source", type=PATH)
 @conversion_options(_OPTIONS)
 @click.option("--fault-ranks", metavar="3,7", default="", help="Source ranks whose files are ignored.")
@@ -46,7 +52,7 @@ _MAX_LISTED = 200
     "of a rank. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json: bool, **options: Any) -> int:
+def command(request: SourceRequest, group_info: tuple[str, ...], as_json: bool) -> int:
     """Check whether a damaged checkpoint SOURCE can be recovered, and from which ranks; write nothing.
 
     Files that are missing, truncated or fail their CRC, and those of --fault-ranks, count as lost. Their slices are
@@ -59,7 +65,6 @@ def command(source: str, fault_ranks: str, group_info: tuple[str, ...], as_json:
       reshard recover ckpt --source-strategy strategy --fault-ranks 3,7 --json
       reshard recover ckpt --group-info group_info.json --step 10_5
     """
-    request = build_options(SourceRequest, source=source, recover=True, fault_ranks=fault_ranks, **options)
     from reshard.core.source.recovery import assess_recovery
 
     with resources_named_in(request):

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.logs import Command
 from reshard.cli.output import print_json, print_line, print_more
 from reshard.cli.parameters import DIRECTORY, Choice
 from reshard.cli.progress import shown_progress
+from reshard.cli.requests import RequestCommand
 from reshard.cli.storages import key_options, storage_option
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import EncryptionMode
 from reshard.core.runtime.wording import counted, seconds_text, size_text
 from reshard.flows.blocks import resolvers_for
@@ -21,7 +22,7 @@ _MAX_PROBLEMS = 50
 _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
 
 
-@click.command("verify", cls=Command)
+@click.command("verify", cls=RequestCommand, request=VerificationRequest)
 @click.argument("target", type=DIRECTORY)
 @click.option(
     "--level",
@@ -46,7 +47,7 @@ _LEVELS = [str(level) for level in VerifyLevel if level is not VerifyLevel.NONE]
     help="How an encrypted source is encrypted.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(as_json: bool, **options: str) -> int:
+def command(request: VerificationRequest, as_json: bool) -> int:
     """Check the converted checkpoint TARGET against its manifest.
 
     Compares each file with the record made when it was written. Exits with 0 if all files are right, with 1 if not.
@@ -59,11 +60,8 @@ def command(as_json: bool, **options: str) -> int:
       reshard verify out --level content        reads all of the source again
       reshard verify s3://bucket/out --json
     """
-    from reshard.core.request.validation import build_options
-    from reshard.core.request.verification import VerificationRequest
     from reshard.core.verification.published import resources_to_verify, verify_target
 
-    request = build_options(VerificationRequest, **options)
     names = (request.storage, request.source_storage, request.decrypt_key, request.source_decrypt_key)
     with resources_to_verify(request, resolvers_for(*names)), shown_progress() as progress:
         report = verify_target(request.target, request.level, progress)

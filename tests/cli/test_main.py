@@ -32,6 +32,7 @@ COMMANDS = (
     "diff",
     "fingerprint",
     "join-parts",
+    "clean",
     "merge-strategy",
     "make-strategy",
     "inspect",

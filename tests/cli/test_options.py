@@ -12,7 +12,8 @@ from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 
 LOGS = {"quiet", "verbose", "log_file"}
-OWN = {"dry_run", "engine", "as_json", *LOGS}
+FILES = {"config", "print_config"}
+OWN = {"dry_run", "engine", "as_json", *LOGS, *FILES}
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
@@ -49,4 +50,4 @@ def test_an_option_is_called_and_explained_as_its_field(command: click.Command, 
 
 def test_planning_has_the_options_that_change_a_plan() -> None:
     assert set(CONVERTING) - set(PLANNING) == {"verify", "dask_scheduler", "concurrency_limit"}
-    assert options_of(plan_command).keys() == {*PLANNING, "rank", "param", "picture", "html", "as_json", *LOGS}
+    assert options_of(plan_command).keys() == {*PLANNING, "rank", "param", "picture", "html", "as_json", *LOGS, *FILES}

@@ -1,0 +1,105 @@
+"""Commands whose arguments and options are the fields of a request, which may also come from a file."""
+
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from reshard.cli.logs import Command
+from reshard.cli.parameters import PATH
+from reshard.core.request.validation import build_options, option_of
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_STDIN = "-"
+_FILE = "reshard.config"
+
+
+@dataclass(frozen=True)
+class _File:
+    """Fields that --config gives; `origin` is the file's name in messages."""
+
+    origin: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RequestCommand(Command):
+    """A command that calls its function with the request that its options, or a file, make.
+
+    Args:
+        request: the model of the request.
+        fixed: fields that the command itself decides.
+        passed_over: fields that a file may have because it is made for another command, too.
+    """
+
+    def __init__(
+        self,
+        *args: object,
+        request: "type[BaseModel]",
+        fixed: Mapping[str, object] | None = None,
+        passed_over: Collection[str] = (),
+        **settings: object,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self._request = request
+        self._fixed = fixed or {}
+        self._passed_over = passed_over
+        self.params += self._options()
+
+    def work(self, ctx: click.Context) -> object:
+        """Make the request, and print it or call the function with it."""
+        prints = ctx.params.pop("print_config")
+        del ctx.params["config"]
+        file = ctx.meta.get(_FILE, _File())
+        names = [name for name in ctx.params if name in self._request.model_fields]
+        typed = {name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        from_file = {name: value for name, value in file.fields.items() if name not in typed}
+        given = {name: value for name in names if (value := ctx.params.pop(name)) is not None}
+
+        def named(name: str) -> str:
+            return f"{file.origin}: {name}" if name in from_file else option_of(name)
+
+        request = build_options(self._request, named, **given | from_file | dict(self._fixed))
+        if prints:
+            from reshard.core.request.job_file import dump_job
+
+            click.echo(dump_job(request), nl=False)
+            return 0
+        ctx.params["request"] = request
+        return super().work(ctx)
+
+    def _options(self) -> list[click.Parameter]:
+        return [
+            click.Option(
+                ["--config"],
+                metavar="FILE",
+                type=PATH,
+                is_eager=True,
+                callback=self._read,
+                help="Take arguments and options from this YAML or JSON file: their names with underscores, and their "
+                "values. The command line takes precedence; a list given there replaces the file's. -: standard input.",
+            ),
+            click.Option(
+                ["--print-config"],
+                is_flag=True,
+                help="Print the file for --config that has all these options, and do nothing else.",
+            ),
+        ]
+
+    def _read(self, ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+        if value is None or ctx.resilient_parsing:
+            return value
+        from reshard.core.request.documents import MAX_DOCUMENT_BYTES, read_document
+        from reshard.core.request.job_file import parse_job
+
+        origin = "standard input" if value == _STDIN else value
+        data = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1) if value == _STDIN else read_document(value)
+        file = _File(origin, parse_job(data, origin, self._request, self._passed_over))
+        ctx.meta[_FILE] = file
+        # arguments in the file are not missing; like options, they get its values when the request is made
+        ctx.default_map = {str(each.name): "" for each in self.params if each.name in file.fields and each.required}
+        return value

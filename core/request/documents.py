@@ -1,0 +1,118 @@
+"""Reads YAML and JSON documents that users write: small, each name once, with bounded memory."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import yaml
+
+from reshard.core.errors import InputError, StorageError, is_transient
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.urls import parse_url
+
+MAX_DOCUMENT_BYTES = 2**20
+_MAX_NODES = 2**20
+_MAX_VALUES = 2**17
+
+
+def read_document(url: str) -> bytes:
+    """Read a document; a missing or too large one is an InputError."""
+    try:
+        return read_small_file(parse_url(url), MAX_DOCUMENT_BYTES)
+    except StorageError as error:
+        if is_transient(error):
+            raise
+        raise InputError(str(error)) from error
+
+
+def parse_mapping(data: bytes, origin: str, kind: str, example: str, *, texts: bool = False) -> dict[str, Any] | None:
+    """Parse a document, JSON if its name ends in .json, else YAML; None if it is empty.
+
+    Args:
+        data: the document.
+        origin: its name in messages.
+        kind: what it is, such as `document of changes`.
+        example: a line of such a document.
+        texts: all scalars of YAML are texts as they are written, but for null: 10_5 is no number, nor is yes true.
+
+    Raises:
+        InputError: it is malformed, or not a mapping.
+    """
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise InputError(f"{origin}: has more than {MAX_DOCUMENT_BYTES} bytes, the limit for such a file")
+    try:
+        text = data.decode()
+        document = _from_json(text) if origin.endswith(".json") else _from_yaml(text, _text_of if texts else None)
+    # PyYAML raises the last three for values that do not fit their tags, such as !!bool maybe
+    except (ValueError, yaml.YAMLError, RecursionError, LookupError, AttributeError, TypeError) as error:
+        problem = " ".join(str(error).split()).replace('in "<unicode string>", ', "at ")
+        raise InputError(f"{origin}: not a readable {kind}: {problem}{_advice(problem)}") from error
+    if document is not None and not isinstance(document, dict):
+        raise InputError(f"{origin}: not a {kind}: it must be a mapping, such as '{example}'")
+    return document
+
+
+def _advice(problem: str) -> str:
+    """Advice about backslashes, which are frequent in regular expressions."""
+    if "unknown escape character" in problem:
+        return ". In double quotes a backslash begins an escape: put expressions between 'single quotes'"
+    return r": a backslash is written \\ in JSON" if "Invalid \\escape" in problem else ""
+
+
+def _from_json(text: str) -> Any:
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_once([name for name, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=mapping)
+
+
+def _from_yaml(text: str, value_of: Callable[[yaml.Node], Any] | None) -> Any:
+    loader = _Loader(text)
+    document = loader.get_single_node()
+    left = [document]
+    count = 0
+    while left:
+        node = left.pop()
+        count += 1
+        if count > _MAX_NODES:  # repeated aliases count each time: a few lines can expand to billions of values
+            raise ValueError(f"it has more than {_MAX_NODES} values, with what its aliases repeat")
+        if isinstance(node, yaml.MappingNode):
+            _check_once([name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)])
+            left.extend(each for pair in node.value for each in pair)
+        elif isinstance(node, yaml.SequenceNode):
+            left.extend(node.value)
+    if document is None:
+        return None
+    return value_of(document) if value_of else loader.construct_document(document)
+
+
+def _text_of(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {str(_text_of(name)): _text_of(value) for name, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_text_of(each) for each in node.value]
+    return None if node.tag == "tag:yaml.org,2002:null" else node.value
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """A YAML loader that counts values as it reads them: each takes about 2,000 bytes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self._count += 1
+        if self._count > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES} values")
+        return super().compose_node(parent, index)
+
+
+def _check_once(names: Sequence[str]) -> None:
+    """Raise ValueError if a name is there twice: the first value would be lost silently."""
+    counts = Counter(names)
+    twice = next((name for name in names if counts[name] > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is there twice")
