@@ -47,6 +47,9 @@ def command(request: ConversionRequest, dry_run: bool, engine: str, as_json: boo
         reshard convert hf out --target-strategy new_strategy.ckpt
       files with other names, as a Prefect flow run:
         reshard convert 'ckpt_{rank}/net{rank}-10_5.ckpt' out --source-strategy strategy --engine prefect
+      the same job again and again, planned first:
+        reshard convert ckpt out … --print-config > job.yaml
+        reshard plan --config job.yaml; reshard convert --config job.yaml
       one half on each of two machines:
         reshard convert ckpt out … --ranks 0-511        reshard convert ckpt out … --ranks 512-1023
     """

@@ -124,7 +124,7 @@ def command(
       reshard make-strategy to_16.ckpt --like strategy -D 4 -M 4 --optimizer-parallel --checkpoint checkpoint
       reshard make-strategy serve_4.json --like strategy -D 1 -M 4
       reshard make-strategy out.ckpt --like strategy -D 2 -M 4 -P 4 --layers 0-6,7-14,15-22,23-29
-      reshard make-strategy out.ckpt --like hf_llama -D 1 -M 8 --cut '*.[qkv]_proj.weight=0' --cut '*.o_proj.weight=1'
+      reshard make-strategy out.ckpt --like hf_llama -D 1 -M 8 --cut '*.[qkv]_proj.weight=0' --cut '*.o_proj*=1'
     """
     from reshard.core.conversion.make_strategy import make_strategy_file
     from reshard.core.strategy.derivation import TargetJob

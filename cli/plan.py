@@ -55,8 +55,8 @@ def command(
     Examples:
       reshard plan ckpt --source-strategy strategy --target-strategy new_strategy.ckpt --html plan.html
       reshard plan ckpt --source-strategy strategy --json
-      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param model.embed.weight
-      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param model.embed.weight --rank 3
+      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param embed.weight
+      reshard plan ckpt --source-strategy strategy --target-strategy new.ckpt --param embed.weight --rank 3
     """
     if rank is not None and param is None:
         raise click.UsageError("--rank goes with --param, which names a parameter of the rank")

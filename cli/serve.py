@@ -30,7 +30,7 @@ def command(limit: int) -> None:
     Examples:
       prefect server start
       PREFECT_API_URL=http://127.0.0.1:4200/api reshard serve --limit 2
-      prefect deployment run convert-checkpoint/convert --param source=/data/checkpoint --param target=/data/whole
+      prefect deployment run convert-checkpoint/convert --param source=/data/ckpt --param target=/data/whole
     """
     from prefect import settings
     from prefect.runner import Runner

@@ -103,6 +103,27 @@ def test_help_explains_and_gives_examples(reshard: Callable[..., Any], command: 
     assert len(examples.split("\n\n")[0].strip().splitlines()) >= 2
 
 
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help_fits_110_columns(
+    reshard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert max(map(len, reshard(*command, "--help").out.splitlines())) <= 110
+
+
+def test_help_explains_files_of_options_and_logs(reshard: Callable[..., Any]) -> None:
+    shown = " ".join(reshard("convert", "--help").out.split())
+    for text in (
+        "--config FILE Take arguments and options from this YAML or JSON file",
+        "a list given there replaces the file's",
+        "--print-config Print the file for --config",
+        "-q, --quiet Print no progress, notes and summaries",
+        "-v, --verbose Print more on stderr",
+        "--log-file FILE Append all that --verbose prints to this file",
+    ):
+        assert text in shown
+
+
 def test_every_command_is_listed(reshard: Callable[..., Any]) -> None:
     listed = reshard("--help").out.partition("Commands:")[2]
     assert [line.split()[0] for line in listed.splitlines() if line] == list(COMMANDS)
