@@ -95,4 +95,4 @@ def _needing_a_flow(request: ConversionOptions) -> str:
 def _place_text(server: "ServerSetting | None") -> str:
     if server is None:
         return "on Prefect's embedded server, because none is configured"
-    return f"on the server {server.url}, by {server.origin}"
+    return f"on the server {server.url}, set by {server.origin}"

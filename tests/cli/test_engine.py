@@ -30,7 +30,7 @@ OF_STEPS = (
 )
 SERVER = "http://127.0.0.1:9/api"
 NO_SERVER = "direct; no Prefect server is configured (for a flow run: set PREFECT_API_URL, or --engine prefect)"
-ON_SERVER = f"prefect; on the server {SERVER}, by PREFECT_API_URL in the environment"
+ON_SERVER = f"prefect; on the server {SERVER}, set by PREFECT_API_URL in the environment"
 EMBEDDED = "prefect; on Prefect's embedded server, because none is configured"
 
 
