@@ -22,8 +22,8 @@ exclude_patterns = [
 
 myst_heading_anchors = 4
 """Anchors are those of code hosts: the same links lead to them on both."""
+default_role = "literal"  # docstrings have single backticks around names
 autodoc_typehints = "signature"
-autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 
 html_theme = "furo"
@@ -34,13 +34,14 @@ html_additional_pages = {"index": "index.html"}
 templates_path = ["_templates"]
 html_show_copyright = False
 
-CONTENTS = {
+sidebar = {
     "Tutorial": ["docs/tutorial"],
     "Guides": [
         "docs/guides/recipes",
         "docs/guides/changes",
         "docs/guides/storage",
         "docs/guides/protected",
+        "docs/guides/training",
         "docs/guides/damaged",
         "docs/guides/programs",
         "docs/guides/mindspore",
@@ -69,13 +70,14 @@ CONTENTS = {
 
 def setup(app: Sphinx) -> None:
     """Hook into the build."""
+    app.add_config_value("sidebar", {}, "env")  # a change of it reads all pages again
     app.connect("source-read", _with_contents)
 
 
 def _with_contents(app: Sphinx, name: str, source: list[str]) -> None:
     """Append the sidebar to the first page, whose Markdown stays plain."""
     if name == app.config.root_doc:
-        source[0] += "".join(_toctree(caption, pages) for caption, pages in CONTENTS.items())
+        source[0] += "".join(_toctree(caption, pages) for caption, pages in app.config.sidebar.items())
 
 
 def _toctree(caption: str, pages: list[str]) -> str:

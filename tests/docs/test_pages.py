@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.write_cli_reference import PAGE, reference
+from reshard import api, errors
 from tests.support.places import PROJECT
 
 DOCS = PROJECT / "docs"
@@ -36,6 +37,13 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 def test_the_list_of_pages_has_all() -> None:
     listed = {path.resolve() for path, _ in links(DOCS / "README.md")}
     assert [page for page in DOCS.rglob("*.md") if page not in {*listed, DOCS / "README.md"}] == []
+
+
+def test_the_python_reference_has_every_public_name() -> None:
+    page = (DOCS / "site" / "api.rst").read_text()
+    assert sorted(re.findall(r"auto(?:function|class):: reshard\.(\w+)$", page, re.MULTILINE)) == sorted(api.__all__)
+    raised = [name for name, value in vars(errors).items() if isinstance(value, type)]
+    assert re.findall(r"autoexception:: reshard\.errors\.(\w+)$", page, re.MULTILINE) == raised
 
 
 def test_the_reference_of_the_command_is_up_to_date() -> None:
