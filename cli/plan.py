@@ -12,8 +12,9 @@ from reshard.cli.output import print_facts, print_json, print_more, print_table
 from reshard.cli.parameters import DIRECTORY, PATH
 from reshard.cli.rank_tables import Column, file_column, print_rank_table, rank_column, ranks_column
 from reshard.cli.storages import check_output, resources_named_in
-from reshard.core.request.planning import PlanRequest
-from reshard.core.runtime.wording import listed, size_text
+from reshard.core.request.fields import parse_size
+from reshard.core.request.planning import ASSUMED_RATE_BYTES, PlanRequest
+from reshard.core.runtime.wording import listed, seconds_text, size_text
 
 if TYPE_CHECKING:
     from reshard.core.conversion.report import PlannedRank, PlanSummary
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 _MAX_CHANGES = 16
 """Rows shown of changed parameters, and of excluded ones."""
 _MAX_SOURCES = 4
+
+
+def _parse_rate(text: str) -> int:
+    try:
+        rate = parse_size(text.removesuffix("/s"))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not rate:
+        raise click.BadParameter("must be more than nothing")
+    return rate
 
 
 @click.command("plan", cls=GroupedCommand, request=PlanRequest)
@@ -35,6 +46,14 @@ _MAX_SOURCES = 4
     help="Draw which source ranks feed which target ranks. Default: only on a terminal.",
 )
 @click.option("--html", metavar="FILE", type=PATH, help="Also write the plan, with pictures, to this web page.")
+@click.option(
+    "--rate",
+    metavar="SIZE",
+    default=size_text(ASSUMED_RATE_BYTES),
+    show_default=True,
+    callback=lambda ctx, param, value: _parse_rate(value),
+    help="Bytes that are read or written in a second, from which the time is estimated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     request: PlanRequest,
@@ -42,6 +61,7 @@ def command(
     param: str | None,
     picture: bool | None,
     html: str | None,
+    rate: int,
     as_json: bool,
 ) -> None:
     """Show what converting the checkpoint SOURCE would read and write.
@@ -64,10 +84,12 @@ def command(
         raise click.UsageError("--html shows a parameter on all ranks: leave out --rank, or --html")
     check_output(html or "")
     from reshard.core.conversion.planning import describe_plan
+    from reshard.core.conversion.report import with_estimate
     from reshard.core.conversion.views.parameter import describe_overlaps, describe_reads, find_overlaps
 
     with resources_named_in(request):
         plan, summary = describe_plan(request)
+    summary = with_estimate(summary, rate)
     if rank is not None and param is not None:
         reads = describe_reads(plan, rank, param)
         if as_json:
@@ -113,6 +135,8 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
             ("parameters", f"{summary.parameters} {'made whole' if unified else resharded}"),
             ("to read", f"{size_text(summary.read_bytes)} of the source, plus small gaps"),
             ("to write", size_text(summary.written_bytes)),
+            *([("time", _time_text(summary))] if len(ranks) == len(summary.ranks) else []),
+            *([] if summary.free_bytes is None else [_room_fact(summary.needed_bytes or 0, summary.free_bytes)]),
             ("buffers", f"{size_text(summary.buffer_bytes)}, for {summary.workers} at once"),
             *([("RECOVERED", substitutes_text(summary.stand_ins))] if summary.stand_ins else []),
             *(("note", note) for note in summary.notes),
@@ -128,6 +152,19 @@ def print_plan(summary: "PlanSummary", ranks: Collection[int]) -> None:
         ranks_column("copy of", lambda rank: () if rank.copy_of is None else (rank.copy_of,), right=True),
     ]
     print_rank_table(columns, [rank for rank in summary.ranks if rank.rank in ranks], noun=summary.target_kind)
+
+
+def _time_text(summary: "PlanSummary") -> str:
+    rate = f"{size_text(summary.assumed_rate_bytes or 0)}/s"
+    return f"about {seconds_text(summary.estimated_seconds or 0)} at {rate} (plan --rate): read, written, read back"
+
+
+def _room_fact(needed_bytes: int, free_bytes: int) -> tuple[str, str]:
+    from reshard.core.storage.publishing import no_room_text
+
+    if needed_bytes > free_bytes:
+        return ("WARNING", f"the target {no_room_text(needed_bytes, free_bytes)}; the conversion would stop at once")
+    return ("room", f"{size_text(needed_bytes)} needed, {size_text(free_bytes)} free")
 
 
 def _is_terminal() -> bool:

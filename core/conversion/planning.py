@@ -5,8 +5,9 @@ import dataclasses
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
-from reshard.core.conversion.report import PlanSummary, summarize_plan
+from reshard.core.conversion.report import PlanSummary, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
+    needed_room,
     planned_groups,
     prefetch_threads_of,
     rank_budget,
@@ -18,6 +19,7 @@ from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes_file import declared_changes
 from reshard.core.request.conversion import ConversionRequest, OutputFormat, TargetLayout, UnmatchedPolicy
 from reshard.core.request.fields import parse_size
+from reshard.core.request.planning import ASSUMED_RATE_BYTES
 from reshard.core.request.resources import resources_of
 from reshard.core.request.source import SourceRequest
 from reshard.core.runtime.log import timed
@@ -28,6 +30,7 @@ from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
 from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
+from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import takes_rewriting
 from reshard.core.strategy.files import read_strategy
@@ -121,11 +124,18 @@ def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSumma
 
 
 def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
-    """Summarize a request's plan as if all of its ranks were to be written in this process."""
+    """Summarize a request's plan as if all of its ranks were to be written in this process.
+
+    The room at a named target is looked up, with the same measure by which a conversion refuses to begin.
+    """
     budget = rank_budget(request, plan, len(plan.target_ranks))
     written = [rank for rank in plan.target_ranks if rank not in plan.copies]
     groups = planned_groups(plan, written, budget)
-    return summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
+    summary = summarize_plan(plan, budget, groups, prefetch_threads_of(groups, budget))
+    needed_bytes = needed_room(plan, request.chosen_ranks(plan.target_ranks))
+    free_bytes = free_room(parse_url(request.target)) if request.target else None
+    summary = summary.model_copy(update={"needed_bytes": needed_bytes, "free_bytes": free_bytes})
+    return with_estimate(summary, ASSUMED_RATE_BYTES)
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:

@@ -125,6 +125,10 @@ class PlanSummary(PlanFacts):
         layout_classes: number of distinct pairs of layouts among them.
         read_bytes: bytes of source shards that are needed.
         written_bytes: bytes of target shards.
+        needed_bytes: room that the files of the ranks to convert take at the target.
+        free_bytes: free room there; None if no target is named, or if its storage does not tell.
+        assumed_rate_bytes: bytes read or written in a second, as assumed for the estimate.
+        estimated_seconds: time to read, write and read back everything at that rate.
         buffer_bytes: peak memory of buffers.
         workers: number of workers.
         integrated: True if every source rank saved whole parameters.
@@ -138,6 +142,10 @@ class PlanSummary(PlanFacts):
     layout_classes: int
     read_bytes: int
     written_bytes: int
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    assumed_rate_bytes: int | None = None
+    estimated_seconds: float | None = None
     buffer_bytes: int
     workers: int
     integrated: bool
@@ -173,6 +181,13 @@ def summarize_plan(plan: ConversionPlan, budget: Budget, groups: Sequence[Sequen
         effects=changes_of(plan),
         excluded=excluded_parameters(plan),
     )
+
+
+def with_estimate(summary: PlanSummary, rate_bytes: int) -> PlanSummary:
+    """Estimate the time of a conversion at a rate: all is read once, written, and read back to verify it."""
+    moved_bytes = summary.read_bytes + 2 * summary.written_bytes
+    estimate = {"assumed_rate_bytes": rate_bytes, "estimated_seconds": round(moved_bytes / rate_bytes, 3)}
+    return summary.model_copy(update=estimate)
 
 
 def facts_of(plan: ConversionPlan, *notes: str) -> PlanFacts:

@@ -69,6 +69,12 @@ def rank_budget(
     )
 
 
+def needed_room(plan: ConversionPlan, ranks: Sequence[int]) -> int:
+    """Return the bytes that the files of some target ranks take, beside an overwritten checkpoint if there is one."""
+    shard_bytes = (plan.totals[rank - plan.target_ranks.start].shard_bytes for rank in ranks)
+    return sum(encrypted_bytes(count + _HEADER_BYTES, plan.inputs.encryption) for count in shard_bytes)
+
+
 def planned_groups(plan: ConversionPlan, ranks: Sequence[int], budget: Budget) -> tuple[tuple[int, ...], ...]:
     """Divide target ranks into groups that are written side by side; mostly groups of one.
 
@@ -234,7 +240,7 @@ def _prepare(session: Session) -> None:
         current_progress().note(f"resuming: {count} are done already")
     session.workspace.abort_abandoned_uploads([plan.file_name(rank) for rank in session.pending])
     shard_bytes = [plan.totals[rank - plan.target_ranks.start].shard_bytes for rank in session.pending]
-    check_room(directory, sum(encrypted_bytes(count + _HEADER_BYTES, plan.inputs.encryption) for count in shard_bytes))
+    check_room(directory, needed_room(plan, session.pending))
     # ranks are read back while others are written: it is one phase, in which every byte counts each time
     reads_back = not level.is_below(VerifyLevel.CHECKSUM)
     phase = "converting, reading back" if reads_back else "converting"

@@ -3,6 +3,9 @@
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.fields import Url
 
+ASSUMED_RATE_BYTES = 2**30
+"""Bytes read or written in a second, if a user names no other rate; a good disk does more, a busy network less."""
+
 
 class PlanRequest(ConversionRequest):
     """Plan a conversion; without a target, nothing is checked there."""

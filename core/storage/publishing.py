@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from reshard.core.errors import StorageError, TargetError
-from reshard.core.runtime.wording import listed
+from reshard.core.runtime.wording import listed, size_text
 from reshard.core.storage.atomic_rename import flush_to_disk, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
@@ -169,14 +169,27 @@ def check_room(location: Location, needed_bytes: int) -> None:
     Raises:
         StorageError: it has not; the same error as of a disk that fills up later.
     """
+    free_bytes = free_room(location)
+    if free_bytes is not None and free_bytes < needed_bytes:
+        raise StorageError(f"{location}: {no_room_text(needed_bytes, free_bytes)}") from OSError(
+            errno.ENOSPC, os.strerror(errno.ENOSPC)
+        )
+
+
+def free_room(location: Location) -> int | None:
+    """Return the free bytes of the file system of a place; None for object stores, which tell none."""
     if not location.is_local:
-        return
+        return None
     existing = location.path
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     with mapped_errors(location, "look for room"):
-        free_bytes = shutil.disk_usage(existing).free
-    if free_bytes < needed_bytes:
-        raise StorageError(
-            f"{location}: has no room: {needed_bytes:,} bytes are needed, {free_bytes:,} are free"
-        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return shutil.disk_usage(existing).free
+
+
+def no_room_text(needed_bytes: int, free_bytes: int) -> str:
+    """Say that a file system has less room than is needed, in exact bytes if the sizes read the same."""
+    needed, free = size_text(needed_bytes), size_text(free_bytes)
+    if needed == free:
+        needed, free = f"{needed_bytes:,} bytes", f"{free_bytes:,}"
+    return f"has no room: {needed} are needed, {free} are free"

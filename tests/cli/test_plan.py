@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,43 @@ def test_a_rank_without_a_parameter(reshard: Callable[..., Any]) -> None:
     shown = reshard("plan", SOURCE, *STRATEGIES, "--rank", 1)
     assert shown.code == 2
     assert "--rank goes with --param" in shown.err
+
+
+def fact(shown: str, name: str) -> str:
+    return next(line.removeprefix(name).strip() for line in shown.splitlines() if line.startswith(f"{name} "))
+
+
+def test_the_time_at_a_rate(reshard: Callable[..., Any]) -> None:
+    planned = reshard("plan", SOURCE, *STRATEGIES, "--json").json
+    moved_bytes = planned["read_bytes"] + 2 * planned["written_bytes"]
+    assert planned["assumed_rate_bytes"] == 2**30
+    assert planned["estimated_seconds"] == round(moved_bytes / 2**30, 3)
+    slow = reshard("plan", SOURCE, *STRATEGIES, "--rate", "1.5 KiB/s", "--json").json
+    assert slow["estimated_seconds"] == pytest.approx(moved_bytes / 1536, abs=0.001)
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--rate", f"{moved_bytes / 90:.1f}B").out
+    assert fact(shown, "time").startswith("about 1 min 30 s at ")
+    some = reshard("plan", SOURCE, *STRATEGIES, "--ranks", "1").out
+    assert not any(line.startswith("time ") for line in some.splitlines())
+
+
+@pytest.mark.parametrize(("rate", "why"), [("fast", "must be a size such as"), ("0", "must be more than nothing")])
+def test_an_impossible_rate(reshard: Callable[..., Any], rate: str, why: str) -> None:
+    shown = reshard("plan", SOURCE, *STRATEGIES, "--rate", rate)
+    assert (shown.code, why in shown.err) == (2, True)
+
+
+def test_the_room_at_the_target(reshard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = reshard("plan", SOURCE, *STRATEGIES, "--json").json
+    assert nowhere["free_bytes"] is None
+    named = ("plan", SOURCE, tmp_path / "out", *STRATEGIES)
+    planned = reshard(*named, "--json").json
+    assert planned["free_bytes"] > planned["needed_bytes"] == nowhere["needed_bytes"] > planned["written_bytes"]
+    assert reshard(*named, "--ranks", "1", "--json").json["needed_bytes"] == planned["needed_bytes"] / 2
+    assert " needed, " in fact(reshard(*named).out, "room")
+    # the same measure as that of the conversion's own refusal
+    for free_bytes, code in ((planned["needed_bytes"] - 1, 3), (planned["needed_bytes"], 0)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free_bytes: SimpleNamespace(free=free))
+        warned = "WARNING" in reshard(*named).out
+        converted = reshard("convert", *named[1:], "--engine", "direct")
+        assert (converted.code, warned) == (code, code != 0)
+        assert code == 0 or "has no room: " in converted.err

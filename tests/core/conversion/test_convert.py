@@ -203,7 +203,7 @@ def test_disk_full(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(small)], capture_output=True).returncode:
         pytest.skip("only root may mount a small file system")
     try:
-        with pytest.raises(StorageError, match=r"has no room: [\d,]+ bytes are needed, [\d,]+ are free"):
+        with pytest.raises(StorageError, match=r"has no room: .* are needed, .* are free"):
             convert(FOUR_TO_THREE.request(small / "out"))
         assert os.listdir(small) in ([], ["out.reshard-partial"])
     finally:
