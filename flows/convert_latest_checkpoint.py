@@ -38,10 +38,10 @@ def convert_latest_checkpoint(request: LatestConversionRequest) -> LatestReport:
         ConversionError: runtime failure.
     """
     listener = current_progress()
-    return carried_out(title_of(request), lambda _: _convert_latest(request, listener))
+    return carried_out(title_of(request), lambda progress: _convert_latest(request, progress, listener))
 
 
-def _convert_latest(request: LatestConversionRequest, listener: Progress) -> LatestReport:
+def _convert_latest(request: LatestConversionRequest, progress: Progress, listener: Progress) -> LatestReport:
     def convert_step(conversion: ConversionRequest) -> ConversionReport:
         # progress goes to the conversion's own run: this one would log the same lines, and show the same bar
         with reporting_to(listener):
@@ -50,6 +50,8 @@ def _convert_latest(request: LatestConversionRequest, listener: Progress) -> Lat
     check_output(request.target)
     with resources_of(request, RESOLVERS):
         report = run_latest(request, convert_step)
+    for text in (*report.notes, report.message):
+        progress.note(text)
     publish_latest(report)
     # programs that call the flow get the report
     return Completed(message=report.message, data=report)  # type: ignore[return-value]

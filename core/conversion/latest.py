@@ -6,6 +6,7 @@ Repeated and concurrent runs convert a step once: a conversion's manifest marks 
 another at the same step leaves the step to it.
 """
 
+import logging
 import random
 from collections.abc import Callable
 from enum import StrEnum
@@ -19,6 +20,7 @@ from reshard.core.errors import CatalogError, ConversionError, TargetBusyError
 from reshard.core.request.conversion import ConversionRequest
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import resources_of
+from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import Progress, SilentProgress, current_progress, reporting_to
 from reshard.core.runtime.retry import sleep_unless_stopped, stoppable, with_retries
 from reshard.core.runtime.summary import Summary
@@ -100,10 +102,10 @@ def run_latest(request: LatestConversionRequest, convert_step: Convert) -> Lates
     if found.newest is None and not (request.dry_run and found.awaited):
         reasons = "\n  ".join(found.notes) or "there are no files with a step in their names"
         raise CatalogError(f"{found.source}: holds no complete checkpoint:\n  {reasons}")
-    for note in found.notes:
-        current_progress().note(note)
+    for note in found.notes:  # the report shows them, unless the conversion fails
+        log(logging.INFO, note)
     report = _dry_report(request, found) if request.dry_run else _converted(request, found, convert_step)
-    current_progress().note(report.message)
+    log(logging.INFO, report.message)
     if report.outcome is LatestOutcome.BUSY:
         return report
     retention = _retained(request, found)

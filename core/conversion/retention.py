@@ -16,6 +16,7 @@ A conversion's time is that of its manifest. A reader loses a conversion that is
 no trace, neither on a disk nor on an object store.
 """
 
+import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from reshard.core.checkpoint.manifest import (
 )
 from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import utf8_text
 from reshard.core.storage.failures import mapped_errors
@@ -184,7 +186,7 @@ def _apply(
 
 def _noted(note: str) -> str:
     note = utf8_text(note)
-    current_progress().note(note)
+    log(logging.INFO, note)  # the report shows it
     return note
 
 

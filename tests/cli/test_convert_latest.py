@@ -71,3 +71,13 @@ def test_wrong_input(reshard: Callable[..., Any], places: tuple[Path, Path]) -> 
     shown = reshard("convert-latest", source, target, "--patience-seconds", 5)
     assert shown.code == 2
     assert "--patience-seconds 5: must be at least the settling time, 60" in shown.err
+
+
+def test_each_note_is_shown_once(reshard: Callable[..., Any], places: tuple[Path, Path]) -> None:
+    source, target = places
+    save_step(source, "1_0")
+    save_step(source, "1_1", ranks=[2])
+    shown = reshard("convert-latest", source, target, *STRATEGIES)
+    for text in ("no file of rank_0, rank_1, rank_3", "step 1_0 was converted to"):
+        assert (shown.out + shown.err).count(text) == 1
+        assert text in shown.out
