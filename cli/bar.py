@@ -13,19 +13,23 @@ from rich.text import Text
 from reshard.core.runtime.secrets import scrubbed
 from reshard.core.runtime.wording import printable_lines, seconds_text, size_text
 
+_FULL_WIDTH = 80
+
 
 class Bar:
     """A bar for each phase, with its bytes, rate and remaining time; removed at the end; thread-safe."""
 
     def __init__(self, console: Console | None = None) -> None:
-        # on a narrow terminal the bar shrinks, not the text
-        columns = (
+        console = console or Console(stderr=True)
+        is_narrow = console.width < _FULL_WIDTH
+        # on a narrow terminal the bar shrinks, and then a percentage replaces it, so that no number is cut
+        columns: tuple[ProgressColumn, ...] = (
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
-            BarColumn(),
-            _StateColumn(table_column=Column(no_wrap=True)),
+            *(() if is_narrow else (BarColumn(),)),
+            _StateColumn(is_narrow),
         )
-        self._display = RichProgress(*columns, console=console or Console(stderr=True), transient=True)
+        self._display = RichProgress(*columns, console=console, transient=True)
         self._task = self._display.add_task("starting", total=None)
         self._lock = threading.Lock()
 
@@ -56,11 +60,18 @@ class Bar:
 
 
 class _StateColumn(ProgressColumn):
+    def __init__(self, is_narrow: bool) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self._is_narrow = is_narrow
+
     def render(self, task: Task) -> Text:
         if task.total is None:
             return Text("")
         # retried bytes are counted twice
-        parts = [f"{size_text(min(task.completed, task.total))} of {size_text(task.total)}"]
+        if self._is_narrow:
+            parts = [f"{min(100.0, task.percentage):.0f} %"]
+        else:
+            parts = [f"{size_text(min(task.completed, task.total))} of {size_text(task.total)}"]
         if task.speed:
             parts.append(f"{size_text(task.speed)}/s")
         if task.time_remaining:

@@ -75,7 +75,7 @@ def _print_report(report: "CleanReport") -> None:
             ("left by killed runs", "where", "files", "size", "last change"),
             [(each.kind, each.url, each.files, size_text(each.size_bytes), _age_text(each)) for each in report.found],
             right=("files", "size", "last change"),
-            optional=("files", "last change"),
+            optional=("files",),
         )
     if report.kept:
         print_facts(("kept", text) for text in report.kept)

@@ -309,7 +309,7 @@ class _Joint:
             paths = [part.plan.file_name(rank) for part in self._parts for rank in self.ranks]
             workspace.abort_abandoned_uploads(paths)
             check_room(workspace.directory, size_bytes)
-            progress.begin("copying, reading back", 2 * size_bytes)
+            progress.begin("copying, checking", 2 * size_bytes)
             with stoppable() as stop:
                 advance = advancing(progress, stop)
 

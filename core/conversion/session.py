@@ -243,5 +243,5 @@ def _prepare(session: Session) -> None:
     check_room(directory, needed_room(plan, session.pending))
     # ranks are read back while others are written: it is one phase, in which every byte counts each time
     reads_back = not level.is_below(VerifyLevel.CHECKSUM)
-    phase = "converting, reading back" if reads_back else "converting"
+    phase = "converting, checking" if reads_back else "converting"
     current_progress().begin(phase, (2 if reads_back else 1) * sum(shard_bytes))

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.core.request.fields import parse_ranks, parse_size
+from reshard.core.runtime.wording import size_text
 from tests.support.requests import refusal, request
 
 
@@ -50,7 +51,12 @@ def test_sizes(text: str, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "1,5GiB", "1.GiB", "2 G B", "2PiB", "2G", "inf", "nan"])
+@pytest.mark.parametrize("count_bytes", [0, 1023, 1536, 5 * 2**19, 2**30, 3 * 2**39, 2**50])
+def test_sizes_are_accepted_as_they_are_printed(count_bytes: int) -> None:
+    assert parse_size(size_text(count_bytes)) == count_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1e9", "1,5GiB", "1.GiB", "2 G B", "2EiB", "2G", "inf", "nan"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="must be a size such as 512MiB or 2GiB"):
         parse_size(text)
