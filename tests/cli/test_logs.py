@@ -163,7 +163,7 @@ def test_the_logger_is_left_as_it_was(convert: Callable[..., Any], tmp_path: Pat
 @pytest.mark.slow
 def test_a_conversion_as_a_flow_logs_the_same(spawned: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "log"
-    shown = spawned("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--quiet", "--log-file", file)
+    shown = spawned("convert", SOURCE, tmp_path / "out", *STRATEGIES, "--engine", "prefect", "-q", "--log-file", file)
     assert (shown.code, shown.out, shown.err) == (0, "", "")
     messages = [message for _, message in lines_of(file)]
     assert "starting Prefect's embedded server (the first time it takes up to 20 s)" in messages
