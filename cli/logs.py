@@ -32,7 +32,7 @@ class Verbosity:
 
     quiet: bool = False
     verbose: bool = False
-    log_file: str = ""
+    log_file: str | None = None
 
 
 class Command(click.Command):
@@ -109,7 +109,6 @@ def _options() -> list[click.Parameter]:
             ["--log-file"],
             metavar="FILE",
             type=PATH,
-            default="",
             help="Append all that --verbose prints to this file, with times and levels, whatever the terminal shows.",
         ),
     ]
@@ -156,7 +155,7 @@ class _File(logging.Handler):
 @contextmanager
 def _logging_as(asked: Verbosity, words: Sequence[str]) -> Iterator[Callable[[int], None]]:
     """Log inside the block as asked for; yields a function to call with the exit code."""
-    file = _opened(asked.log_file) if asked.log_file else None
+    file = _opened(asked.log_file) if asked.log_file is not None else None
     handlers = [*([_terminal] if asked.verbose else []), *([file] if file else [])]
     token = _asked.set(asked)
     started = time.monotonic()
@@ -186,7 +185,8 @@ def _logging_as(asked: Verbosity, words: Sequence[str]) -> Iterator[Callable[[in
     finally:
         for handler in handlers:
             LOGGER.removeHandler(handler)
-        LOGGER.level, LOGGER.propagate = level, propagates
+        LOGGER.setLevel(level)
+        LOGGER.propagate = propagates
         _asked.reset(token)
         if file:
             file.end()

@@ -136,6 +136,11 @@ def test_an_unusable_log_file_is_an_error_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_empty_name_of_a_log_file_is_an_error(reshard: Callable[..., Any]) -> None:
+    shown = reshard("plan", "a", "--log-file", "")
+    assert (shown.code, shown.err) == (2, "reshard: error: --log-file : cannot be written: no such file or directory\n")
+
+
 def test_a_full_disk_ends_the_log_and_not_the_work(convert: Callable[..., Any]) -> None:
     shown = convert("-q", "--log-file", "/dev/full")
     assert (shown.code, shown.out) == (0, "")
@@ -158,6 +163,7 @@ def test_the_logger_is_left_as_it_was(convert: Callable[..., Any], tmp_path: Pat
     before = LOGGER.level, LOGGER.propagate, list(LOGGER.handlers)
     convert("-v", "--log-file", tmp_path / "log")
     assert (LOGGER.level, LOGGER.propagate, LOGGER.handlers) == before
+    assert not LOGGER.isEnabledFor(logging.DEBUG)
 
 
 @pytest.mark.slow
