@@ -96,6 +96,8 @@ format: $(INSTALLED) ## formats the code, and mends what the linter can
 
 lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing no more than needed
 	$(COMPILE) pyproject.toml --group dev --group docs --extra s3 --extra obs --extra dask --output-file requirements/dev.lock
+	$(COMPILE) pyproject.toml --all-extras --constraint requirements/dev.lock --output-file requirements/runtime.lock
+	$(COMPILE) --group build --constraint requirements/dev.lock --output-file requirements/build.lock
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2; python_version < "3.13"\nsafetensors<0.8\n' | \
 		$(COMPILE) --resolution lowest-direct pyproject.toml - --output-file requirements/mindspore.lock

@@ -15,7 +15,8 @@ stop_worker() {
 
 case "${1-} ${2-}" in
 "prefect worker")
-    "$@" &
+    # a shell's background process ignores SIGINT, which the worker sends itself when it is stopped
+    env --default-signal=INT "$@" &
     worker=$!
     trap stop_worker TERM INT
     wait "$worker"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "reshard"
 SUBPACKAGES = ("cli", "core", "deployments", "flows", "tasks")
-LOCKS = ("dev.lock", "installer.lock", "mindspore.lock")
+LOCKS = ("build.lock", "dev.lock", "installer.lock", "mindspore.lock", "runtime.lock")
 
 
 def locked(name: str) -> list[tuple[Requirement, int]]:
@@ -32,7 +32,8 @@ def locked(name: str) -> list[tuple[Requirement, int]]:
 def direct_dependencies() -> list[Requirement]:
     groups = PROJECT["project"]["optional-dependencies"] | PROJECT["dependency-groups"]
     always = PROJECT["project"]["dependencies"], PROJECT["build-system"]["requires"]
-    return [Requirement(text) for text in chain(*always, *groups.values())]
+    # a group may include another
+    return [Requirement(text) for text in chain(*always, *groups.values()) if isinstance(text, str)]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -59,6 +60,19 @@ def test_the_lock_has_what_the_project_asks_for(wanted: Requirement) -> None:
     ]
     assert versions
     assert all(wanted.specifier.contains(version) for version in versions)
+
+
+@pytest.mark.parametrize("name", ["build.lock", "runtime.lock"])
+def test_the_image_has_the_versions_that_are_tested(name: str) -> None:
+    tested = {str(requirement) for requirement, _ in locked("dev.lock")}
+    assert {str(requirement) for requirement, _ in locked(name)} <= tested
+
+
+def test_the_image_has_all_extras_and_no_tools_of_development() -> None:
+    there = {canonicalize_name(requirement.name) for requirement, _ in locked("runtime.lock")}
+    extras = [Requirement(text) for text in chain(*PROJECT["project"]["optional-dependencies"].values())]
+    assert {canonicalize_name(requirement.name) for requirement in extras} <= there
+    assert not there & {"pytest", "mypy", "hatchling", "matplotlib"}
 
 
 @pytest.mark.parametrize("wanted", [Requirement(text) for text in PROJECT["project"]["dependencies"]], ids=str)

@@ -90,6 +90,16 @@ class Worker:
         self.log = directory / "worker.log"
         quick = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
         self._process = _started(command, self.directory, server.environment | quick | dict(settings), self.log)
+        self.pid = self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        """SIGTERM to it alone."""
+        self._process.terminate()
 
     def flow_processes(self) -> list[psutil.Process]:
         """The processes of its flow runs and what they started."""
