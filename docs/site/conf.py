@@ -46,6 +46,7 @@ sidebar = {
         "docs/guides/programs",
         "docs/guides/mindspore",
         "docs/guides/operating",
+        "docs/guides/containers",
     ],
     "Reference": [
         "docs/reference/cli",
