@@ -31,9 +31,9 @@ def _print_file(document: Document) -> None:
     )
     click.echo()
     print_table(
-        ("parameter", "dtype", "shape", "bytes"),
-        [(each["name"], each["dtype"], _shape_or_text(each), each["size_bytes"]) for each in parameters],
-        right=("bytes",),
+        ("parameter", "dtype", "shape", "size"),
+        [(each["name"], each["dtype"], _shape_or_text(each), size_text(each["size_bytes"])) for each in parameters],
+        right=("size",),
         optional=("shape", "dtype"),
     )
     if document["information"]:
@@ -103,9 +103,9 @@ def _print_unified(document: Document) -> None:
     print_facts(facts)
     click.echo()
     print_table(
-        ("file", "parameters", "bytes"),
-        [(file["file"], len(file["parameters"]), file["size_bytes"]) for file in files],
-        right=("parameters", "bytes"),
+        ("file", "parameters", "size"),
+        [(file["file"], len(file["parameters"]), size_text(file["size_bytes"])) for file in files],
+        right=("parameters", "size"),
     )
 
 
@@ -129,7 +129,7 @@ def _print_converted(document: Document) -> None:
     columns: list[Column[Document]] = [
         rank_column(lambda each: each["rank"], "rank" if in_ranks else "number"),
         file_column(lambda each: each["rank"], lambda each: each["file"]),
-        Column("bytes", lambda each: each["size_bytes"], right=True),
+        Column("size", lambda each: size_text(each["size_bytes"]), right=True),
     ]
     print_rank_table(columns, manifest["ranks"], noun="rank" if in_ranks else "file", groups_in_pipes=True)
 

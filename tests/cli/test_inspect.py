@@ -35,7 +35,7 @@ def test_a_checkpoint_file(reshard: Callable[..., Any], name: str, has_crc: bool
     assert len(there.keys() & want.keys()) >= 9
     shown = reshard("inspect", FORMATS / name)
     assert "has one" in shown.out if has_crc else "none" in shown.out
-    assert any(line.split() == ["dense.weight", "Float32", "[6,", "4]", "96"] for line in shown.out.splitlines())
+    assert any(line.split() == ["dense.weight", "Float32", "[6,", "4]", "96", "B"] for line in shown.out.splitlines())
 
 
 def test_redundancy_removed(reshard: Callable[..., Any]) -> None:
