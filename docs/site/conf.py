@@ -43,6 +43,7 @@ sidebar = {
         "docs/guides/protected",
         "docs/guides/training",
         "docs/guides/damaged",
+        "docs/guides/shell",
         "docs/guides/programs",
         "docs/guides/mindspore",
         "docs/guides/operating",

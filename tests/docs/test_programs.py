@@ -65,7 +65,7 @@ def python(server: PrefectServer, directory: Path, program: str) -> str:
 
 
 def test_every_example_is_known() -> None:
-    assert (len(PROGRAMS), len(COMMANDS)) == (10, 1)
+    assert (len(PROGRAMS), len(COMMANDS)) == (11, 1)
 
 
 def test_in_this_process(server: PrefectServer, directory: Path) -> None:
@@ -74,6 +74,8 @@ def test_in_this_process(server: PrefectServer, directory: Path) -> None:
     assert printed.startswith("True ")
     assert "rank_3/checkpoint_3.ckpt" in printed
     assert python(server, directory, verify).endswith("all is right\n")
+    python(server, directory, PROGRAMS[10])
+    assert "INFO" in (directory / "reshard.log").read_text()
 
 
 def test_as_a_flow(server: PrefectServer, directory: Path) -> None:
@@ -97,7 +99,7 @@ def test_a_rank_without_files_and_a_comparison(server: PrefectServer, directory:
 
 
 def test_runs_on_a_worker(server: PrefectServer, directory: Path, serving: Worker) -> None:
-    start, verify, manifest = PROGRAMS[7:]
+    start, verify, manifest = PROGRAMS[7:10]
     wait_until_served(server)
     python(server, directory, start)
     assert python(server, directory, verify) == "Completed\n"
