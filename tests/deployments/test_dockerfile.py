@@ -55,6 +55,13 @@ def test_what_is_copied_is_let_through_and_nothing_else() -> None:
     assert set(LET_THROUGH) == copied() - {"deployments/entrypoint.sh"}
 
 
+def test_compose_s_passwords_get_neither_into_the_image_nor_into_git() -> None:
+    # the last pattern that fits decides
+    assert (PROJECT / ".dockerignore").read_text().splitlines()[-1] == "**/.env"
+    ignored = subprocess.run(["git", "check-ignore", "--quiet", "deployments/.env"], cwd=PROJECT, check=False)
+    assert ignored.returncode == 0
+
+
 def test_the_image_is_that_of_this_version_and_licence() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', DOCKERFILE))

@@ -70,7 +70,6 @@ def test_systemd_understands_the_units(tmp_path: Path) -> None:
         # the programs are looked for
         text = unit.read_text().replace("/opt/reshard/bin", str(Path(sys.executable).parent))
         (tmp_path / unit.name).write_text(text)
-    # names without an instance are understood as such
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *tmp_path.iterdir()], capture_output=True, text=True, check=False
     )
