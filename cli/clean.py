@@ -60,7 +60,11 @@ def _is_asked(report: "CleanReport") -> bool:
         print_line("nothing was removed: use --yes to remove all of it", err=True)
         return False
     size_bytes = sum(each.size_bytes for each in report.found)
-    return click.confirm(f"\nRemove all of it, {size_text(size_bytes)}?")
+    try:
+        return click.confirm(f"\nRemove all of it, {size_text(size_bytes)}?")
+    except click.Abort:  # Ctrl-C, or the end of the input
+        click.echo()
+        return False
 
 
 def _is_terminal() -> bool:

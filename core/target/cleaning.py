@@ -26,6 +26,7 @@ from reshard.core.storage.own_files import check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
+    RANK_FOLDER,
     REMOVING_NAME,
     REPLACED_SUFFIX,
     STATE_DIRECTORY,
@@ -39,6 +40,7 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.remote_lease import watched_holders
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.transfers import at_once
+from reshard.core.storage.unified_names import is_unified_name
 from reshard.core.storage.uploads import UnfinishedUpload, takes_parts, unfinished_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
@@ -203,7 +205,8 @@ def _survey_remote(final: Location, run: str) -> _Survey:
     if not is_finished and identity is None:
         return _Survey(found, kept)
     if takes_parts(final):
-        found += [_Found(_uploaded(upload), upload.abort) for upload in unfinished_uploads(final)]
+        uploads = [each for each in unfinished_uploads(final) if _is_of_conversion(final, each.location)]
+        found += [_Found(_uploaded(upload), upload.abort) for upload in uploads]
     if not is_finished and not exists(state.child(REMOVING_NAME)):
         unfinished, others = _recorded_files(final, identity or "")
         entries = find_entries(final)
@@ -317,6 +320,13 @@ def _leftover(kind: LeftoverKind, location: Location, entries: dict[str, dict[st
         size_bytes=sum(entry["size"] or 0 for entry in entries.values()),
         changed=max(times).isoformat(timespec="seconds") if times else None,
     )
+
+
+def _is_of_conversion(final: Location, file: Location) -> bool:
+    """True if conversions write files of this name; others, such as config.json, may be on their way to a target."""
+    name = file.path.removeprefix(f"{final.path}/")
+    folder = name.partition("/")[0]
+    return folder == STATE_DIRECTORY or RANK_FOLDER.fullmatch(folder) is not None or is_unified_name(name)
 
 
 def _uploaded(upload: UnfinishedUpload) -> Leftover:

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import reshard as public
@@ -73,6 +74,17 @@ def test_on_a_terminal_it_asks(
     assert len(asked) == 1
     assert asked[0].startswith("\nRemove all of it, ")
     assert partial(half).exists() == (answer == "n")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_no_answer_is_no(reshard: Callable[..., Any], half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(text: str) -> bool:
+        raise click.Abort
+
+    monkeypatch.setattr("click.confirm", interrupted)
+    shown = reshard("clean", half)
+    assert (shown.code, shown.err) == (1, "")
+    assert partial(half).exists()
 
 
 @pytest.mark.usefixtures("terminal")
