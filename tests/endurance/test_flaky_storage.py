@@ -126,7 +126,7 @@ class Armed:
         self.notes.append(message)
 
     def begin(self, phase: str, total_bytes: int = 0) -> None:
-        self.begun = True
+        self.begun = self.begun or phase.startswith("converting")
 
     def advance(self, count_bytes: int) -> None:
         pass
