@@ -8,19 +8,27 @@ from reshard.cli.output import print_line
 
 
 @click.command("deploy", cls=Command)
-def command() -> None:
+@click.option(
+    "--notify",
+    metavar="TYPE/NAME",
+    default="",
+    help="A notification block of the server (slack-webhook/ops) that is told of runs that fail, are killed, find no "
+    "worker or wait for approval.",
+)
+def command(notify: str) -> None:
     """Create reshard's deployments on a Prefect server, with the objects that they need.
 
     The server is the one named by PREFECT_API_URL or the active profile. The command creates the deployments convert,
     convert-with-approval, convert-latest, verify, compare and merge-strategy, whose runs are started from the server's
     pages, on schedules, by events or by `prefect deployment run`; the work pool for workers; a concurrency limit that
-    runs may share; and an automation that detects killed runs. Run again, for example after an upgrade, it
-    updates the deployments and leaves your schedules, limits and automations as they are.
+    runs may share; an automation that detects killed runs, and with --notify one that sends alerts. Run again, for
+    example after an upgrade, it updates the deployments and leaves your schedules, limits and automations as they are.
 
     \b
     Examples:
       export PREFECT_API_URL=http://127.0.0.1:4200/api
       reshard deploy
+      reshard deploy --notify slack-webhook/ops
       prefect worker start --pool reshard
     """
     from prefect import settings
@@ -32,7 +40,7 @@ def command() -> None:
     with configured_server() as client:
         if not is_quiet():
             print_line(f"server {settings.PREFECT_API_URL.value()}")
-        for line in deploy(client, descriptions):
+        for line in deploy(client, descriptions, notify):
             if not is_quiet():
                 print_line(line)
     if is_quiet():

@@ -31,6 +31,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.workers.process import ProcessWorker
 
 from reshard import __version__
+from reshard.deployments.alerts import ALERTS_AUTOMATION, alerts_automation, find_block
 from reshard.deployments.described import Described, WorkPool
 from reshard.deployments.form_groups import form_schema
 
@@ -46,17 +47,22 @@ HEARTBEATS_MISSED = timedelta(seconds=90)
 """Three heartbeats, as prefect.yaml sets them."""
 
 
-def deploy(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iterator[str]:
+def deploy(client: SyncPrefectClient, descriptions: Sequence[Described], notify: str = "") -> Iterator[str]:
     """Deploy everything to a server; yield the result for each object as soon as it is done.
 
+    `notify` names the notification block of alerts; without one there are none, unless they were made earlier.
+
     Raises:
+        InputError: there is no such block.
         PrefectException, httpx.HTTPError: the server refused an object, or does not answer any more.
     """
     # a broken entrypoint is found before anything is made
     flows: list[Flow[..., Any]] = [load_flow_from_entrypoint(described.entrypoint) for described in descriptions]
+    block = find_block(client, notify) if notify else None
     for pool in {each.work_pool.name: each.work_pool for each in descriptions}.values():
         yield f"work pool {pool.name}: {_made_if(_make_pool(client, pool))}"
     yield from make_what_runs_need(client, descriptions)
+    yield f"automation {ALERTS_AUTOMATION}: {_make_alerts(client, _tags(descriptions), block)}"
     for described, flow in zip(descriptions, flows, strict=True):
         yield from _deploy_one(client, described, flow)
 
@@ -64,7 +70,7 @@ def deploy(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iter
 def make_what_runs_need(client: SyncPrefectClient, descriptions: Sequence[Described]) -> Iterator[str]:
     """Make the limit and the automation that all runs need, wherever they are carried out; yield the results."""
     yield f"concurrency limit {RANKS_LIMIT}: {_made_if(_make_ranks_limit(client))}"
-    automation = crashed_automation(sorted({tag for each in descriptions for tag in each.tags}))
+    automation = crashed_automation(_tags(descriptions))
     mended = [_spare_waiting(client, there) for there in client.read_automations_by_name(automation.name)]
     made = _made_if(_make_automation(client, automation))
     yield f"automation {automation.name}: {'mended: it took suspended runs for killed ones' if any(mended) else made}"
@@ -109,6 +115,17 @@ def crashed_automation(tags: Sequence[str], missed: timedelta = HEARTBEATS_MISSE
             )
         ],
     )
+
+
+def _tags(descriptions: Sequence[Described]) -> list[str]:
+    return sorted({tag for each in descriptions for tag in each.tags})
+
+
+def _make_alerts(client: SyncPrefectClient, tags: Sequence[str], block: UUID | None) -> str:
+    if block is not None:
+        return _made_if(_make_automation(client, alerts_automation(tags, block)))
+    there = client.read_automations_by_name(ALERTS_AUTOMATION)
+    return _made_if(False) if there else "not made: whom to notify is named by --notify TYPE/NAME"
 
 
 def _made_if(made: bool) -> str:

@@ -1,0 +1,62 @@
+"""The automation that sends alerts by a notification block: of runs that failed, are late or wait for approval."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.events import EventTrigger, Posture, ResourceSpecification
+from prefect.events.actions import SendNotification
+from prefect.events.schemas.automations import AutomationCore
+from prefect.exceptions import ObjectNotFound
+
+from reshard.core.errors import InputError
+
+ALERTS_AUTOMATION = "reshard: alerts"
+_STATES = ("Failed", "Crashed", "TimedOut", "Late", "Suspended")
+_SUBJECT = "{{ flow_run.state.name }}: {{ flow_run.name }}"
+_BODY = """\
+{{ flow_run.name }} ({{ deployment.name }}): {{ flow_run.state.name }}
+
+{{ flow_run.state.message or "" }}
+
+{{ flow_run|ui_url }}"""
+
+
+def find_block(client: SyncPrefectClient, name: str) -> UUID:
+    """Return the id of the notification block `TYPE/NAME`.
+
+    Raises:
+        InputError: the server has no such block, or it cannot notify anybody.
+    """
+    slug, _, block = name.partition("/")
+    try:
+        found = client.read_block_document_by_name(block, slug, include_secrets=False)
+    except ObjectNotFound as error:
+        raise InputError(
+            f"--notify {name}: the server has no such block; `prefect block ls` lists them as TYPE/NAME, and its page "
+            "Blocks makes one: Slack Webhook, Email, Custom Webhook, …"
+        ) from error
+    if found.block_schema is None or "notify" not in found.block_schema.capabilities:
+        raise InputError(f"--notify {name}: is no notification block: name a Slack Webhook, Email, Custom Webhook, …")
+    return found.id
+
+
+def alerts_automation(tags: Sequence[str], block: UUID) -> AutomationCore:
+    """Return the automation that notifies of deployed runs with these tags; one message each time."""
+    return AutomationCore(
+        name=ALERTS_AUTOMATION,
+        description="Notifies of runs that failed, were killed, are late (no worker takes them) or wait for approval.",
+        trigger=EventTrigger(
+            expect={f"prefect.flow-run.{state}" for state in _STATES},
+            match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+            # the conversion below a scheduled run has the same tags, and no deployment: it fails together with it
+            match_related=[
+                ResourceSpecification({"prefect.resource.id": [f"prefect.tag.{tag}" for tag in tags]}),
+                ResourceSpecification({"prefect.resource.id": "prefect.deployment.*"}),
+            ],
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        actions=[SendNotification(block_document_id=block, subject=_SUBJECT, body=_BODY)],
+    )

@@ -1,0 +1,125 @@
+"""Alerts: `reshard deploy --notify`, and what a webhook gets of a run that fails."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.system import Secret
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from pydantic import SecretStr
+
+from reshard.deployments.alerts import ALERTS_AUTOMATION
+from tests.support.deployed import Demo, reshard
+from tests.support.prefect_server import PrefectServer, await_run, start_run, until
+
+pytestmark = pytest.mark.slow
+
+
+class Receiver(HTTPServer):
+    """A webhook on this machine; keeps what it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: list[dict[str, Any]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        self.server.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever, daemon=True)
+        thread.start()
+        yield receiver
+        receiver.shutdown()
+
+
+@pytest.fixture
+def block(server: PrefectServer, receiver: Receiver) -> Iterator[str]:
+    """A notification block on the server; there are no alerts afterwards."""
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        CustomWebhookNotificationBlock(
+            name="ops",
+            url=f"http://127.0.0.1:{receiver.server_port}/hook",
+            json_data={"title": "{{subject}}", "text": "{{body}}"},
+            headers=None,
+            cookies=None,
+        ).save("ops", overwrite=True)
+        Secret(value=SecretStr("x")).save("quiet", overwrite=True)
+    yield "custom-webhook/ops"
+    for automation in server.client.read_automations_by_name(ALERTS_AUTOMATION):
+        server.client.delete_automation(automation.id)
+
+
+@pytest.mark.usefixtures("worker")
+def test_somebody_is_told_once_of_a_run_that_fails(
+    server: PrefectServer, block: str, receiver: Receiver, demo: Demo, tmp_path: Path
+) -> None:
+    assert (
+        f"automation {ALERTS_AUTOMATION}: not made: whom to notify is named by --notify"
+        in reshard(server, "deploy").stdout
+    )
+    done = reshard(server, "deploy", "--notify", block)
+    assert f"automation {ALERTS_AUTOMATION}: made\n" in done.stdout, done.stderr
+    parameters = demo.parameters(tmp_path / "target") | {"source": str(tmp_path / "nowhere")}
+
+    def told() -> list[dict[str, Any]]:
+        # an automation misses events for a moment: the server takes it up after it has answered
+        run_id = start_run(server, "convert-latest-checkpoint/convert-latest", parameters)
+        await_run(server, run_id, "Failed")
+        return until_some(receiver)
+
+    [message] = until(told, "no message", 120)
+    assert message["title"].startswith("Failed: convert latest of")
+    assert "(convert-latest): Failed" in message["text"]
+    assert f"{tmp_path / 'nowhere'}" in message["text"]
+    assert "/runs/flow-run/" in message["text"]
+
+
+def until_some(receiver: Receiver) -> list[dict[str, Any]]:
+    """What was received some seconds later."""
+    threading.Event().wait(5)
+    return list(receiver.received)
+
+
+def test_alerts_belong_to_the_operator_once_they_are_made(server: PrefectServer, block: str) -> None:
+    assert reshard(server, "deploy", "--notify", block).returncode == 0
+    (made,) = server.client.read_automations_by_name(ALERTS_AUTOMATION)
+    server.client.pause_automation(made.id)
+    for arguments in (("deploy",), ("deploy", "--notify", block)):
+        done = reshard(server, *arguments)
+        assert f"automation {ALERTS_AUTOMATION}: is there already, left as it is\n" in done.stdout
+    (kept,) = server.client.read_automations_by_name(ALERTS_AUTOMATION)
+    assert (kept.id, kept.enabled) == (made.id, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("slack-webhook/nobody", "the server has no such block; `prefect block ls` lists them as TYPE/NAME"),
+        ("ops", "the server has no such block"),
+        ("secret/quiet", "is no notification block: name a Slack Webhook"),
+    ],
+)
+@pytest.mark.usefixtures("block")
+def test_a_block_that_notifies_nobody_is_refused_before_anything_is_made(
+    server: PrefectServer, name: str, why: str
+) -> None:
+    done = reshard(server, "deploy", "--notify", name)
+    assert (done.returncode, "automation" in done.stdout) == (2, False)
+    assert f"--notify {name}: {why}" in done.stderr
