@@ -1,8 +1,9 @@
-"""Groups of fields in a form: the fields that most runs need come first, the others in groups that open on demand.
+"""Groups of fields in the forms of conversions: the fields that most runs need come first, the others by group.
 
-A group is a parameter of its own with its fields inside. They may also be given directly, as programs, schedules and
-automations do: Prefect's form shows nothing but `properties`, so the schema has the same fields as `patternProperties`,
-and the server checks them wherever they are.
+`prefect deployment run --param` takes only names of `properties`, and Prefect's form shows all of these. So deployments
+that shells and programs start have all fields there, with the group in front of a field's title. In the one that people
+start, a group is a parameter of its own with its fields inside, and opens on demand. There the fields may also be given
+directly through the API: the schema has them as `patternProperties`, and the server checks them in either place.
 
 The form shows `anyOf` as tabs. The first tab is empty, so a group stays closed and out of the run's parameters.
 """
@@ -16,6 +17,7 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import BaseModel
 
 from reshard.core.errors import InputError
+from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.conversion import ConversionOptions
 from reshard.core.request.groups import GROUPS
 
@@ -31,8 +33,8 @@ _OPEN = "Change"
 
 
 def groups_of(model: type[BaseModel]) -> dict[str, tuple[str, ...]]:
-    """Return the groups of a request's form, by parameter: the fields in each. Small forms have none."""
-    if not issubclass(model, ConversionOptions):
+    """Return the groups of a request's form that open on demand, by parameter: the fields in each."""
+    if not issubclass(model, ApprovedConversionRequest):
         return {}
     fields = model.model_fields
     groups = {
@@ -40,6 +42,14 @@ def groups_of(model: type[BaseModel]) -> dict[str, tuple[str, ...]]:
         for title, names in GROUPS.items()
     }
     return {name: fields for name, fields in groups.items() if fields}
+
+
+def title_of(model: type[BaseModel], name: str) -> str:
+    """Return the title of a form's field, with its group if that is not shown otherwise."""
+    title = str(model.model_fields[name].title)
+    if name in EVERYDAY or groups_of(model) or not issubclass(model, ConversionOptions):
+        return title
+    return next((f"{group}: {title}" for group, names in GROUPS.items() if name in names), title)
 
 
 def form_schema(form: Flow[..., Any]) -> dict[str, Any]:

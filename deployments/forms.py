@@ -1,6 +1,6 @@
 """The flows as they are deployed: a run's parameters are the fields of its request, one by one.
 
-So a run is started with `--param source=…`; the form in Prefect's UI has rarely used fields in groups (`form_groups`).
+So a run is started with `--param source=…`, and the form in Prefect's UI shows the fields in groups (`form_groups`).
 Programs call the flows in `flows/`, which take the request as a whole; a deployed flow does the same as the one that it
 is made from.
 
@@ -22,11 +22,12 @@ from reshard.core.conversion.merge_strategy import MergeRequest
 from reshard.core.errors import InputError
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.request.comparison import ComparisonRequest
-from reshard.core.request.conversion import ConversionRequest
+from reshard.core.request.conversion import ConversionOptions, ConversionRequest
+from reshard.core.request.groups import GROUPS
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.validation import describe_validation
 from reshard.core.request.verification import VerificationRequest
-from reshard.deployments.form_groups import EVERYDAY, groups_of, ungrouped
+from reshard.deployments.form_groups import EVERYDAY, groups_of, title_of, ungrouped
 from reshard.deployments.places import deployed_pattern, relative_places
 from reshard.flows import compare_checkpoints as comparison
 from reshard.flows import convert_checkpoint as conversion
@@ -38,16 +39,16 @@ from reshard.flows.outcome import failed
 
 Request = TypeVar("Request", bound=BaseModel)
 
-_FIRST = (
-    *("a", "b", "strategy_a", "strategy_b", "step_a", "step_b"),
-    *EVERYDAY,
-    *("include", "exclude", "ignore_dtype"),
+_OF_CONVERSIONS = (*EVERYDAY, *(name for names in GROUPS.values() for name in names))
+_OF_OTHERS = (
+    *("a", "b", "strategy_a", "strategy_b", "step_a", "step_b", "source", "target"),
+    *("select", "include", "exclude", "ignore_dtype"),
 )
-"""Fields of a form from top to bottom; others follow in the order of their model, and groups come last."""
+"""Fields of a form from top to bottom; others follow in the order of their model."""
 
 
-def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callable[[Request], str]) -> Flow[..., Any]:
-    """Return a flow like `inner` with the fields of its request as parameters; `title_of` names its runs."""
+def form_of(inner: Flow[[Request], Any], model: type[Request], name_of: Callable[[Request], str]) -> Flow[..., Any]:
+    """Return a flow like `inner` with the fields of its request as parameters; `name_of` names its runs."""
     fn: Callable[[Request], Any] = inner.fn
 
     @functools.wraps(fn)
@@ -66,7 +67,7 @@ def form_of(inner: Flow[[Request], Any], model: type[Request], title_of: Callabl
 
     def run_name() -> str:
         try:
-            return title_of(model.model_validate(ungrouped(model, flow_run.parameters)))
+            return name_of(model.model_validate(ungrouped(model, flow_run.parameters)))
         except (InputError, ValidationError):
             return f"{inner.name}: not understood"
 
@@ -84,9 +85,9 @@ def _parameters(model: type[BaseModel]) -> list[inspect.Parameter]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if fields[name].is_required() else fields[name].get_default(),
-            annotation=Annotated[fields[name].annotation, fields[name], _shown(fields[name])],
+            annotation=Annotated[fields[name].annotation, fields[name], _shown(model, name)],
         )
-        for name in sorted(fields, key=_place)
+        for name in sorted(fields, key=lambda name: _place(model, name))
     ]
     return [*shown, *map(_group, groups_of(model))]
 
@@ -95,16 +96,18 @@ def _group(name: str) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=dict[str, Any] | None)
 
 
-def _place(name: str) -> int:
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+def _place(model: type[BaseModel], name: str) -> int:
+    order = _OF_CONVERSIONS if issubclass(model, ConversionOptions) else _OF_OTHERS
+    return order.index(name) if name in order else len(order)
 
 
-def _shown(field: FieldInfo) -> FieldInfo:
+def _shown(model: type[BaseModel], name: str) -> FieldInfo:
     """Title and description in `json_schema_extra`: in their own places Prefect would replace or drop them.
 
     Places also get a pattern, which is stricter than the request's.
     """
-    extra: dict[str, Any] = {"title": field.title, "description": field.description}
+    field = model.model_fields[name]
+    extra: dict[str, Any] = {"title": title_of(model, name), "description": field.description}
     pattern = deployed_pattern(field)
     if pattern is not None:
         extra["pattern"] = pattern

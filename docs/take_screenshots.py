@@ -61,7 +61,7 @@ def take(pages: PrefectPages, demo: Path) -> Iterator[tuple[str, bytes]]:
     pages.submit()
     pages.await_refusal()
     expect(page.locator("form").get_by_text("does not match")).to_be_visible()
-    yield "form", _down_to(pages, page.get_by_text("Resources (Optional)"))
+    yield "form", _down_to(pages, page.get_by_text("Source and target: Ranks"))
 
     pages.fill({"Step": ""})
     pages.start_run()

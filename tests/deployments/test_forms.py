@@ -53,7 +53,10 @@ def test_every_field_has_its_title_and_description(form: Flow[..., Any], model: 
     for name, field in model.model_fields.items():
         assert field.title
         assert field.description
-        assert (fields[name]["title"], fields[name]["description"]) == (field.title, field.description)
+        assert (fields[name]["title"].rpartition(": ")[2], fields[name]["description"]) == (
+            field.title,
+            field.description,
+        )
 
 
 @EACH_FORM
@@ -65,11 +68,29 @@ def test_defaults_are_the_requests(form: Flow[..., Any], model: type[BaseModel])
     assert model.model_validate(values | given) == model.model_validate(values)
 
 
-def test_ten_fields_come_first_and_the_others_are_in_closed_groups() -> None:
-    schema = form_schema(forms.convert)
+TEN = [
+    *("source", "source_strategy", "target", "target_strategy", "step"),
+    *("select", "format", "layout", "verify", "overwrite"),
+]
+
+
+def test_ten_fields_come_first_and_the_others_follow_by_group() -> None:
+    properties = form_schema(forms.convert)["properties"]
+    order = shown(properties)
+    assert order[:10] == TEN
+    titles = [properties[name]["title"] for name in order[10:]]
+    groups = list(dict.fromkeys(title.partition(": ")[0] for title in titles))
+    assert groups == [title for title in GROUPS if not title.startswith("Detecting")]
+    assert titles == sorted(titles, key=lambda title: groups.index(title.partition(": ")[0]))
+    assert properties["memory_limit"]["title"] == "Resources: Memory limit"
+    assert properties.keys() == ConversionRequest.model_fields.keys()  # which `prefect deployment run --param` takes
+
+
+def test_in_the_form_with_approval_groups_are_closed() -> None:
+    schema = form_schema(forms.convert_with_approval)
     assert shown(schema["properties"]) == [
-        *("source", "source_strategy", "target", "target_strategy", "step"),
-        *("select", "format", "layout", "verify", "overwrite"),
+        *TEN,
+        "approval_seconds",
         *("source_and_target", "parameters_and_their_changes", "output", "encrypted_and_damaged_sources"),
         *("checks", "resources"),
     ]
@@ -83,16 +104,10 @@ def test_ten_fields_come_first_and_the_others_are_in_closed_groups() -> None:
     ]
 
 
-def test_groups_are_those_of_the_commands_help() -> None:
+def test_every_field_of_a_conversion_is_an_everyday_one_or_in_a_group() -> None:
+    grouped = {name for names in GROUPS.values() for name in names}
     for model in (ConversionRequest, ApprovedConversionRequest, LatestConversionRequest):
-        grouped = [name for names in groups_of(model).values() for name in names]
-        assert sorted([*grouped, *(name for name in EVERYDAY if name in model.model_fields)]) == sorted(
-            model.model_fields
-        )
-    titles = [
-        form_schema(forms.convert_latest)["properties"][name]["title"] for name in groups_of(LatestConversionRequest)
-    ]
-    assert titles == list(GROUPS)
+        assert model.model_fields.keys() <= grouped | set(EVERYDAY)
 
 
 @pytest.mark.parametrize("form", [forms.verify, forms.merge, forms.compare], ids=["verify", "merge", "compare"])
@@ -121,14 +136,14 @@ def test_fields_mean_the_same_directly_and_in_their_group() -> None:
         "output": None,
         "checks": {},
     }
-    assert ungrouped(ConversionRequest, direct) == ungrouped(ConversionRequest, grouped) == direct
-    assert ungrouped(ConversionRequest, direct | {"resources": {"workers": 2}}) == direct
+    assert ungrouped(ApprovedConversionRequest, direct) == ungrouped(ApprovedConversionRequest, grouped) == direct
+    assert ungrouped(ApprovedConversionRequest, direct | {"resources": {"workers": 2}}) == direct
     with_defaults = {"workers": 0, "memory_limit": "2GiB", "cast": []}
-    assert ungrouped(ConversionRequest, with_defaults | grouped) == direct
+    assert ungrouped(ApprovedConversionRequest, with_defaults | grouped) == direct
 
 
 def test_a_field_given_twice_is_refused_by_name() -> None:
-    ended: State[Any] = forms.convert.fn(**WHERE, workers=2, resources={"workers": 3})
+    ended: State[Any] = forms.convert_with_approval.fn(**WHERE, workers=2, resources={"workers": 3})
     assert ended.is_failed()
     assert ended.message == (
         "workers: is given directly, and differently in resources: leave one of them out, or fill in a new form"
@@ -143,7 +158,7 @@ def test_a_field_given_twice_is_refused_by_name() -> None:
     ],
 )
 def test_a_wrong_group_is_refused_by_name(group: object, message: str) -> None:
-    ended: State[Any] = forms.convert.fn(**WHERE, resources=group)
+    ended: State[Any] = forms.convert_with_approval.fn(**WHERE, resources=group)
     assert ended.is_failed()
     assert str(ended.message).startswith(message)
 
@@ -176,15 +191,18 @@ def test_the_server_refuses_what_is_plainly_wrong(name: str, value: object) -> N
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_the_server_refuses_it_in_a_group_too_and_at_the_field(name: str, value: object) -> None:
-    group = next((group for group, names in groups_of(ConversionRequest).items() if name in names), None)
-    if group:
-        [error] = validate(WHERE | {group: {name: value}}, form_schema(forms.convert))
-        assert list(error.absolute_path) == [group, name]
+def test_the_server_refuses_it_directly_and_in_a_group_at_the_field(name: str, value: object) -> None:
+    schema = form_schema(forms.convert_with_approval)
+    [error] = validate(WHERE | {name: value}, schema)
+    assert list(error.absolute_path) == [name]
+    for group, names in groups_of(ApprovedConversionRequest).items():
+        if name in names:
+            [error] = validate(WHERE | {group: {name: value}}, schema)
+            assert list(error.absolute_path) == [group, name]
 
 
 def test_the_server_refuses_unknown_fields_of_a_group() -> None:
-    [error] = validate(WHERE | {"checks": {"workers": 2}}, form_schema(forms.convert))
+    [error] = validate(WHERE | {"checks": {"workers": 2}}, form_schema(forms.convert_with_approval))
     assert list(error.absolute_path) == ["checks"]
 
 

@@ -46,7 +46,8 @@ def test_serve_carries_out_runs_and_leaves_schedules_as_they_are(demo: Demo, tmp
         before = server.client.read_deployment_by_name(CONVERT)
         hourly = DeploymentScheduleCreate.from_schedule(Interval(timedelta(hours=1)))
         server.client.create_deployment_schedules(before.id, [hourly])
-        assert "resources" in (before.parameter_openapi_schema or {})["definitions"]  # the form has its groups
+        asking = server.client.read_deployment_by_name("convert-checkpoint/convert-with-approval")
+        assert "resources" in (asking.parameter_openapi_schema or {})["definitions"]  # the form has its groups
         with serving(server, tmp_path / "second"):
             until(lambda: server.client.read_deployment_by_name(CONVERT).updated != before.updated, "not updated", 60)
         (schedule,) = server.client.read_deployment_by_name(CONVERT).schedules

@@ -49,11 +49,6 @@ def test_a_form_is_filled_in_and_the_run_followed_to_its_pages(pages: PrefectPag
     assert not target.exists()
 
     pages.fill({"Step": ""})
-    pages.open_group("Resources")
-    pages.fill({"Memory limit": "2 apples"})
-    pages.submit()
-    expect(page.locator("form").get_by_text("'2 apples' does not match")).to_be_visible()
-    pages.fill({"Memory limit": "64MiB"})
     pages.start_run()
     expect(page.get_by_text("Completed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     manifest = parse_manifest((target / ".reshard" / "manifest.json").read_bytes(), "the manifest")
@@ -84,8 +79,7 @@ def test_a_form_is_filled_in_and_the_run_followed_to_its_pages(pages: PrefectPag
 def test_what_only_the_run_finds_wrong_is_its_message(pages: PrefectPages, demo: Path, tmp_path: Path) -> None:
     page = pages.page
     pages.open_form("convert")
-    pages.open_group("Resources")
-    pages.fill(filled_in(demo, tmp_path / "out") | {"Memory limit": "1MiB"})
+    pages.fill(filled_in(demo, tmp_path / "out") | {"Resources: Memory limit": "1MiB"})
     pages.start_run()
     expect(page.get_by_text("Failed", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     page.get_by_role("tab", name="Details").click()
@@ -106,7 +100,11 @@ def test_a_failure_says_what_to_do_next(pages: PrefectPages, demo: Path, tmp_pat
 def test_a_plan_is_read_and_approved_in_the_dialog(pages: PrefectPages, demo: Path, tmp_path: Path) -> None:
     page, target = pages.page, tmp_path / "approved"
     pages.open_form("convert-with-approval")
-    pages.fill(filled_in(demo, target))
+    pages.open_group("Resources")
+    pages.fill(filled_in(demo, target) | {"Memory limit": "2 apples"})
+    pages.submit()
+    expect(page.locator("form").get_by_text("'2 apples' does not match")).to_be_visible()
+    pages.fill({"Memory limit": "64MiB"})
     pages.start_run()
     expect(page.get_by_text("Suspended", exact=True).first).to_be_visible(timeout=_RUN_MILLISECONDS)
     assert not list(tmp_path.iterdir())
