@@ -9,13 +9,12 @@ from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.schemas.actions import DeploymentUpdate
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-)
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import Log
 from prefect.exceptions import PrefectHTTPStatusError
 
+from demo.resilience import AFTER, BEFORE
+from demo.training import train, write_job_strategy
 from reshard.cli.main import run
 from tests.support.deployed import CONVERT, Demo, outcomes_of
 from tests.support.prefect_server import (
@@ -122,8 +121,29 @@ def test_what_is_required_cannot_be_left_out(server: PrefectServer) -> None:
 def test_training_saying_that_a_checkpoint_was_saved_starts_a_run(
     server: PrefectServer, worker: Worker, demo: Demo, tmp_path: Path
 ) -> None:
-    said = demo.parameters(tmp_path / "target")
-    # as a training script does that has no Prefect
+    found = _run_after_saving(server, demo.parameters(tmp_path / "target"))
+    await_run(server, found, "Completed")
+    assert run(["verify", str(tmp_path / "target" / "3_1200")]) == 0
+
+
+def test_a_training_goes_on_from_what_its_event_converted(
+    server: PrefectServer, worker: Worker, tmp_path: Path
+) -> None:
+    strategies = {}
+    for name, job in (("source_strategy", BEFORE), ("target_strategy", AFTER)):
+        write_job_strategy(job, tmp_path / f"{name}.ckpt")
+        strategies[name] = str(tmp_path / f"{name}.ckpt")
+    train(BEFORE, tmp_path / "training", 20)
+    said = {"source": str(tmp_path / "training"), "target": str(tmp_path / "converted"), **strategies}
+    await_run(server, _run_after_saving(server, said | {"settle_seconds": 0}), "Completed")
+    train(AFTER, tmp_path / "resumed", 30, start=tmp_path / "converted" / "1_20")
+    train(BEFORE, tmp_path / "undisturbed", 30)
+    sides = ("--strategy-a", strategies["source_strategy"], "--strategy-b", strategies["target_strategy"])
+    assert run(["diff", str(tmp_path / "undisturbed"), str(tmp_path / "resumed"), *sides]) == 0
+
+
+def _run_after_saving(server: PrefectServer, said: dict[str, object]) -> UUID:
+    """Says that a checkpoint was saved, as a training script does that has no Prefect; the run that this starts."""
     event = {
         "event": "reshard.checkpoint.saved",
         "resource": {"prefect.resource.id": "training.llama"},
@@ -133,10 +153,13 @@ def test_training_saying_that_a_checkpoint_was_saved_starts_a_run(
     }
     server.client.request("POST", "/events", json=[event])
     deployment = server.client.read_deployment_by_name("convert-latest-checkpoint/convert-latest")
-    ours = DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id]))
-    (found,) = until(
-        lambda: server.client.read_flow_runs(deployment_filter=ours, limit=10, offset=0, sort=None), "no run", 60
-    )
-    assert {name: found.parameters[name] for name in said} == said
-    await_run(server, found.id, "Completed")
-    assert run(["verify", str(tmp_path / "target" / "3_1200")]) == 0
+    ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
+
+    def runs() -> list[UUID]:
+        found = server.client.read_flow_runs(flow_run_filter=ours, limit=50)
+        return [each.id for each in found if each.parameters.get("target") == said["target"]]
+
+    [started] = until(runs, "no run", 60)
+    parameters = server.client.read_flow_run(started).parameters
+    assert {name: parameters[name] for name in said} == said
+    return started
