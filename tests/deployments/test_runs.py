@@ -27,6 +27,7 @@ from tests.support.prefect_server import (
     start_run,
     until,
 )
+from tests.support.training import set_age
 
 pytestmark = pytest.mark.slow
 
@@ -134,8 +135,10 @@ def test_a_training_goes_on_from_what_its_event_converted(
         write_job_strategy(job, tmp_path / f"{name}.ckpt")
         strategies[name] = str(tmp_path / f"{name}.ckpt")
     train(BEFORE, tmp_path / "training", 20)
+    for path in (tmp_path / "training").glob("rank_*/*.ckpt"):
+        set_age(path, 100)  # nobody has to wait for them to settle
     said = {"source": str(tmp_path / "training"), "target": str(tmp_path / "converted"), **strategies}
-    await_run(server, _run_after_saving(server, said | {"settle_seconds": 0}), "Completed")
+    await_run(server, _run_after_saving(server, said), "Completed")
     train(AFTER, tmp_path / "resumed", 30, start=tmp_path / "converted" / "1_20")
     train(BEFORE, tmp_path / "undisturbed", 30)
     sides = ("--strategy-a", strategies["source_strategy"], "--strategy-b", strategies["target_strategy"])
