@@ -137,7 +137,11 @@ def test_a_training_goes_on_from_what_its_event_converted(
     train(BEFORE, tmp_path / "training", 20)
     for path in (tmp_path / "training").glob("rank_*/*.ckpt"):
         set_age(path, 100)  # nobody has to wait for them to settle
-    said = {"source": str(tmp_path / "training"), "target": str(tmp_path / "converted"), **strategies}
+    said: dict[str, object] = {
+        "source": str(tmp_path / "training"),
+        "target": str(tmp_path / "converted"),
+        **strategies,
+    }
     await_run(server, _run_after_saving(server, said), "Completed")
     train(AFTER, tmp_path / "resumed", 30, start=tmp_path / "converted" / "1_20")
     train(BEFORE, tmp_path / "undisturbed", 30)
