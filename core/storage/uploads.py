@@ -249,7 +249,7 @@ class UnfinishedUpload:
 
 
 def unfinished_uploads(directory: Location) -> list[UnfinishedUpload]:
-    """Return the unfinished uploads of files in a directory.
+    """Return the unfinished uploads of files in a directory, or of a file.
 
     Raises:
         StorageError: the uploads cannot be listed.
@@ -258,7 +258,7 @@ def unfinished_uploads(directory: Location) -> list[UnfinishedUpload]:
     return [
         UnfinishedUpload(Location(directory.fs, f"{bucket}/{each['Key']}"), each["UploadId"], each.get("Initiated"))
         for each in _uploads(directory, bucket, prefix)
-        if each["Key"].startswith(f"{prefix}/")
+        if not prefix or f"{each['Key']}/".startswith(f"{prefix}/")
     ]
 
 

@@ -13,6 +13,7 @@ from reshard.core.runtime import retry
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.retry import RetryPolicy
 from reshard.core.storage.copying import copy_file
+from reshard.core.storage.uploads import abort_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_file
 from reshard.core.strategy.files import read_strategy, write_strategy
@@ -180,6 +181,17 @@ def test_a_neighbour_whose_key_begins_alike_keeps_its_upload(store: Store) -> No
     send(store, content_of(PART + 1))
     assert unfinished_uploads(store) == [neighbour["Key"]]
     client.abort_multipart_upload(**neighbour, UploadId=upload)
+
+
+def test_uploads_are_found_in_a_bucket_that_is_the_directory_itself(store: Store) -> None:
+    client = s3_client(store.server.url)
+    keys = [f"{store.prefix}/{name}" for name in ("one.bin", "other.bin")]
+    for key in keys:
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+    bucket = parse_url(f"s3://{BUCKET}")
+    assert abort_uploads(bucket, [bucket.child(*keys[0].split("/"))]) == 1
+    assert unfinished_uploads(store) == keys[1:]
+    assert abort_uploads(bucket, [bucket.child(*keys[1].split("/"))]) == 1
 
 
 def test_a_completion_that_is_not_answered_may_be_tried_with_the_whole_file_again(store: Store) -> None:
