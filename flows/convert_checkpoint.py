@@ -22,6 +22,7 @@ from reshard.flows.ranks import read_sources, run_ranks
 from reshard.flows.runners import PoolRunner, worker_pool
 from reshard.flows.slots import Slots, slots_of
 from reshard.tasks.artifacts import publish_plan, publish_report
+from reshard.tasks.assets import record_assets, records_assets
 from reshard.tasks.catalog import open_source
 from reshard.tasks.conversion import commit_target
 from reshard.tasks.events import emit_completed, emitting_failure
@@ -64,13 +65,17 @@ def convert(
     """Convert in the current run; `approved` returns the state that ends it if the plan is not to be carried out."""
     with emitting_failure(request), resources_of(request, RESOLVERS):
         check_output(request.target)
+        is_asset = records_assets()
         with_retries(lambda: check_target(request), progress.note)
         with worker_pool(request) as pool, slots_of(request.concurrency_limit) as slots:
             started = time.monotonic()
             plan = _plan(request)
             if approved and (ended := approved(plan)):
                 return ended  # type: ignore[return-value]
-            return _carry_out(request, plan, progress, pool, slots, started)
+            report = _carry_out(request, plan, progress, pool, slots, started)
+            if is_asset:
+                record_assets(report)
+            return report
 
 
 def _plan(request: ConversionRequest) -> ConversionPlan:

@@ -194,6 +194,7 @@ def _report(
         verified_bytes=0 if level.is_below(VerifyLevel.CHECKSUM) else written_bytes,
         compared=compared.parameter_count if compared else 0,
         compared_bytes=compared.source_bytes() if compared else 0,
+        fingerprint=compared.target_fingerprint() if compared and not plan.inputs.encryption else None,
         retried_requests=retries_counted(),
         verified=level if compared else level.of_files,
         overflowed=found.overflowed,

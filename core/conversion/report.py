@@ -83,6 +83,8 @@ class ConversionReport(PlanFacts):
         verified_bytes: additional bytes of target files that were read back.
         compared: number of parameters whose values were compared with the source's, which needs a complete target.
         compared_bytes: additional bytes of the source that were read to compare values.
+        fingerprint: the target's, as `reshard fingerprint` computes it, if values were compared; None beside an
+            encrypted target, whose contents it would reveal something of.
         retried_requests: requests to remote storages that were repeated after transient failures.
         verified: level of verification of all ranks; values are compared only if the target is complete.
         overflowed: number of finite values that a cast made infinite, by parameter; replicas count once.
@@ -100,6 +102,7 @@ class ConversionReport(PlanFacts):
     verified_bytes: int
     compared: int = 0
     compared_bytes: int = 0
+    fingerprint: str | None = None
     retried_requests: int
     verified: VerifyLevel
     overflowed: dict[str, int] = Field(default_factory=dict)

@@ -9,7 +9,7 @@ or a lost box shows. All replicas of every box are read on both sides, and have 
 finds the box of a rank.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,17 +17,19 @@ import numpy as np
 
 from reshard.core.checkpoint.content_blocks import text_bytes
 from reshard.core.checkpoint.manifest import ShardRecord
-from reshard.core.plan.appended import AppendedParameter
+from reshard.core.plan.appended import REDUNDANCY_MARK, AppendedParameter
 from reshard.core.plan.layout_classes import TargetStage
 from reshard.core.plan.model import ReshardedParameter, SourceTensor
 from reshard.core.plan.ownership import NO_RANK, SourceCopies, common_units, lacks_shards, units_of
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import listed_lines, rank_names
 from reshard.core.source.replicas import differing_replicas_text
+from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import box_fingerprint, combined, fingerprint_text
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice
 from reshard.core.verification.accumulator import Addend, FingerprintAccumulator, stored_bytes
+from reshard.core.verification.fingerprint_file import ParameterFingerprint, fingerprint_of_all
 from reshard.core.verification.shard_fingerprints import Contribution, ShardFingerprints, sum_contributions
 
 _MAX_LOCATED = 4
@@ -167,6 +169,26 @@ class ContentCheck:
         self._check_complete()
         return tuple(self._problems)
 
+    def target_fingerprint(self) -> str:
+        """The fingerprint of all parameters of a target without problems, as `reshard fingerprint` computes it."""
+        return fingerprint_of_all(sorted(self._target_parameters(), key=lambda parameter: parameter.name))
+
+    def _target_parameters(self) -> Iterator[ParameterFingerprint]:
+        wholes: dict[str, ShardFingerprints] = {}
+        for (_, name), shards in self._targets.items():
+            wholes.setdefault(name, shards)
+        for parameter in self._plan.match.resharded:
+            if parameter.name in wholes:
+                yield _fingerprint(parameter.name, parameter.dtype, parameter.shape, [wholes[parameter.name].total()])
+        # their shape may be each rank's own
+        first = {each.name: each for each in self._plan.rank_plan(self._plan.target_ranks[0]).parameters}
+        for each in self._plan.match.passed_through:
+            [(_, contents)] = self._target_wholes[each.name].contents()
+            yield _fingerprint(each.name, each.dtype, first[each.name].box.shape, contents)
+        for name, appended in self._appended.items():
+            if name != REDUNDANCY_MARK:
+                yield _fingerprint(name, appended.dtype, appended.shape, [_appended_fingerprint(appended)])
+
     def _source_fingerprint(self, name: str) -> int:
         """A target parameter's fingerprint by the source's files."""
         addends = self._addends[name]
@@ -253,6 +275,11 @@ class ContentCheck:
 
     def _report(self, message: str, ranks: tuple[int, ...]) -> None:
         self._problems.append(ContentProblem(message, ranks))
+
+
+def _fingerprint(name: str, dtype: DType, shape: Shape, contents: Iterable[int]) -> ParameterFingerprint:
+    fingerprint, *others = map(fingerprint_text, contents)
+    return ParameterFingerprint(name=name, dtype=dtype.name, shape=shape, fingerprint=fingerprint, others=tuple(others))
 
 
 def _addends(parameter: ReshardedParameter) -> Iterator[Addend]:

@@ -9,7 +9,6 @@ import httpx
 import pytest
 from prefect import get_client
 from prefect.artifacts import update_progress_artifact
-from prefect.events.worker import EventsWorker
 
 import reshard.tasks.progress
 from reshard.core.conversion.report import ConversionReport
@@ -20,6 +19,7 @@ from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.verify_checkpoint import verify_checkpoint
 from tests.support.checkpoints import case
 from tests.support.conversions import failing
+from tests.support.run_events import event_of, run_id_of
 
 FOUR_TO_THREE = case(7009)
 
@@ -29,35 +29,12 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def run_id_of(state: Any) -> UUID:
-    run_id = state.state_details.flow_run_id
-    assert isinstance(run_id, UUID)
-    return run_id
-
-
 def progress_of(run_id: UUID) -> list[tuple[float, str]]:
     """The run's progress artifacts: percent, and what is said."""
     ours = {"artifacts": {"flow_run_id": {"any_": [str(run_id)]}, "key": {"any_": ["run-progress"]}}}
     with get_client(sync_client=True) as client:
         found = client.request("POST", "/artifacts/filter", json=ours).json()
     return [(artifact["data"], artifact["description"]) for artifact in found]
-
-
-def event_of(run_id: UUID, name: str) -> dict[str, Any]:
-    """The event of that name which the run caused, as the server tells of it; it learns of it a little later."""
-    EventsWorker.instance().wait_until_empty()
-    related = {"resources_in_roles": [[f"prefect.flow-run.{run_id}", "flow-run"]]}
-    wanted = {"filter": {"event": {"name": [name]}, "related": related}}
-    deadline = time.monotonic() + 30
-    while True:
-        with get_client(sync_client=True) as client:
-            found = client.request("POST", "/events/filter", json=wanted).json()["events"]
-        if found:
-            [event] = found
-            assert isinstance(event, dict)
-            return event
-        assert time.monotonic() < deadline, f"no event {name}"
-        time.sleep(0.2)
 
 
 def test_a_run_ends_at_100_and_sends_its_figures(target: Path) -> None:

@@ -17,12 +17,14 @@ from reshard.core.conversion.convert import convert
 from reshard.core.errors import VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.source import FingerprintRequest
 from reshard.core.storage.reading import open_source
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.workspace import Workspace
 from reshard.core.tensor.fingerprint import box_fingerprint, fingerprint_text
 from reshard.core.transfer import fetches, reader
 from reshard.core.transfer.writer import transform_ranks
+from reshard.core.verification.compare import fingerprint_checkpoint
 from reshard.core.verification.published import verify_target
 from reshard.core.verification.shard_fingerprints import FileFingerprints
 from reshard.core.verification.values import ContentCheck, target_starts
@@ -68,6 +70,17 @@ def test_conversions_are_their_sources(number: int, options: Mapping[str, Any], 
     assert manifest is not None
     assert manifest.verified is VerifyLevel.CONTENT
     assert content(target) == ()
+    assert report.fingerprint == fingerprint_checkpoint(FingerprintRequest(source=str(target))).fingerprint
+
+
+def test_an_encrypted_target_reports_no_fingerprint(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "1234567890123456")
+    report = convert(FOUR_TO_THREE.request(target, verify="content", encrypt_key="env:KEY"))
+    assert (report.verified, report.fingerprint) == (VerifyLevel.CONTENT, None)
+
+
+def test_values_that_were_not_compared_have_no_fingerprint(target: Path) -> None:
+    assert convert(FOUR_TO_THREE.request(target)).fingerprint is None
 
 
 def test_what_was_converted_before_is_compared_later(target: Path) -> None:
