@@ -25,7 +25,7 @@ FROM_TRAINING = ("epoch_num", "step_num")
 _COUNTS = ("save_checkpoint_steps", "save_checkpoint_seconds", "keep_checkpoint_max", "keep_checkpoint_per_n_minutes")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CheckpointConfig:
     """When to save, how many checkpoints to keep and how to write files: MindSpore's names, order, defaults and rules.
 
