@@ -50,4 +50,5 @@ def test_an_option_is_called_and_explained_as_its_field(command: click.Command, 
 
 def test_planning_has_the_options_that_change_a_plan() -> None:
     assert set(CONVERTING) - set(PLANNING) == {"verify", "dask_scheduler", "concurrency_limit"}
-    assert options_of(plan_command).keys() == {*PLANNING, "rank", "param", "picture", "html", "as_json", *LOGS, *FILES}
+    own = {"rank", "param", "rate", "picture", "html", "as_json"}
+    assert options_of(plan_command).keys() == {*PLANNING, *own, *LOGS, *FILES}
