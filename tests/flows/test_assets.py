@@ -25,6 +25,8 @@ def test_source_and_target_are_recorded_if_that_is_on(tmp_path: Path, monkeypatc
 
     monkeypatch.setenv("RESHARD_RECORD_ASSETS", "1")
     target = tmp_path / "an out"
+    # not a checkpoint yet
+    partial = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content", ranks="0"), return_state=True)
     state = convert_checkpoint(FOUR_TO_THREE.request(target, verify="content"), return_state=True)
     report: ConversionReport = state.result()
     run_id = run_id_of(state)
@@ -46,7 +48,9 @@ def test_source_and_target_are_recorded_if_that_is_on(tmp_path: Path, monkeypatc
         "verified": "content",
         "fingerprint": fingerprint_checkpoint(FingerprintRequest(source=str(target))).fingerprint,
     }
-    assert events_of(run_id_of(silent), MATERIALIZED, REFERENCED) == []
+    for state in (silent, partial):
+        assert state.is_completed()
+        assert events_of(run_id_of(state), MATERIALIZED, REFERENCED) == []
 
 
 def test_a_failure_to_record_is_a_warning(
