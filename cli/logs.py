@@ -6,6 +6,7 @@ progress by itself, and details of the logger with --verbose.
 
 import logging
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from reshard.cli.output import print_line, print_lines
 from reshard.cli.parameters import PATH
 from reshard.core.errors import InputError, ReshardError
 from reshard.core.runtime.log import LOGGER, log
+from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
 from reshard.core.runtime.wording import seconds_text
@@ -171,7 +173,7 @@ def _logging_as(asked: Verbosity, words: Sequence[str]) -> Iterator[Callable[[in
         LOGGER.addHandler(handler)
     try:
         if file:
-            log(logging.INFO, f"reshard {__version__}: {shlex.join(words)}")
+            log(logging.INFO, f"reshard {__version__}: {shlex.join(_without_secrets(words))}")
         with reporting_to(LoggedProgress(_NotesIfVerbose())):
             yield ended
     except (ReshardError, click.ClickException) as error:
@@ -192,6 +194,24 @@ def _logging_as(asked: Verbosity, words: Sequence[str]) -> Iterator[Callable[[in
             file.end()
 
 
+def _without_secrets(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line; what was given as the name of a secret, and is none, may be the secret."""
+    is_value = False
+    for word in words:
+        option, equals, value = word.partition("=")
+        if is_value:
+            yield _shown_name(word)
+        elif equals and _NAMING.fullmatch(option):
+            yield f"{option}={_shown_name(value)}"
+        else:
+            yield word
+        is_value = not is_value and _NAMING.fullmatch(word) is not None
+
+
+def _shown_name(value: str) -> str:
+    return value if is_name(value) or not value else "…"
+
+
 def _opened(path: str) -> _File:
     try:
         return _File(path)
@@ -201,5 +221,7 @@ def _opened(path: str) -> _File:
 
 
 _WORDS = "reshard.words"
+_NAMING = re.compile(r"--(?:[a-z]+-)*(?:key|storage)(?:-[ab])?")
+"""Options that name where keys, and storage options with keys, are kept."""
 _asked: ContextVar[Verbosity] = ContextVar("reshard_verbosity", default=Verbosity())  # noqa: B039
 _terminal = _Terminal()

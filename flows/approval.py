@@ -19,14 +19,16 @@ from prefect.runtime import deployment
 from prefect.states import Cancelled, Completed
 from pydantic import Field, ValidationError
 
-from reshard.core.checkpoint.manifest import read_manifest
 from reshard.core.conversion.planning import summarize
 from reshard.core.errors import InputError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.request.approval import ApprovedConversionRequest
 from reshard.core.runtime.wording import printable
+from reshard.core.storage.publishing import STATE_DIRECTORY, list_names
 from reshard.core.storage.urls import parse_url
+from reshard.core.target.place import manifest_to_keep
 from reshard.core.target.target import Target
+from reshard.core.target.workspace import read_identity
 from reshard.tasks.artifacts import publish_plan
 from reshard.tasks.pages import approval_page
 
@@ -73,13 +75,24 @@ def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[A
     if target.is_committed():
         return None
     target.check_usable()
-    replaced = read_manifest(target.final)
-    question = xxhash.xxh3_64_hexdigest(f"{target.identity} {replaced.identity if replaced else ''}")
-    answer = _answer(request, plan, question, replaced is not None)
+    replaced = _replaced(target)
+    question = xxhash.xxh3_64_hexdigest(f"{target.identity} {replaced}")
+    answer = _answer(request, plan, question, bool(replaced))
     if answer.decision is Decision.CONVERT:
         return None
     comment = f": {printable(answer.comment)}" if answer.comment.strip() else ""
     return Cancelled(message=f"Refused{comment}. Nothing was written; to be asked again, start a new run")
+
+
+def _replaced(target: Target) -> str:
+    """Tell checkpoints apart that would be replaced, whoever wrote them; empty if there is none."""
+    manifest = manifest_to_keep(target.final, overwrite=target.overwrite)
+    if manifest is not None:
+        return manifest.identity
+    state = target.final.child(STATE_DIRECTORY)
+    names = [name for name in list_names(target.final) if name != STATE_DIRECTORY]
+    # files of this very plan are gone on with
+    return "files" if names and read_identity(state) != target.identity else ""
 
 
 def _answer(request: ApprovedConversionRequest, plan: ConversionPlan, question: str, replaces: bool) -> Approval:

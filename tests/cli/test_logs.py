@@ -115,6 +115,23 @@ def test_a_log_file_has_no_secrets_and_no_control_characters(reshard: Callable[.
     assert lines_of(file)[-1] == ("ERROR", f"{tmp_path}/\\x1b[1m\\nfake: cannot read it: no such file or directory")
 
 
+def test_a_log_file_has_no_secrets_that_were_given_in_place_of_their_names(
+    reshard: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "log"
+    reshard("convert", "a", "b", "--decrypt-key", "hidden", "--target-storage", '{"key": "hidden"}', "--log-file", file)
+    reshard("convert", "a", "b", "--encrypt-key=hidden", "--source-storage=hidden", "--log-file", file)
+    reshard("diff", "a", "b", "--decrypt-key-a", "hidden", "--storage-b=hidden", "--log-file", file)
+    reshard("verify", "a", "--source-decrypt-key", "hidden", "--storage", "hidden", "--log-file", file)
+    assert "hidden" not in file.read_text()
+    reshard(
+        "verify", "a", "--decrypt-key", "env:KEY", "--storage=file:b", "--decrypt-mode", "AES-CBC", "--log-file", file
+    )
+    assert (
+        f"verify a --decrypt-key env:KEY --storage=file:b --decrypt-mode AES-CBC --log-file {file}" in file.read_text()
+    )
+
+
 def test_each_line_of_an_error_has_its_time(reshard: Callable[..., Any], tmp_path: Path) -> None:
     reshard("plan", "a", "--prefix", "/", "--ranks", "x", "--log-file", tmp_path / "log")
     errors = [message for level, message in lines_of(tmp_path / "log") if level == "ERROR"]
