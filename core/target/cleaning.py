@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, read_manifest
+from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, read_manifest
 from reshard.core.errors import StorageError, TargetBusyError, TargetError
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.summary import Summary
@@ -157,7 +157,8 @@ def _survey_local(final: Location, run: str) -> _Survey:
     check_unlinked(final, STATE_LISTING)
     moved_leases = state.child(LEASES_DIRECTORY)
     _refuse_living(final, [*seen_holders(leases_of(final)), *seen_holders(moved_leases)], run)
-    is_finished = read_manifest(final) is not None
+    manifest = read_manifest(final)
+    is_finished = manifest is not None
     found = []
     if exists(working.child(STATE_DIRECTORY, MANIFEST_NAME)):
         raise TargetError(
@@ -170,10 +171,15 @@ def _survey_local(final: Location, run: str) -> _Survey:
         # removed, as empty directories are, with the lease under which leftovers are removed
         found.append(_Found(_leftover(LeftoverKind.LEASE, working, find_entries(working)), lambda: None))
     if exists(replaced):
-        if not is_finished:
+        if manifest is None:
             raise TargetError(
                 f"{replaced}: holds the checkpoint that was at {final}, where no finished conversion has replaced it. "
                 f"Move it back, or repeat the conversion: {replaced} may be the only copy"
+            )
+        if (damaged := _damaged_file(final, manifest)) is not None:
+            raise TargetError(
+                f"{damaged}: is missing, or has another size than when it was written. Repeat the conversion, which "
+                f"mends it, or move back the checkpoint that it replaced: {replaced} may be the only copy"
             )
         entries = find_entries(replaced)
         found.append(_Found(_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced)))
@@ -188,6 +194,17 @@ def _survey_local(final: Location, run: str) -> _Survey:
                 _Found(_leftover(LeftoverKind.LEASE, moved_leases, leases), partial(remove_tree, moved_leases))
             )
     return _Survey(found, _kept_states(final, is_finished=is_finished))
+
+
+def _damaged_file(final: Location, manifest: Manifest) -> Location | None:
+    """Return a file of a finished conversion that is missing, or has another size; nothing is read."""
+    entries = find_entries(final)
+    for summary in (*manifest.ranks, *([manifest.index] if manifest.index else [])):
+        location = final.child(summary.file)
+        sizes = [entries[file.path]["size"] for file in parts_of(location) or (location,) if file.path in entries]
+        if not sizes or sum(sizes) != summary.size_bytes:
+            return location
+    return None
 
 
 def _survey_remote(final: Location, run: str) -> _Survey:

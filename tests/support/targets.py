@@ -38,7 +38,7 @@ def manifest_of(target: Target) -> Manifest:
         carried=(),
         notes=(),
         ranks=tuple(
-            RankSummary(rank=rank, file=target.plan.file_name(rank), size_bytes=1, record_digest="")
+            RankSummary(rank=rank, file=target.plan.file_name(rank), size_bytes=len(target.identity), record_digest="")
             for rank in target.plan.target_ranks
         ),
     )

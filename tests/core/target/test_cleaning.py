@@ -201,6 +201,23 @@ def test_a_replaced_checkpoint_goes_once_the_new_one_is_there(
     assert read_manifest(place(local))
 
 
+@pytest.mark.parametrize("size", [None, 10])
+def test_a_replaced_checkpoint_is_kept_if_the_new_one_is_damaged(
+    local: Path, plan: ConversionPlan, size: int | None
+) -> None:
+    finish(Target(place(local), plan))
+    replaced = local.with_name("out.reshard-replaced")
+    shutil.copytree(local, replaced)
+    file = next(local.glob("rank_0/*"))
+    if size is None:
+        file.unlink()
+    else:
+        os.truncate(file, size)
+    with pytest.raises(TargetError, match=r"rank_0/.*: is missing, or has another size .* may be the only copy"):
+        clean(str(local), remove=True)
+    assert next(replaced.glob("rank_0/*")).exists()
+
+
 def test_foreign_files_of_a_replaced_directory(local: Path, plan: ConversionPlan) -> None:
     finish(Target(place(local), plan))
     replaced = local.with_name("out.reshard-replaced")
