@@ -199,10 +199,13 @@ def _survey_local(final: Location, run: str) -> _Survey:
 def _damaged_file(final: Location, manifest: Manifest) -> Location | None:
     """Return a file of a finished conversion that is missing, or has another size; nothing is read."""
     entries = find_entries(final)
-    for summary in (*manifest.ranks, *([manifest.index] if manifest.index else [])):
-        location = final.child(summary.file)
+    written = {summary.file: summary.size_bytes for summary in manifest.ranks}
+    if manifest.index:
+        written[manifest.index.file] = manifest.index.size_bytes
+    for name, size_bytes in written.items():
+        location = final.child(name)
         sizes = [entries[file.path]["size"] for file in parts_of(location) or (location,) if file.path in entries]
-        if not sizes or sum(sizes) != summary.size_bytes:
+        if not sizes or sum(sizes) != size_bytes:
             return location
     return None
 

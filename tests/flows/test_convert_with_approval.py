@@ -24,7 +24,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     def ask(question: Any, *, timeout: int, key: str) -> approval.Approval:
         questions.append((key, question._description))
-        return approval.Approval(decision=approval.Decision.CONVERT)
+        return approval.Approval(decision=approval.Decision.CONVERT, comment="")
 
     monkeypatch.setattr(approval, "suspend_flow_run", ask)
     monkeypatch.setattr(approval, "publish_plan", lambda *_: None)
