@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> int:
     """Remove what killed runs left at TARGET: unfinished work, uploads in parts, replaced checkpoints, leases.
 
-    Lists what it would remove, and asks if it runs on a terminal. Never removes a finished conversion, a complete one
-    that has not got its name yet, or files that no conversion wrote. Stops if a living run works on TARGET. The
-    interrupted conversion, repeated, would go on from what is listed: remove only what you do not want to finish.
+    Lists what it would remove, and asks before removing it on a terminal. Never removes a finished conversion, a
+    complete one that only lacks its final name, or files that no conversion wrote. Stops if a run is working on TARGET.
+    The same conversion would resume from what is listed: remove only what you do not want to finish.
 
     Exits with 0 if nothing is left, or all of it was removed, and with 1 if something is left.
 

@@ -12,7 +12,7 @@ from reshard.cli.output import print_line
     "--notify",
     metavar="TYPE/NAME",
     default="",
-    help="A notification block of the server (slack-webhook/ops) that is told of runs that fail, are killed, find no "
+    help="A notification block of the server (slack-webhook/ops) that reports runs that fail, are killed, find no "
     "worker or wait for approval.",
 )
 def command(notify: str) -> None:

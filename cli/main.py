@@ -165,7 +165,7 @@ def _exit_code(error: ReshardError) -> int:
 
 
 def _usage_message(error: click.ClickException) -> str:
-    message = error.format_message()
+    message = error.format_message().replace("\n\t", " ")  # click lists choices on lines of their own
     context = error.ctx if isinstance(error, click.UsageError) else None
     return f"{message}\nTry '{context.command_path} --help' for help." if context else message
 

@@ -104,7 +104,7 @@ def _print_report(report: "RecoveryReport") -> None:
         click.echo()
         columns: list[Column[Substitute]] = [
             rank_column(lambda each: each.rank, "lost rank"),
-            ranks_column("stand-in", lambda each: (each.stand_in,), right=True),
+            ranks_column("substitute", lambda each: (each.stand_in,), right=True),
             Column("slices", lambda each: each.slices, right=True),
         ]
         print_rank_table(columns, report.stand_ins, noun="lost rank")

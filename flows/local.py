@@ -146,7 +146,7 @@ def _server_error(problem: Exception) -> ConversionError:
         return embedded_server_error(problem)
     url = settings.PREFECT_API_URL.value()
     return ConversionError(
-        f"the Prefect server at {url} ({origin_of(url or '')}) does not answer: {problem}. "
+        f"the Prefect server at {url} ({origin_of(url or '')}) does not answer: {str(problem).rstrip('.')}. "
         "Start it, change that setting, or convert without Prefect: --engine direct"
     )
 

@@ -117,8 +117,8 @@ def diagnose(
         findings += [finding for finding in parameter_findings if finding.check not in unchecked]
         joined = joined_shapes_text(shards)
         if joined and not unchecked and not any(each.check in ("shapes", "contents") for each in parameter_findings):
-            why = "the strategy tells no shapes, and shards do not show along which axis they were cut"
-            facts += (("makes", f"{joined}; see that they are the network's: {why}"),)
+            why = "a strategy without shapes and its shards do not show which axis was sharded"
+            facts += (("makes", f"{joined}; compare with the network's shapes: {why}"),)
     return Diagnosis(
         source=found.url,
         strategy=strategy.origin,

@@ -258,8 +258,8 @@ def _unchecked_note(unchecked: int, count: int, optimizer_parallel: bool) -> Ite
     if unchecked:
         which = "no parameter's shape" if unchecked == count else f"the shapes of {unchecked} of {count} parameters"
         are = "is" if unchecked == count else "are not"
-        also = ", which decides what optimizer parallel cuts, too" if optimizer_parallel else ""
+        also = " (what optimizer parallel shards depends on it, too)" if optimizer_parallel else ""
         yield (
-            f"{which} {are} known, so that it could not be checked whether they divide{also}; name a checkpoint of "
+            f"{which} {are} known, so it was not checked whether they divide evenly{also}; name a checkpoint of "
             "this strategy with --checkpoint to be sure"
         )

@@ -149,6 +149,7 @@ def test_no_command_is_wrong_input_and_shows_the_help(reshard: Callable[..., Any
         (("convert", "a", "b", "--verfy", "none"), "No such option '--verfy'"),
         (("convert", "a", "b", "--verify", "checksums"), "'content'. Did you mean 'checksum'?"),
         (("convert",), "Missing argument 'SOURCE'"),
+        (("completion",), "Missing argument 'bash|zsh|fish'. Choose from: bash, zsh, fish\n"),
         (("convert", "a", "b", "--nonsense"), "No such option '--nonsense'"),
         (("convert", "a", "b", "--format", "pickle"), "'pickle' is not one of 'same', 'ckpt', 'safetensors'"),
         (("convert", "a", "b", "--workers", "many"), "'many' is not a valid integer"),

@@ -32,7 +32,7 @@ def test_recoverable(reshard: Callable[..., Any], directory: Path) -> None:
     assert shown.code == 0
     assert "ranks   6, 2 of them lost\nanswer  RECOVERABLE: other ranks hold all that the lost ones held" in shown.out
     assert "        3  named as faulty\n" in shown.out
-    assert "lost rank  stand-in  slices\n        2         0       3\n        3         1       3\n" in shown.out
+    assert "lost rank  substitute  slices\n        2           0       3\n        3           1       3\n" in shown.out
 
 
 def test_not_recoverable(reshard: Callable[..., Any], directory: Path) -> None:

@@ -80,4 +80,4 @@ def test_tutorial(server: PrefectServer, tmp_path: Path) -> None:
     assert "exit code 2" in printed[5]
     assert "the same model: 38 parameters" in printed[7]
     assert "model.layers.3.ffn_norm.weight bfloat16 (128,)" in printed[8]
-    assert (tmp_path / "demo-out" / "by_flow" / ".reshard" / "manifest.json").exists()
+    assert (tmp_path / "demo-out" / "in_prefect" / ".reshard" / "manifest.json").exists()

@@ -16,4 +16,4 @@ def test_a_job_in_a_file(tmp_path: Path) -> None:
     make_demo(parse_url(str(tmp_path / "demo-out")))
     assert "8 -> 1" in follow("guides/shell.md", tmp_path)
     assert "step: '3_1200'" in (tmp_path / "job.yaml").read_text()
-    assert len(read_rank(tmp_path / "out", 0)) == 119
+    assert len(read_rank(tmp_path / "demo-out" / "by_job", 0)) == 119

@@ -85,5 +85,5 @@ def test_layers_that_all_differ_are_no_finding(tmp_path: Path) -> None:
 def test_a_strategy_without_shapes_shows_those_it_makes(tmp_path: Path) -> None:
     write(tmp_path / "src", [LAYERS])
     facts = dict(looked_at(tmp_path, [LAYERS]).facts)
-    assert facts["makes"].startswith("l.0.wq [8, 8], l.0.wo [8, 8]; see that they are the network's")
+    assert facts["makes"].startswith("l.0.wq [8, 8], l.0.wo [8, 8]; compare with the network's shapes")
     assert "makes" not in dict(looked_at(tmp_path, shaped([LAYERS]), "s.json").facts)

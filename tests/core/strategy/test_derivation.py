@@ -298,7 +298,7 @@ def test_without_shapes_what_was_left_out_stays_out() -> None:
     source = strategy({"l.0.wq": sharded(ROWS), "l.0.wo": COLUMNS})
     done = derive_strategy(source, TargetJob(3, 4, 1, optimizer_parallel=True), {})
     assert shards(done.strategy) == {"l.0.wq": (-1, 4)}
-    assert "whether they divide, which decides what optimizer parallel cuts, too; name a checkpoint" in done.notes[-1]
+    assert "divide evenly (what optimizer parallel shards depends on it, too); name a checkpoint" in done.notes[-1]
 
 
 def test_all_copies_may_have_been_a_limit() -> None:
