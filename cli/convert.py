@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reshard.cli.engine import Engine, choose_engine, convert_by, engine_option, report_document
-from reshard.cli.logs import is_quiet
+from reshard.cli.logs import is_quiet, log_facts, log_news
 from reshard.cli.options import CONVERTING, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
@@ -65,6 +65,7 @@ def command(request: ConversionRequest, dry_run: bool, engine: str, as_json: boo
         print_json(report_document(report, chosen))
     elif not is_quiet():
         print_report(report, chosen)
+    log_report(report, chosen)
 
 
 def _convert_here(request: ConversionRequest, progress: Progress) -> "ConversionReport":
@@ -89,14 +90,32 @@ def _show_plan(request: ConversionRequest, as_json: bool) -> None:
 
 def print_report(report: "ConversionReport", engine: Engine) -> None:
     """Print what a conversion did, and by which engine."""
-    from reshard.core.conversion.plan_notes import substitutes_text
+    facts = [*_facts(report, engine), *_recovered(report), *(("note", note) for note in report.notes[:_MAX_NOTES])]
+    print_facts(facts)
+    click.echo()
+    _print_ranks(report)
+    for fact, advice in _incomplete(report):
+        click.echo()
+        click.echo(f"{fact}\n{advice}")
+
+
+def log_report(report: "ConversionReport", engine: Engine) -> None:
+    """Log what `print_report` prints; with --quiet, what is not as asked also goes to stderr."""
+    log_facts([*_facts(report, engine), *(("note", note) for note in report.notes)])
+    for name, text in _recovered(report):
+        log_news(f"{name}: {text}")
+    for fact, advice in _incomplete(report):
+        log_news(f"{fact}. {advice}")
+
+
+def _facts(report: "ConversionReport", engine: Engine) -> list[tuple[str, str]]:
     from reshard.core.conversion.report import worlds_text
 
     step = f", step {report.step}" if report.step else ""
     worlds = worlds_text(report)
     if len(report.ranks) < report.target_world_size:
         worlds += f"; this run: {ranks_text(rank.rank for rank in report.ranks)}"
-    facts = [
+    return [
         ("converted", f"{report.source}{step}"),
         ("to", report.target),
         ("ranks", worlds),
@@ -104,20 +123,27 @@ def print_report(report: "ConversionReport", engine: Engine) -> None:
         ("verified", _verified_text(report)),
         ("engine", engine.text),
         *([("retried", counted(report.retried_requests, "request"))] if report.retried_requests else []),
-        *([("RECOVERED", substitutes_text(report.stand_ins))] if report.stand_ins else []),
-        *(("note", note) for note in report.notes[:_MAX_NOTES]),
     ]
-    print_facts(facts)
-    click.echo()
-    _print_ranks(report)
-    if not report.committed:
-        click.echo()
-        click.echo(
+
+
+def _recovered(report: "ConversionReport") -> list[tuple[str, str]]:
+    from reshard.core.conversion.plan_notes import substitutes_text
+
+    return [("RECOVERED", substitutes_text(report.stand_ins))] if report.stand_ins else []
+
+
+def _incomplete(report: "ConversionReport") -> list[tuple[str, str]]:
+    if report.committed:
+        return []
+    missing = ranks_text(report.missing_ranks)
+    return [
+        (
             f"NOT COMPLETE: {counted(len(report.missing_ranks), report.target_kind)} of {report.target_world_size} "
-            f"not yet written and verified: {ranks_text(report.missing_ranks)}\n"
-            f"The target appears when they are: run the same command with --ranks {ranks_text(report.missing_ranks)}, "
-            "here or on another machine."
+            f"not yet written and verified: {missing}",
+            f"The target appears when they are: run the same command with --ranks {missing}, "
+            "here or on another machine.",
         )
+    ]
 
 
 def _work_text(report: "ConversionReport") -> str:

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reshard.cli.convert import print_report
+from reshard.cli.convert import log_report, print_report
 from reshard.cli.engine import DRY_RUN, Engine, choose_engine, convert_by, engine_option, report_document
-from reshard.cli.logs import is_quiet
+from reshard.cli.logs import is_quiet, log_facts
 from reshard.cli.options import CONVERTING_LATEST, GroupedCommand, conversion_options
 from reshard.cli.output import print_facts, print_json
 from reshard.cli.parameters import DIRECTORY, PATH
@@ -49,6 +49,7 @@ def command(request: LatestConversionRequest, engine: str, as_json: bool) -> Non
         print_json(report_document(report, chosen))
     elif request.dry_run or not is_quiet():
         _print_latest(report, request.dry_run, chosen)
+    _log_latest(report, request.dry_run, chosen)
 
 
 def _convert_here(request: LatestConversionRequest, progress: Progress) -> "LatestReport":
@@ -61,11 +62,20 @@ def _print_latest(report: "LatestReport", dry_run: bool, engine: Engine) -> None
     if report.conversion:
         print_report(report.conversion, engine)
         click.echo()
+    print_facts(_facts(report, dry_run))
+
+
+def _log_latest(report: "LatestReport", dry_run: bool, engine: Engine) -> None:
+    if report.conversion:
+        log_report(report.conversion, engine)
+    log_facts(_facts(report, dry_run))
+
+
+def _facts(report: "LatestReport", dry_run: bool) -> list[tuple[str, str]]:
     removed = "would be removed" if dry_run else "removed"
-    facts = [
+    return [
         ("outcome", report.message),
         *([(removed, ", ".join(report.removed))] if report.removed else []),
         *([("kept", counted(len(report.kept), "conversion"))] if report.kept else []),
         *(("note", note) for note in report.notes),
     ]
-    print_facts(facts)

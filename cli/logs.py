@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from reshard.core.runtime.log import LOGGER, log
 from reshard.core.runtime.named_values import is_name
 from reshard.core.runtime.progress import SilentProgress, reporting_to
 from reshard.core.runtime.progress_lines import LoggedProgress
-from reshard.core.runtime.wording import seconds_text
+from reshard.core.runtime.wording import printable, seconds_text
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,25 @@ def print_note(text: str) -> None:
         print_line(text, err=True)
 
 
+def log_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Write facts of a result to the log file, if there is one; the terminal shows them as the command decides."""
+    for name, text in facts:
+        _log_result(logging.INFO, f"{name}: {text}")
+
+
+def log_news(text: str) -> None:
+    """Warn in the log file that a result is not as asked, and on stderr if --quiet hides the result."""
+    _log_result(logging.WARNING, text)
+    if is_quiet():
+        print_line(f"reshard: {text}", err=True)
+
+
+def _log_result(level: int, text: str) -> None:
+    # without a handler, Python itself would print warnings
+    if _asked.get().log_file is not None:
+        log(level, printable(text))
+
+
 @contextmanager
 def details_above(say: Callable[[str], None]) -> Iterator[None]:
     """Print details with `say` inside the block, where they must not mix with what is on the terminal."""
@@ -99,7 +118,7 @@ def _options() -> list[click.Parameter]:
         click.Option(
             ["-q", "--quiet"],
             is_flag=True,
-            help="Print no progress, notes and summaries: errors only, and "
+            help="Print no progress, notes and summaries: errors, RECOVERED and NOT COMPLETE only, and "
             "what was asked for, such as an answer or --json.",
         ),
         click.Option(

@@ -105,6 +105,25 @@ def test_a_log_file_has_everything_whatever_the_terminal_shows(
     )
 
 
+def test_a_log_file_has_the_result_even_if_quiet(convert: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    shown = convert("-q", "--log-file", file, "--ranks", "0")
+    told = (
+        "NOT COMPLETE: 1 rank of 2 not yet written and verified: 1. The target appears when they are: run the same "
+        "command with --ranks 1, here or on another machine."
+    )
+    assert (shown.code, shown.out, shown.err) == (0, "", f"reshard: {told}\n")
+    lines = lines_of(file)
+    assert ("WARNING", told) in lines
+    assert ("INFO", f"to: {tmp_path}/out") in lines
+    assert [message for level, message in lines if level == "INFO" and re.match(r"written: .* read", message)]
+
+
+def test_without_a_log_file_the_result_is_printed_once(convert: Callable[..., Any]) -> None:
+    shown = convert("--ranks", "0")
+    assert (shown.out.count("NOT COMPLETE"), shown.err.count("NOT COMPLETE")) == (1, 0)
+
+
 def test_a_log_file_has_no_secrets_and_no_control_characters(reshard: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "log"
     reshard("plan", "s3://me:hidden@bucket/a?token=hidden", "--log-file", file)

@@ -77,6 +77,16 @@ def test_a_conversion_says_loudly_what_stood_in(reshard: Callable[..., Any], dir
     assert "note       RECOVERED: rank_2 (it has no checkpoint file): 3 slices taken from rank_0\n" in shown.out
 
 
+def test_quiet_and_the_log_do_not_conceal_what_stood_in(
+    reshard: Callable[..., Any], directory: Path, tmp_path: Path
+) -> None:
+    convert = ("convert", directory / "src", tmp_path / "out", *arguments(directory)[2:], "--engine", "direct")
+    shown = reshard(*convert, "--recover", "--fault-ranks", "2", "-q", "--log-file", tmp_path / "log")
+    message = "RECOVERED: rank_2 had no usable file: 3 slices taken from rank_0 instead"
+    assert (shown.code, shown.out, shown.err) == (0, "", f"reshard: {message}\n")
+    assert f" WARNING {message}\n" in (tmp_path / "log").read_text()
+
+
 def test_faulty_ranks_need_recover(reshard: Callable[..., Any], directory: Path) -> None:
     shown = reshard("convert", directory / "src", directory / "out", "--fault-ranks", "2")
     assert shown.code == 2
