@@ -136,14 +136,14 @@ def _incomplete(report: "ConversionReport") -> list[tuple[str, str]]:
     if report.committed:
         return []
     missing = ranks_text(report.missing_ranks)
-    return [
-        (
-            f"NOT COMPLETE: {counted(len(report.missing_ranks), report.target_kind)} of {report.target_world_size} "
-            f"not yet written and verified: {missing}",
-            f"The target appears when they are: run the same command with --ranks {missing}, "
-            "here or on another machine.",
-        )
-    ]
+    fact = (
+        f"NOT COMPLETE: {counted(len(report.missing_ranks), report.target_kind)} of {report.target_world_size} "
+        f"not yet written and verified: {missing}"
+    )
+    advice = (
+        f"The target appears when they are: run the same command with --ranks {missing}, here or on another machine."
+    )
+    return [(fact, advice)]
 
 
 def _work_text(report: "ConversionReport") -> str:

@@ -57,6 +57,7 @@ class RequestCommand(Command):
         file = ctx.meta.get(_FILE, _File())
         names = [name for name in ctx.params if name in self._request.model_fields]
         typed = {name for name in names if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+        self._refuse_half(ctx, file, typed)
         from_file = {name: value for name, value in file.fields.items() if name not in typed}
         given = {name: value for name in names if (value := ctx.params.pop(name)) is not None}
 
@@ -71,6 +72,13 @@ class RequestCommand(Command):
             return 0
         ctx.params["request"] = request
         return super().work(ctx)
+
+    def _refuse_half(self, ctx: click.Context, file: _File, typed: set[str]) -> None:
+        """Refuse some of the arguments if the file has all: the first one is not always the one that was meant."""
+        arguments = [str(each.name) for each in self.params if isinstance(each, click.Argument)]
+        if all(name in file.fields for name in arguments) and 0 < len(typed & set(arguments)) < len(arguments):
+            names = " and ".join(map(option_of, arguments))
+            raise click.UsageError(f"{file.origin} has {names}: give both on the command line, or none", ctx)
 
     def _options(self) -> list[click.Parameter]:
         return [

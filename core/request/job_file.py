@@ -15,6 +15,10 @@ from reshard.core.errors import InputError
 from reshard.core.request.documents import parse_mapping
 
 
+_COMMAND_LINE_ONLY = ("dry_run", "engine", "json")
+"""Options of commands that decide how a request is carried out, not what it is."""
+
+
 def parse_job(data: bytes, origin: str, model: type[BaseModel], passed_over: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields of a request that a document gives, unchecked; `passed_over` are fields of other requests.
 
@@ -47,5 +51,7 @@ def _dumped(document: dict[str, Any], *, allow_unicode: bool) -> str:
 
 
 def _advice(name: str, model: type[BaseModel]) -> str:
+    if name in _COMMAND_LINE_ONLY:
+        return f"there is no such field; it belongs on the command line: --{name.replace('_', '-')}"
     near = get_close_matches(name.replace("-", "_"), model.model_fields, 2)
     return "there is no such field" + (f"; is it {' or '.join(near)}?" if near else "")

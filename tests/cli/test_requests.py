@@ -83,13 +83,21 @@ def test_the_command_line_takes_precedence(reshard: Callable[..., Any], job: Pat
 
     whole = JOB | {"target": str(tmp_path / "out")}
     assert printed() == whole
-    assert printed("elsewhere") == whole | {"source": "elsewhere"}
     assert printed("a", "b") == whole | {"source": "a", "target": "b"}
     assert printed("--include", "x", "--include", "y") == whole | {"include": ["x", "y"]}
     # a default that is typed is typed
     assert printed("--verify", "checksum", "--workers", "2") == {k: v for k, v in whole.items() if k != "verify"} | {
         "workers": 2
     }
+
+
+def test_one_argument_beside_a_file_with_both_is_ambiguous(reshard: Callable[..., Any], job: Path) -> None:
+    shown = reshard("convert", "--config", job, "other", "--print-config")
+    assert (shown.code, shown.out) == (2, "")
+    assert f"{job} has SOURCE and TARGET: give both on the command line, or none\n" in shown.err
+    job.write_text("target: out")
+    printed = reshard("convert", "--config", job, "other", "--print-config").out
+    assert yaml.safe_load(printed) == {"source": "other", "target": "out"}
 
 
 def test_the_document_is_what_programs_take(job: Path) -> None:
@@ -117,7 +125,9 @@ def test_standard_input(reshard: Callable[..., Any], monkeypatch: pytest.MonkeyP
         ("prefix: ../x\nranks: x", (), "{job}: ranks 'x': must be ranks such as 0-3,7"),
         ("prefix: ok", ("--prefix", "../x"), "--prefix '../x': must be"),
         ("fault_ranks: 3", (), "{job}: fault_ranks '3': "),
-        ("dry_run: true", (), "{job}: dry_run: there is no such field"),
+        ("dry_run: true", (), "{job}: dry_run: there is no such field; it belongs on the command line: --dry-run"),
+        ("engine: direct", (), "{job}: engine: there is no such field; it belongs on the command line: --engine\n"),
+        ("json: true", (), "{job}: json: there is no such field; it belongs on the command line: --json\n"),
         ("source_storage: hidden", (), "{job}: source_storage: "),
     ],
 )
