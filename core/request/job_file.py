@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from reshard.core.errors import InputError
 from reshard.core.request.documents import parse_mapping
 
-
 _COMMAND_LINE_ONLY = ("dry_run", "engine", "json")
 """Options of commands that decide how a request is carried out, not what it is."""
 
