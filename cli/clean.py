@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 @storage_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; removes only with --yes.")
 def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> int:
-    """Remove what killed runs left at TARGET: unfinished work, uploads in parts, replaced checkpoints, leases.
+    """Remove unfinished work at TARGET: unfinished conversions, uploads in parts, replaced checkpoints, leases.
 
-    Lists what it would remove, and asks before removing it on a terminal. Never removes a finished conversion, a
-    complete one that only lacks its final name, or files that no conversion wrote. Stops if a run is working on TARGET.
-    The same conversion would resume from what is listed: remove only what you do not want to finish.
+    Lists what it would remove, and asks if it runs on a terminal. A conversion is also unfinished if other machines are
+    still to do their ranks: the list says how many are done. The same conversion, repeated, would go on from there:
+    remove only what you do not want to finish. Stops if a living run works on TARGET.
 
-    Exits with 0 if nothing is left, or all of it was removed, and with 1 if something is left.
+    Never removes a finished conversion, or a complete one that has not got its name yet. On object stores it removes
+    only files that the unfinished conversion recorded. On disks it knows files by their names: it stops if a directory
+    that it would remove holds any that conversions do not write, but .ckpt and .safetensors files that somebody put
+    into rank folders there are removed as well.
+
+    Exits with 0 if no unfinished work is left, with 1 if it is, and with 2 if nothing at all is at TARGET.
 
     \b
     Examples:
@@ -48,7 +53,7 @@ def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage
         if report.found and not report.removed and not as_json and _is_asked(report):
             with shown_progress() as progress, reporting_to(progress):
                 report = clean(target, remove=True)
-            print_line("removed")
+            _print_removed(report)
     if as_json:
         print_json(report)
     return 1 if report.found and not report.removed else 0
@@ -73,18 +78,35 @@ def _is_terminal() -> bool:
 
 def _print_report(report: "CleanReport") -> None:
     if not report.found:
-        print_line(f"{report.target}: killed runs left nothing to remove")
+        print_line(f"{report.target}: no unfinished work")
     else:
         print_table(
-            ("left by killed runs", "where", "files", "size", "last change"),
-            [(each.kind, each.url, each.files, size_text(each.size_bytes), _age_text(each)) for each in report.found],
+            ("unfinished work", "where", "done", "files", "size", "last change"),
+            [
+                (each.kind, each.url, _done_text(each), each.files, size_text(each.size_bytes), _age_text(each))
+                for each in report.found
+            ],
             right=("files", "size", "last change"),
             optional=("files",),
         )
-    if report.kept:
-        print_facts(("kept", text) for text in report.kept)
     if report.removed:
-        print_line(f"{report.target}: removed {counted(len(report.found), 'leftover')}")
+        _print_removed(report)
+    elif report.kept:
+        print_facts(("kept", text) for text in report.kept)
+
+
+def _print_removed(report: "CleanReport") -> None:
+    print_line(f"{report.target}: removed {counted(len(report.found), 'leftover')}")
+    for text in report.kept:
+        print_line(f"not removed: {text}")
+
+
+def _done_text(leftover: "Leftover") -> str:
+    if leftover.ranks_done is None:
+        return ""
+    if leftover.ranks is None:
+        return f"{counted(leftover.ranks_done, 'rank')} done"
+    return f"{leftover.ranks_done} of {counted(leftover.ranks, 'rank')} done"
 
 
 def _age_text(leftover: "Leftover") -> str:

@@ -36,7 +36,7 @@ _COMMANDS = {
     "diff": ("reshard.cli.diff", "Compare two checkpoints: are they the same model?"),
     "fingerprint": ("reshard.cli.fingerprint", "Print fingerprints of parameters, to compare them elsewhere."),
     "join-parts": ("reshard.cli.join_parts", "Join separately converted stages into one checkpoint."),
-    "clean": ("reshard.cli.clean", "Remove what killed runs left at a target."),
+    "clean": ("reshard.cli.clean", "Remove unfinished work at a target."),
     "merge-strategy": ("reshard.cli.merge_strategy", "Merge the strategy files of a job's ranks into one."),
     "make-strategy": ("reshard.cli.make_strategy", "Make a strategy for other numbers of devices."),
     "inspect": ("reshard.cli.inspect", "Show the content of a checkpoint or a strategy."),

@@ -357,7 +357,7 @@ def clean(
     decrypt_mode: EncryptionModeName = EncryptionMode.AES_GCM,
     progress: Progress | None = None,
 ) -> CleanReport:
-    """Find what killed runs left at a target; with `remove`, remove it.
+    """Find unfinished work at a target; with `remove`, remove it.
 
     Args:
         target: the target of conversions.
@@ -368,7 +368,8 @@ def clean(
         progress: as for `convert`.
 
     Raises:
-        InputError: a living run works on the target, or what is there may be a checkpoint or holds foreign files.
+        InputError: nothing at all is at the target, a living run works on it, or what is there may be a checkpoint or
+            holds foreign files.
         StorageError: the storage cannot be read, or something cannot be removed.
     """
     url = _text(target)

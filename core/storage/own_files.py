@@ -40,6 +40,7 @@ class Listing:
         return next((listing for pattern, listing in self.folders.items() if pattern.fullmatch(name)), None)
 
 
+_BUILT_THERE = "Its directory is where a target is built, and files there may be removed"
 _RANK_LISTING = Listing(lambda name: _CHECKPOINT_FILE.fullmatch(name) is not None)
 
 
@@ -54,10 +55,9 @@ def check_working(directory: Location, state: Listing) -> None:
         TargetError: the directory is a link or a file, or holds a foreign entry, which the message names.
         StorageError: the directory cannot be read.
     """
-    folders = {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state}
     with mapped_errors(directory, "list it"):
         _check_directory(directory.path)
-        _check_entries(directory.path, Listing(is_unified_name, folders))
+        _check_entries(directory.path, _target_listing(state), _BUILT_THERE)
         # a killed worker may leave an unfinished file here after the directory was published
         if not os.path.lexists(directory.child(STATE_DIRECTORY).path) and _holds_files(directory.path):
             raise TargetError(
@@ -80,6 +80,21 @@ def check_replaced(directory: Location) -> None:
             f"{directory}: holds foreign files ({listed(foreign, _MAX_LISTED)}). A replaced target is "
             "moved there and removed: move them away"
         )
+
+
+def check_replaced_files(directory: Location, state: Listing) -> None:
+    """Check that a replaced local target, if it exists, holds only files that conversions write, at any depth.
+
+    Raises:
+        TargetError: it holds a foreign entry, which the message names.
+        StorageError: the directory cannot be read.
+    """
+    with mapped_errors(directory, "list it"):
+        _check_entries(directory.path, _target_listing(state), "Its directory is a replaced target, to be removed")
+
+
+def _target_listing(state: Listing) -> Listing:
+    return Listing(is_unified_name, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
 
 
 def check_unlinked(directory: Location, names: Listing) -> None:
@@ -106,20 +121,17 @@ def _check_directory(path: str) -> None:
         raise TargetError(f"{path}: is not a directory, but has the name of one that a conversion makes: move it away")
 
 
-def _check_entries(path: str, listing: Listing) -> None:
+def _check_entries(path: str, listing: Listing, reason: str) -> None:
     for entry in _entries(path):
         inner = listing.of_folder(entry.name)
         if entry.is_symlink():
             raise _link(entry.path)
         if inner is not None and entry.is_dir(follow_symlinks=False):
-            _check_entries(entry.path, inner)
+            _check_entries(entry.path, inner, reason)
         elif not entry.is_file(follow_symlinks=False) or not (listing.is_file(entry.name) or is_leftover(entry.name)):
             if not os.path.lexists(entry.path):  # removed just now by the run that wrote it
                 continue
-            raise TargetError(
-                f"{entry.path}: is not a file that conversions write. Its directory is where a target "
-                "is built, and files there may be removed: move it away"
-            )
+            raise TargetError(f"{entry.path}: is not a file that conversions write. {reason}: move it away")
 
 
 def _holds_files(path: str) -> bool:

@@ -127,12 +127,16 @@ def temporary_files(directory: Location) -> list[Location]:
     names = list_names(directory)
     folders = [name for name in names if RANK_FOLDER.fullmatch(name) or name == STATE_DIRECTORY]
     with mapped_errors(directory, "list its files"):
-        return [directory.child(name) for name in names if is_temporary(name)] + [
-            Location(directory.fs, os.path.join(path, name))
+        paths = [directory.child(name).path for name in names] + [
+            os.path.join(path, name)
             for folder in folders
             for path, _, files in os.walk(directory.child(folder).path)
             for name in files
-            if is_temporary(name)
+        ]
+        return [
+            Location(directory.fs, path)
+            for path in paths
+            if is_temporary(posixpath.basename(path)) and os.path.isfile(path) and not os.path.islink(path)
         ]
 
 

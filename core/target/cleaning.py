@@ -1,8 +1,8 @@
-"""Removes what killed runs left at a target: unfinished work, replaced checkpoints, uploads, leases.
+"""Removes unfinished work at a target: unfinished conversions, replaced checkpoints, uploads, leases.
 
-Removed is only what a conversion must have written: a local working directory in which every name is one of a
-conversion's, and on object stores the files that the unfinished conversion recorded. Anything else is refused or kept,
-and named. While files are removed, a lease keeps other runs away.
+Removed are only local directories in which every name is one that conversions write, and on object stores the files
+that the unfinished conversion recorded. Anything else is refused or kept, and named. While files are removed, a lease
+keeps other runs away.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from reshard.core.checkpoint.manifest import RECORDS_DIRECTORY, Manifest, read_manifest
-from reshard.core.errors import StorageError, TargetBusyError, TargetError
+from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError
+from reshard.core.plan.plan_file import rebuild_plan
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.summary import Summary
 from reshard.core.runtime.wording import counted, listed
@@ -22,7 +23,7 @@ from reshard.core.storage.joined import parts_of
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
 from reshard.core.storage.lease_monitor import seen_holders
 from reshard.core.storage.listing import exists, find_entries, find_files, kind_of
-from reshard.core.storage.own_files import check_unlinked
+from reshard.core.storage.own_files import check_replaced_files, check_unlinked
 from reshard.core.storage.publishing import (
     MANIFEST_NAME,
     PARTIAL_SUFFIX,
@@ -50,7 +51,7 @@ from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, STATE
 
 
 class LeftoverKind(StrEnum):
-    """What a killed run left."""
+    """Kind of unfinished work."""
 
     UNFINISHED = "unfinished conversion"
     REPLACED = "replaced checkpoint"
@@ -60,7 +61,7 @@ class LeftoverKind(StrEnum):
 
 
 class Leftover(Summary):
-    """Something that a killed run left.
+    """Unfinished work at one place.
 
     Attributes:
         kind: what it is.
@@ -68,6 +69,8 @@ class Leftover(Summary):
         files: number of files; of an upload, 1.
         size_bytes: their size.
         changed: time of the latest change, ISO 8601, UTC; None if unknown.
+        ranks_done: number of ranks of an unfinished conversion that are recorded as done; otherwise None.
+        ranks: number of its ranks; None if its plan cannot be read.
     """
 
     kind: LeftoverKind
@@ -75,14 +78,16 @@ class Leftover(Summary):
     files: int
     size_bytes: int
     changed: str | None
+    ranks_done: int | None = None
+    ranks: int | None = None
 
 
 class CleanReport(Summary):
-    """What killed runs left at a target.
+    """Unfinished work at a target.
 
     Attributes:
         target: URL of the target.
-        found: what they left.
+        found: the unfinished work.
         removed: True if it was removed.
         kept: what is there besides, and is not removed, in sentences.
     """
@@ -106,16 +111,19 @@ class _Survey:
 
 
 def clean(target: str, *, remove: bool = False) -> CleanReport:
-    """Find what killed runs left at a target; with `remove`, remove it.
+    """Find unfinished work at a target; with `remove`, remove it.
 
     Raises:
+        InputError: nothing at all is there.
         TargetBusyError: a living run works on the target.
-        TargetError: what is there may be a checkpoint, or holds what no conversion wrote.
+        TargetError: what is there may be a checkpoint, or holds what no conversion wrote, or is a directory of targets.
         StorageError: the storage cannot be read, or something cannot be removed.
     """
     final = parse_url(target)
     _check_is_target(final)
     survey = _survey(final, "")
+    if not survey.found:
+        _check_is_there(final)
     if remove and survey.found:
         for each in survey.found:  # a run that takes a lease would watch the dead ones first
             if each.leftover.kind is LeftoverKind.LEASE and not final.is_local:
@@ -145,6 +153,23 @@ def _check_is_target(final: Location) -> None:
         raise TargetError(f"{final}: is a file, the target of a conversion is a directory")
 
 
+def _check_is_there(final: Location) -> None:
+    """Check that a target without unfinished work is one: the path may be mistyped, or a directory of targets."""
+    if not any(map(exists, {working_location(final), replaced_location(final), final})):
+        raise InputError(f"{final}: nothing is there, and no unfinished work of a conversion into it. Check the path")
+    if read_manifest(final) is not None:
+        return
+    inside = {
+        name.removesuffix(suffix)
+        for name in list_names(final)
+        for suffix in (PARTIAL_SUFFIX, REPLACED_SUFFIX)
+        if name.endswith(suffix)
+    }
+    if inside:
+        targets = [str(final.child(name)) for name in sorted(inside)]
+        raise TargetError(f"{final}: holds unfinished work of targets in it. Name the target: {listed(targets, 3)}")
+
+
 def _survey(final: Location, run: str) -> _Survey:
     """Find what is left; the lease of `run` does not count."""
     return _survey_local(final, run) if final.is_local else _survey_remote(final, run)
@@ -166,7 +191,7 @@ def _survey_local(final: Location, run: str) -> _Survey:
             "repeated, gives it its name; if you do not want it, remove it yourself"
         )
     if entries := _without_leases(working):
-        found.append(_Found(_leftover(LeftoverKind.UNFINISHED, working, entries), partial(_remove_working, working)))
+        found.append(_Found(_unfinished(working, entries), partial(_remove_working, working)))
     elif exists(working):
         # removed, as empty directories are, with the lease under which leftovers are removed
         found.append(_Found(_leftover(LeftoverKind.LEASE, working, find_entries(working)), lambda: None))
@@ -181,6 +206,7 @@ def _survey_local(final: Location, run: str) -> _Survey:
                 f"{damaged}: is missing, or has another size than when it was written. Repeat the conversion, which "
                 f"mends it, or move back the checkpoint that it replaced: {replaced} may be the only copy"
             )
+        check_replaced_files(replaced, STATE_LISTING)
         entries = find_entries(replaced)
         found.append(_Found(_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced)))
     if is_finished:
@@ -233,7 +259,7 @@ def _survey_remote(final: Location, run: str) -> _Survey:
         ours = {path: entries[path] for path in unfinished if path in entries}
         ours |= {file.path: entries[file.path] for file in _state_files(state) if file.path in entries}
         remove = partial(_remove_remote, final, [Location(final.fs, path) for path in unfinished])
-        found.append(_Found(_leftover(LeftoverKind.UNFINISHED, final, ours), remove))
+        found.append(_Found(_unfinished(final, ours), remove))
         if others:
             kept += (_unrecorded_text(others),)
     return _Survey(found, kept)
@@ -241,8 +267,8 @@ def _survey_remote(final: Location, run: str) -> _Survey:
 
 def _unrecorded_text(files: Sequence[Location]) -> str:
     return (
-        f"{counted(len(files), 'checkpoint file')} of which the unfinished conversion has no record: "
-        f"{listed([str(file) for file in files], 3)}. They may be of an earlier checkpoint"
+        f"{counted(len(files), 'checkpoint file')} without a manifest, of which the unfinished conversion has no "
+        f"record: {listed([str(file) for file in files], 3)}. They may be of an earlier checkpoint"
     )
 
 
@@ -253,7 +279,7 @@ def _refuse_living(final: Location, holders: Iterable[LeaseHolder], run: str) ->
 
 
 def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
-    """Sentences on states of a target that only a run of a conversion may change."""
+    """Sentences on states of a target that are not unfinished work to be removed."""
     state = final.child(STATE_DIRECTORY)
     if is_finished:
         return ()
@@ -261,6 +287,9 @@ def _kept_states(final: Location, *, is_finished: bool) -> tuple[str, ...]:
         return (f"{final}: a conversion that was being removed; the next run of convert-latest goes on with it",)
     if final.is_local and read_identity(state) is not None:
         return (f"{final}: a conversion that was being mended; the same conversion, repeated, completes it",)
+    names = list_names(final)
+    if names and STATE_DIRECTORY not in names:
+        return (f"{final}: has no manifest and no records of a conversion",)
     return ()
 
 
@@ -329,6 +358,16 @@ def _state_files(state: Location) -> list[Location]:
         *(state.child(name) for name in list_names(state) if STATE_LISTING.is_file(name)),
         *find_files(state.child(RECORDS_DIRECTORY)),
     ]
+
+
+def _unfinished(location: Location, entries: dict[str, dict[str, Any]]) -> Leftover:
+    """Describe an unfinished conversion, and how much of it is done: other machines may be still to come."""
+    workspace = Workspace(location, "")
+    done, ranks = len(workspace.recorded_ranks()), None
+    with suppress(InputError, StorageError):  # no plan, one of another version, or one whose key is not given
+        ranks = len(rebuild_plan(workspace.plan_url).target_ranks)
+    unfinished = _leftover(LeftoverKind.UNFINISHED, location, entries)
+    return unfinished.model_copy(update={"ranks_done": done, "ranks": ranks})
 
 
 def _leftover(kind: LeftoverKind, location: Location, entries: dict[str, dict[str, Any]]) -> Leftover:

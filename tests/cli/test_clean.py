@@ -6,9 +6,11 @@ import click
 import pytest
 
 import reshard as public
+from reshard.core.errors import InputError
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
 from reshard.core.storage.urls import parse_url
+from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leases_of
 from tests.support.checkpoints import case
 
@@ -36,15 +38,27 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reshard.cli.clean._is_terminal", lambda: True)
 
 
-def test_nothing_to_clean(reshard: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_mistyped_path_is_wrong_input(reshard: Callable[..., Any], tmp_path: Path) -> None:
     shown = reshard("clean", tmp_path / "out")
-    assert (shown.code, shown.out) == (0, f"{tmp_path}/out: killed runs left nothing to remove\n")
+    assert shown.code == 2
+    assert f"{tmp_path}/out: nothing is there" in shown.err
+
+
+def test_a_directory_that_is_no_target(reshard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "out/mine").mkdir(parents=True)
+    shown = reshard("clean", tmp_path / "out")
+    assert shown.code == 0
+    assert shown.out.startswith(f"{tmp_path}/out: no unfinished work\n")
+    assert "has no manifest and no records of a conversion" in shown.out
 
 
 def test_without_a_terminal_it_only_lists(reshard: Callable[..., Any], half: Path) -> None:
     shown = reshard("clean", half)
     assert shown.code == 1
-    row = shown.out.splitlines()[1].split()
+    header, line = shown.out.splitlines()[:2]
+    assert header.startswith("unfinished work")
+    assert " 1 of 2 ranks done " in line
+    row = line.split()
     assert row[:3] == ["unfinished", "conversion", str(partial(half))]
     assert row[-1] == "ago"
     assert shown.err == "nothing was removed: use --yes to remove all of it\n"
@@ -56,6 +70,22 @@ def test_yes_removes(reshard: Callable[..., Any], half: Path) -> None:
     assert shown.code == 0
     assert shown.out.endswith(f"{half}: removed 1 leftover\n")
     assert not partial(half).exists()
+
+
+def test_the_last_line_names_what_remains(reshard: Callable[..., Any], half: Path) -> None:
+    out = parse_url("memory://clean/out")
+    try:
+        for file in filter(Path.is_file, partial(half).rglob("*")):
+            write_bytes(out.child(str(file.relative_to(partial(half)))), file.read_bytes())
+        write_bytes(out.child("rank_9/mine.ckpt"), b"mine")
+        shown = reshard("clean", out, "--yes")
+    finally:
+        out.fs.store.clear()
+    assert shown.code == 0
+    removed, last = shown.out.splitlines()[-2:]
+    assert removed == f"{out}: removed 1 leftover"
+    assert last.startswith("not removed: 1 checkpoint file without a manifest")
+    assert "rank_9/mine.ckpt" in last
 
 
 @pytest.mark.usefixtures("terminal")
@@ -110,4 +140,5 @@ def test_the_function(half: Path) -> None:
     report = public.clean(half)
     assert ([str(each.kind) for each in report.found], report.removed) == (["unfinished conversion"], False)
     assert public.clean(half, remove=True).removed
-    assert public.clean(half) == public.CleanReport(target=str(half), found=(), removed=False, kept=())
+    with pytest.raises(InputError, match="nothing is there"):
+        public.clean(half)

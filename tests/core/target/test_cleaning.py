@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reshard.core.checkpoint.manifest import read_manifest
-from reshard.core.errors import TargetBusyError, TargetError
+from reshard.core.errors import InputError, TargetBusyError, TargetError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
@@ -49,8 +49,17 @@ def leave_dead_lease(final: Location) -> Location:
 
 
 def test_nothing_there(final: Location) -> None:
-    assert clean(str(final), remove=True) == CleanReport(target=str(final), found=(), removed=False, kept=())
+    with pytest.raises(InputError, match="out: nothing is there, and no unfinished work .* Check the path"):
+        clean(str(final), remove=True)
     assert files_at(final) == set()
+
+
+@pytest.mark.parametrize("suffix", [".reshard-partial", ".reshard-replaced"])
+def test_a_directory_of_targets(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"9_9{suffix}").mkdir()
+    with pytest.raises(TargetError, match=f"holds unfinished work of targets in it. Name the target: {tmp_path}/9_9$"):
+        clean(str(tmp_path), remove=True)
+    assert (tmp_path / f"9_9{suffix}").exists()
 
 
 def test_unfinished_work_is_listed_and_then_removed(final: Location, plan: ConversionPlan) -> None:
@@ -60,11 +69,18 @@ def test_unfinished_work_is_listed_and_then_removed(final: Location, plan: Conve
     assert (kinds(listed), listed.removed, listed.kept) == ([LeftoverKind.UNFINISHED], False, ())
     assert listed.found[0].files == len(before)
     assert listed.found[0].size_bytes == sum(entry["size"] for entry in find_entries(final.parent).values())
+    assert (listed.found[0].ranks_done, listed.found[0].ranks) == (2, len(plan.target_ranks))
     assert files_at(final) == before
     assert clean(str(final), remove=True).removed
     assert files_at(final) == set()
     assert not final.is_local or os.listdir(final.parent.path) == []
-    assert clean(str(final)).found == ()
+
+
+def test_the_ranks_of_an_unreadable_plan_are_unknown(final: Location, plan: ConversionPlan) -> None:
+    convert_ranks(Target(final, plan), 0)
+    write_bytes(working_location(final).child(".reshard/plan.json.gz"), b"damaged")
+    unfinished = clean(str(final)).found[0]
+    assert (unfinished.ranks_done, unfinished.ranks) == (1, None)
 
 
 def test_a_finished_conversion_is_never_touched(final: Location, plan: ConversionPlan) -> None:
@@ -228,6 +244,25 @@ def test_foreign_files_of_a_replaced_directory(local: Path, plan: ConversionPlan
     assert (replaced / "thesis.tex").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["rank_0/notes.txt", "rank_9/rank_0/a.ckpt", ".reshard/notes.txt"])
+def test_foreign_files_deep_in_a_replaced_directory(local: Path, plan: ConversionPlan, name: str) -> None:
+    finish(Target(place(local), plan))
+    file = local.with_name("out.reshard-replaced") / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    with pytest.raises(TargetError, match="is not a file that conversions write. Its directory is a replaced target"):
+        clean(str(local), remove=True)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".z.deadbeef.tmp", "rank_0/.z.deadbeef.tmp"])
+def test_a_directory_with_the_name_of_an_unfinished_file(local: Path, plan: ConversionPlan, name: str) -> None:
+    finish(Target(place(local), plan))
+    (local / name).mkdir()
+    assert clean(str(local), remove=True).found == ()
+    assert (local / name).exists()
+
+
 def test_unfinished_files_in_a_finished_target(local: Path, plan: ConversionPlan) -> None:
     finish(Target(place(local), plan))
     before = files_at(place(local))
@@ -274,7 +309,8 @@ def test_files_without_a_record_are_kept_and_named(remote: Location, plan: Conve
         write_bytes(file, b"mine")
     report = clean(str(remote), remove=True)
     assert report.removed
-    named = f"2 checkpoint files of which the unfinished conversion has no record: {foreign[0]}, {foreign[1]}. "
+    named = "2 checkpoint files without a manifest, of which the unfinished conversion has no record: "
+    named += f"{foreign[0]}, {foreign[1]}. "
     assert report.kept == (f"{named}They may be of an earlier checkpoint",)
     left = {path.removeprefix(f"{remote.path}/") for path in find_entries(remote)}
     assert left == {"rank_0/net-1_1.ckpt", "rank_9/checkpoint_9.ckpt", "thesis.tex", ".reshard/thesis.tex"}
@@ -283,7 +319,7 @@ def test_files_without_a_record_are_kept_and_named(remote: Location, plan: Conve
 def test_a_file_that_was_replaced_since_is_kept(remote: Location, plan: ConversionPlan) -> None:
     convert_ranks(Target(remote, plan), 0)
     write_bytes(remote.child(plan.file_name(0)), b"mine, and longer than what was recorded")
-    assert "1 checkpoint file of which" in clean(str(remote), remove=True).kept[0]
+    assert "1 checkpoint file without a manifest, of which" in clean(str(remote), remove=True).kept[0]
     assert set(find_entries(remote)) == {remote.child(plan.file_name(0)).path}
 
 
@@ -297,5 +333,6 @@ def test_a_record_of_another_conversion(remote: Location, plan: ConversionPlan, 
 
 def test_a_checkpoint_that_reshard_did_not_write(remote: Location) -> None:
     write_bytes(remote.child("rank_0/net-1_1.ckpt"), b"mine")
-    assert clean(str(remote), remove=True) == CleanReport(target=str(remote), found=(), removed=False, kept=())
+    kept = (f"{remote}: has no manifest and no records of a conversion",)
+    assert clean(str(remote), remove=True) == CleanReport(target=str(remote), found=(), removed=False, kept=kept)
     assert remote.fs.exists(remote.child("rank_0/net-1_1.ckpt").path)
