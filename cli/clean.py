@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 def command(target: str, yes: bool, decrypt_key: str, decrypt_mode: str, storage: str, as_json: bool) -> int:
     """Remove unfinished work at TARGET: unfinished conversions, uploads in parts, replaced checkpoints, leases.
 
-    Lists what it would remove, and asks if it runs on a terminal. A conversion is also unfinished if other machines are
-    still to do their ranks: the list says how many are done. The same conversion, repeated, would go on from there:
-    remove only what you do not want to finish. Stops if a living run works on TARGET.
+    Lists what it would remove, and asks before removing it on a terminal. A conversion whose other ranks are left to
+    other machines is unfinished as well: the list says how many are done. The same conversion would resume from what is
+    listed: remove only what you do not want to finish. Stops if a run is working on TARGET.
 
-    Never removes a finished conversion, or a complete one that has not got its name yet. On object stores it removes
-    only files that the unfinished conversion recorded. On disks it knows files by their names: it stops if a directory
-    that it would remove holds any that conversions do not write, but .ckpt and .safetensors files that somebody put
-    into rank folders there are removed as well.
+    Never removes a finished conversion, or a complete one that only lacks its final name. On object stores it removes
+    only files that the unfinished conversion recorded. On disks it knows files by their names: it stops at any that
+    conversions do not write, but removes .ckpt and .safetensors files that somebody put into rank folders there.
 
     Exits with 0 if no unfinished work is left, with 1 if it is, and with 2 if nothing at all is at TARGET.
 
