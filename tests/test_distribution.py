@@ -20,7 +20,7 @@ from tests.support.places import PROJECT
 SUBPACKAGES = ("cli", "core", "deployments", "flows", "tasks")
 PROGRAMS = {
     f"{page.stem}_{number}": program
-    for page in [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+    for page in [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
     for number, program in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
     if re.search(r"^(import|from) reshard", program, re.MULTILINE)
 }

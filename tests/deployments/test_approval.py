@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import PrefectHTTPStatusError
 
 from reshard.cli.main import run
 from tests.support.deployed import Demo
@@ -15,6 +16,7 @@ from tests.support.prefect_server import (
     await_run,
     retry_run,
     start_run,
+    until,
 )
 
 pytestmark = pytest.mark.slow
@@ -23,21 +25,28 @@ APPROVAL = "convert-checkpoint/convert-with-approval"
 
 
 def question_of(server: PrefectServer, run_id: UUID) -> str:
-    """What the run's dialog shows."""
+    """What the run's dialog shows; Prefect stores it a moment after the state."""
     state = server.client.read_flow_run(run_id).state
     assert state
-    assert state.state_details.run_input_keyset
-    answer = server.client.request(
-        "GET",
-        "/flow_runs/{id}/input/{key}",
-        path_params={"id": run_id, "key": state.state_details.run_input_keyset["description"]},
-    )
-    return str(answer.json())
+    keys = state.state_details.run_input_keyset
+    assert keys
+
+    def stored() -> str | None:
+        try:
+            path = {"id": run_id, "key": keys["description"]}
+            return str(server.client.request("GET", "/flow_runs/{id}/input/{key}", path_params=path).json())
+        except PrefectHTTPStatusError as error:
+            if error.response.status_code != 404:
+                raise
+            return None
+
+    return until(stored, "no question", 20)
 
 
 def ask(server: PrefectServer, demo: Demo, target: Path, **others: object) -> UUID:
     run_id = start_run(server, APPROVAL, demo.parameters(target, **others))
     await_run(server, run_id, "Suspended")
+    question_of(server, run_id)
     return run_id
 
 

@@ -143,9 +143,14 @@ def test_changed_at_any_moment(source: Path, conversion: ConversionRequest, tmp_
 def test_changed_between_planning_and_the_first_read(
     source: Path, conversion: ConversionRequest, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first block is read after the progress has begun."""
+    """The first block is read after that phase of the progress has begun."""
     progress = ChangesAfter(0, lambda: None)
-    monkeypatch.setattr(progress, "begin", lambda _: change(file_of(source, 1)))
+
+    def begin(phase: str, total_bytes: int = 0) -> None:
+        if phase.startswith("converting"):
+            change(file_of(source, 1))
+
+    monkeypatch.setattr(progress, "begin", begin)
     with pytest.raises(ReshardError, match=f"(?s)rank_1/checkpoint_1.ckpt.*({REASONS})"):
         convert(conversion, progress)
     assert not Path(conversion.target).exists()

@@ -54,10 +54,11 @@ class Undisturbed:
     seconds: float
 
     def moments(self, count: int, seed: int) -> Iterator[float]:
-        """So many random moments of a run, spread over all of it but most of Python's imports."""
+        """So many moments of a run, at random but for the first, which is before the work begins."""
         generator = random.Random(seed)
         first = 0.8 * self.before_work_seconds
-        for number in range(count):
+        yield first
+        for number in range(1, count):
             yield first + (number + generator.random()) / count * (self.seconds - first)
 
     def kill_at(self, moment: float, target: Path, *options: str) -> bool:

@@ -224,7 +224,7 @@ def test_memory_is_the_limit_and_one_array(tmp_path: Path, options: str) -> None
 
     def peak(source: Path) -> int:
         program = (
-            "from reshard.core.conversion.load import load_rank\n"
+            "from reshard import load_rank\n"
             f"for name, array in load_rank({str(source)!r}, memory_limit='32MiB'{options}):\n"
             "    del array"
         )
