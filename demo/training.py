@@ -1,7 +1,7 @@
 """A small training job of real processes, cut like large ones: data, tensor and optimizer parallelism, in numpy.
 
 A two-layer network learns by Adam. Each process is a rank: it holds its slices of weights and moments, computes the
-gradients of its micro-batches, and updates its slices. Ranks talk through the parent process, which stands for the
+gradients of its micro-batches, and updates its slices. Ranks talk through the parent process, which plays the
 cluster: it can kill ranks, and ends the others by SIGTERM as soon as they wait for the killed ones, as schedulers do.
 Gradients are added in the order of the micro-batches, whichever ranks computed them: so the arithmetic, and each bit of
 the result, is the same for any number of data-parallel ranks.

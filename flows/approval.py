@@ -85,7 +85,7 @@ def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[A
 
 
 def _replaced(target: Target) -> str:
-    """Tell checkpoints apart that would be replaced, whoever wrote them; empty if there is none."""
+    """A key that differs for each checkpoint that would be replaced; empty if there is none."""
     manifest = manifest_to_keep(target.final, overwrite=target.overwrite)
     if manifest is not None:
         return manifest.identity

@@ -108,13 +108,13 @@ def test_a_log_file_has_everything_whatever_the_terminal_shows(
 def test_a_log_file_has_the_result_even_if_quiet(convert: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "log"
     shown = convert("-q", "--log-file", file, "--ranks", "0")
-    told = (
+    warning = (
         "NOT COMPLETE: 1 rank of 2 not yet written and verified: 1. The target appears when they are: run the same "
         "command with --ranks 1, here or on another machine."
     )
-    assert (shown.code, shown.out, shown.err) == (0, "", f"reshard: {told}\n")
+    assert (shown.code, shown.out, shown.err) == (0, "", f"reshard: {warning}\n")
     lines = lines_of(file)
-    assert ("WARNING", told) in lines
+    assert ("WARNING", warning) in lines
     assert ("INFO", f"to: {tmp_path}/out") in lines
     assert [message for level, message in lines if level == "INFO" and re.match(r"written: .* read", message)]
 

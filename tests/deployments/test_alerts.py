@@ -78,13 +78,13 @@ def test_somebody_is_told_once_of_a_run_that_fails(
     assert f"automation {ALERTS_AUTOMATION}: made\n" in done.stdout, done.stderr
     parameters = demo.parameters(tmp_path / "target") | {"source": str(tmp_path / "nowhere")}
 
-    def told() -> list[dict[str, Any]]:
+    def messages() -> list[dict[str, Any]]:
         # an automation misses events for a moment: the server takes it up after it has answered
         run_id = start_run(server, "convert-latest-checkpoint/convert-latest", parameters)
         await_run(server, run_id, "Failed")
         return until_some(receiver)
 
-    [message] = until(told, "no message", 120)
+    [message] = until(messages, "no message", 120)
     assert message["title"].startswith("Failed: convert latest of")
     assert "(convert-latest): Failed" in message["text"]
     assert f"{tmp_path / 'nowhere'}" in message["text"]
