@@ -136,6 +136,10 @@ def test_killed_and_cleaned_up(undisturbed: Undisturbed, tmp_path: Path) -> None
     cleaned = 0
     for moment in undisturbed.moments(6, seed=7):
         undisturbed.kill_at(moment, target)
+        if not (target.exists() or partial(target).exists()):  # killed before it had made anything
+            with pytest.raises(InputError, match="nothing is there"):
+                clean(target, remove=True)
+            continue
         whole = files_of(partial(target)) == undisturbed.wanted and (partial(target) / MANIFEST).exists()
         if whole:
             with pytest.raises(InputError, match="holds a complete conversion"):
