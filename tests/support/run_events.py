@@ -28,7 +28,7 @@ def events_of(run_id: UUID, *names: str) -> list[dict[str, Any]]:
 
 def event_of(run_id: UUID, name: str) -> dict[str, Any]:
     """The event of that name which the run caused; the server learns of it a little later."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (found := events_of(run_id, name)):
         assert time.monotonic() < deadline, f"no event {name}"
         time.sleep(0.2)
