@@ -168,6 +168,7 @@ class Trainer:
 
     def __init__(self, job: Job, rank: int, connection: Connection) -> None:
         self._job = job
+        self._rank = rank
         self._connection = connection
         self._data_rank, self._tensor_rank = divmod(rank, job.tensor_parallel)
         self._boxes = _boxes(job, rank)
@@ -177,8 +178,7 @@ class Trainer:
 
     def resume(self, checkpoint: Path) -> None:
         """Go on from this rank's file of a checkpoint."""
-        rank = self._data_rank * self._job.tensor_parallel + self._tensor_rank
-        [file] = (checkpoint / f"rank_{rank}").glob("*.ckpt")
+        [file] = (checkpoint / f"rank_{self._rank}").glob("*.ckpt")
         loaded = load_checkpoint(str(file))
         arrays = {name: np.asarray(loaded[name]) for name in self._boxes}
         self.state = State(int(np.asarray(loaded["step_num"])), arrays)

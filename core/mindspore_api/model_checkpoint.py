@@ -278,8 +278,8 @@ class ModelCheckpoint:
         values = values_to_save(network, self._appended())
         if not values:
             raise ValueError(f"{location}: there is nothing to save")
-        marked = self._config.remove_redundancy
-        kind = FileKind(CheckpointFormat(self._config.format), self._config.crc_check, marked, self._key)
+        # as MindSpore does, the file is marked as one without redundancy removed
+        kind = FileKind(CheckpointFormat(self._config.format), self._config.crc_check, False, self._key)
         path = os.path.join(self._directory, name)
 
         def write() -> None:
