@@ -65,7 +65,10 @@ class EmbeddedServer:
         except httpx.HTTPError as error:
             raise embedded_server_error(error) from error
         with settings.temporary_settings({**EMBEDDED_SETTINGS, settings.PREFECT_API_URL: self.url}):
-            yield
+            try:
+                yield
+            finally:
+                _send_events()
 
     def _stop(self) -> None:
         assert self.process.stdin
@@ -96,7 +99,6 @@ def using_a_server() -> Iterator[None]:
         return
     with start_server().in_use():
         yield
-        EventsWorker.instance().wait_until_empty()  # at exit Prefect would complain that it has some to send
 
 
 def embedded_server_error(problem: Exception) -> ConversionError:
@@ -111,6 +113,17 @@ def is_embedded() -> bool:
     """True if only this machine can reach Prefect's server: it is ours, or Prefect started it."""
     url = settings.PREFECT_API_URL.value()
     return not url or (_server is not None and url == _server.url)
+
+
+def _send_events() -> None:
+    """Send the remaining events, and end what sends them.
+
+    It is Prefect's one for the whole process and stays with the server that it first sent to, so that the events of
+    later runs on another server would be lost.
+    """
+    worker = EventsWorker.instance()
+    worker.wait_until_empty()
+    worker.drain()
 
 
 def _start(listening: socket.socket) -> subprocess.Popen[bytes]:

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, PREFECT_API_URL, temporary_settings
 
 from reshard.core.errors import ConversionError, InputError
 from reshard.core.runtime.progress import SilentProgress
+from reshard.flows.convert_checkpoint import convert_checkpoint
 from reshard.flows.local import run_locally
 from tests.support.checkpoints import case, read_tree
 from tests.support.places import PROJECT
 from tests.support.prefect_server import until
+from tests.support.run_events import event_of, run_id_of
 
 FOUR_TO_THREE = case(7009)
 
@@ -91,6 +93,15 @@ def test_uses_the_configured_server(tmp_path: Path) -> None:
     assert run_locally(FOUR_TO_THREE.request(tmp_path / "out"), SilentProgress()).committed
     with pytest.raises(InputError, match="/nowhere"):
         run_locally(FOUR_TO_THREE.request(tmp_path / "out", source_strategy="/nowhere"), SilentProgress())
+
+
+@pytest.mark.slow
+def test_events_of_later_runs_go_to_their_own_server(tmp_path: Path) -> None:
+    of_its_own = {PREFECT_API_URL: None, PREFECT_API_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/db"}
+    with temporary_settings(of_its_own):
+        assert run_locally(FOUR_TO_THREE.request(tmp_path / "embedded")).committed
+    state = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "configured"), return_state=True)
+    event_of(run_id_of(state), "reshard.conversion.completed")
 
 
 def test_a_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
