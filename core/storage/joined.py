@@ -1,8 +1,10 @@
-"""Reads several files of one directory as one: the parts of a checkpoint file that MindSpore wrote one by one.
+"""Reads several files of one directory as one: the parts of a checkpoint file that were written one by one.
 
-Their location has the parts' numbers in braces, as a shell would expand it: `net_0_part{0,1}.ckpt`.
+Their location has what differs in braces, as a shell would expand it: `net_0_part{0,1}.ckpt`,
+`{model-0000000-0000002,opt-0000000-0000002}.safetensors`.
 """
 
+import posixpath
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,7 +16,11 @@ from reshard.core.storage.urls import Location
 if TYPE_CHECKING:
     from reshard.core.storage.reading import SourceFile
 
-_JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<numbers>[0-9]+(?:,[0-9]+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
+_JOINED = re.compile(r"(?P<stem>.+_part)\{(?P<parts>[0-9]+(?:,[0-9]+)+)\}(?P<extension>\.[^.{}]+)", re.DOTALL)
+_FILE_OF_KIND = r"(?:[^{},/]+-)?(?:model|opt)-[0-9]{7,}-[0-9]{7,}"
+_JOINED_FILES = re.compile(
+    rf"(?P<stem>)\{{(?P<parts>{_FILE_OF_KIND}(?:,{_FILE_OF_KIND})+)\}}(?P<extension>\.safetensors)", re.DOTALL
+)
 
 
 def joined_name(stem: str, numbers: Sequence[int], extension: str) -> str:
@@ -22,12 +28,20 @@ def joined_name(stem: str, numbers: Sequence[int], extension: str) -> str:
     return f"{stem}{{{','.join(map(str, numbers))}}}{extension}"
 
 
+def joined_files(names: Sequence[str]) -> str:
+    """Return the joint name of files with the same extension; a single one's own."""
+    if len(names) == 1:
+        return names[0]
+    extension = posixpath.splitext(names[0])[1]
+    return f"{{{','.join(name.removesuffix(extension) for name in names)}}}{extension}"
+
+
 def parts_of(location: Location) -> tuple[Location, ...]:
     """Return the files that a joint name denotes; none for any other location."""
-    match = _JOINED.fullmatch(location.name)
+    match = _JOINED.fullmatch(location.name) or _JOINED_FILES.fullmatch(location.name)
     if match is None:
         return ()
-    names = [f"{match['stem']}{number}{match['extension']}" for number in match["numbers"].split(",")]
+    names = [f"{match['stem']}{part}{match['extension']}" for part in match["parts"].split(",")]
     return tuple(location.parent.child(name) for name in names)
 
 

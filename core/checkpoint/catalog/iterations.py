@@ -1,0 +1,258 @@
+"""Finds the iteration of MindFormers' Checkpoint 2.0 that a URL means: the directory, its metadata and its files.
+
+A URL names the directory with all iterations, where the tracker tells which one to load, or one iteration's directory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from reshard.core.errors import CatalogError, CheckpointError, StorageError
+from reshard.core.runtime.option_names import source_option
+from reshard.core.runtime.wording import counted, listed
+from reshard.core.storage.checkpoint2_names import (
+    COMMON_NAME,
+    METADATA_NAME,
+    MODEL,
+    TRACKER_NAME,
+    TensorFileName,
+    iteration_name,
+    parse_iteration,
+    parse_tensor_file,
+)
+from reshard.core.storage.listing import list_folder, unless_missing
+from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.publishing import STATE_DIRECTORY
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.unified_names import is_index_name
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, Metadata, parse_metadata
+from reshard.core.strategy.model import Strategy
+
+_MAX_TRACKER_BYTES = 64
+_MAX_LISTED = 6
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration of a Checkpoint 2.0.
+
+    Attributes:
+        location: its directory.
+        number: its number; None if the directory's name has none.
+        metadata: None for the checkpoint of a single card.
+        names: all names in the directory.
+        notes: what was chosen and why, and what is missing from all of it.
+    """
+
+    location: Location
+    number: int | None
+    metadata: Metadata | None
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """The layouts in its metadata; None for a single card."""
+        return self.metadata.strategy if self.metadata else None
+
+    @cached_property
+    def files(self) -> Mapping[int, tuple[str, ...]]:
+        """Rank -> the names of its files, the network's first; missing ones included, if some of their kind exist."""
+        found: dict[int, list[TensorFileName]] = {}
+        for rank, name in self._listed:
+            if name.kind not in self._missing_kinds:
+                found.setdefault(rank, []).append(name)
+        return {
+            rank: tuple(each.name for each in sorted(found[rank], key=lambda each: (each.kind, each.name)))
+            for rank in sorted(found)
+        }
+
+    @property
+    def tensor_files(self) -> tuple[TensorFileName, ...]:
+        """The files of tensors in the directory."""
+        return tuple(name for name in map(parse_tensor_file, self.names) if name is not None)
+
+    @cached_property
+    def _listed(self) -> Sequence[tuple[int, TensorFileName]]:
+        if self.metadata is None:
+            return [(0, name) for name in self.tensor_files]
+        named = ((each.rank, parse_tensor_file(each.name)) for each in self.metadata.files.values())
+        return [(rank, name) for rank, name in named if name is not None]
+
+    @cached_property
+    def _missing_kinds(self) -> frozenset[str]:
+        """Kinds of files that were not saved at all: the optimizer's."""
+        there = frozenset(self.names)
+        having = {name.kind for _, name in self._listed if name.name in there}
+        return frozenset(name.kind for _, name in self._listed if name.kind != MODEL) - having
+
+    def missing_from(self, rank: int) -> tuple[str, ...]:
+        """Return the files of a rank that are not in the directory."""
+        there = frozenset(self.names)
+        return tuple(name for name in self.files.get(rank, ()) if name not in there)
+
+
+def find_iteration(url: str, step: str = "") -> Iteration | None:
+    """Return the iteration that a URL and a step mean; None if there is no Checkpoint 2.0.
+
+    Raises:
+        CatalogError: there is no such iteration, or it is incomplete.
+        StrategyError: its metadata is damaged.
+        StorageError: the storage does not answer.
+    """
+    location = parse_url(url)
+    if RANK_FIELD in location.path:
+        return None
+    if location.name == METADATA_NAME:
+        location = location.parent
+    names = unless_missing(lambda: _names_in(location))
+    if names is None:
+        return None
+    if holds_iterations(names):
+        return _chosen(location, names, step)
+    return read_iteration(location, names, step) if is_iteration(names) else None
+
+
+def holds_iterations(names: Sequence[str]) -> bool:
+    """True if names are those of a directory with iterations."""
+    return any(parse_iteration(name) is not None for name in names)
+
+
+def is_iteration(names: Sequence[str]) -> bool:
+    """True if names are those of one iteration's directory."""
+    if any(map(is_index_name, names)):  # Hugging Face's form needs neither tracker nor metadata
+        return False
+    return any(map(parse_tensor_file, names)) or {METADATA_NAME, COMMON_NAME} <= set(names)
+
+
+def read_tracker(root: Location) -> int | None:
+    """Return the iteration that the tracker names; None without a tracker.
+
+    Raises:
+        CatalogError: it holds no number.
+        StorageError: it cannot be read.
+    """
+    location = root.child(TRACKER_NAME)
+    try:
+        data = unless_missing(lambda: read_small_file(location, _MAX_TRACKER_BYTES))
+    except CheckpointError as error:
+        raise CatalogError(f"{location}: is not the number of an iteration") from error
+    if data is None:
+        return None
+    text = data.strip()
+    if not text.isdigit() or len(text) > 18:
+        raise CatalogError(f"{location}: is not the number of an iteration: {text[:40]!r}")
+    return int(text)
+
+
+def list_iterations(names: Sequence[str]) -> list[int]:
+    """Return the numbers of the iterations in a directory, ascending."""
+    return sorted(number for number in map(parse_iteration, names) if number is not None)
+
+
+def read_iteration(location: Location, names: Sequence[str], step: str = "") -> Iteration:
+    """Read the iteration in a directory with these names."""
+    number = parse_iteration(location.name)
+    if step and step != str(number):
+        raise CatalogError(f"{location}: is iteration {number}, not {step}: leave out {source_option('step')}")
+    problem = incomplete(names)
+    if problem:
+        raise CatalogError(f"{location}: {problem}: it was not saved completely. Name another iteration")
+    metadata = None
+    if METADATA_NAME in names:
+        file = location.child(METADATA_NAME)
+        metadata = parse_metadata(_read_metadata(file), str(file))
+    iteration = Iteration(location, number, metadata, tuple(names))
+    return _with_notes(iteration)
+
+
+def incomplete(names: Sequence[str]) -> str:
+    """Return what a directory with these names lacks to be a complete iteration; empty if nothing, by its names."""
+    if METADATA_NAME in names:
+        return "" if COMMON_NAME in names else f"it has no {COMMON_NAME}"
+    files = [name for name in map(parse_tensor_file, names) if name is not None]
+    if not files:
+        return "it holds no files of tensors"
+    count = max(name.count for name in files)
+    if count > 1:
+        return f"it has no {METADATA_NAME}, but by their names its files are of {count} ranks"
+    kinds = [name.kind for name in files]
+    if len(kinds) > len(set(kinds)):
+        return f"it has several files of one kind: {listed([name.name for name in files], _MAX_LISTED)}"
+    return "" if COMMON_NAME in names else f"it has no {COMMON_NAME}"
+
+
+def _chosen(root: Location, names: Sequence[str], step: str) -> Iteration:
+    numbers = list_iterations(names)
+    there = listed(list(map(str, reversed(numbers))), _MAX_LISTED)
+    if step:
+        if not step.isdigit() or int(step) not in numbers:
+            raise CatalogError(f"{root}: has no iteration {step}; it has {there}")
+        return _of_number(root, int(step), ())
+    tracked = read_tracker(root)
+    if tracked is None:
+        return _newest_complete(root, numbers)
+    if tracked not in numbers:
+        raise CatalogError(
+            f"{root}: {TRACKER_NAME} names iteration {tracked}, which is not there; there are {there}: name one with "
+            f"{source_option('step')}"
+        )
+    newer = [number for number in numbers if number > tracked]
+    return _of_number(root, tracked, tuple(map(lambda number: _newer_note(root, number, tracked), newer)))
+
+
+def _newer_note(root: Location, number: int, tracked: int) -> str:
+    problem = incomplete(_names_in(_directory(root, number)))
+    why = f"it is incomplete: {problem}" if problem else f"the tracker names {tracked}; --step {number} reads it"
+    return f"iteration {number} is newer, and passed over: {why}"
+
+
+def _newest_complete(root: Location, numbers: Sequence[int]) -> Iteration:
+    notes = []
+    for number in reversed(numbers):
+        problem = incomplete(_names_in(_directory(root, number)))
+        if not problem:
+            note = f"there is no {TRACKER_NAME}: iteration {number} is the newest complete one"
+            return _of_number(root, number, (note, *notes))
+        notes.append(f"iteration {number} is passed over: {problem}")
+    raise CatalogError(f"{root}: no iteration is complete: {'; '.join(notes[:_MAX_LISTED])}")
+
+
+def _of_number(root: Location, number: int, notes: tuple[str, ...]) -> Iteration:
+    location = _directory(root, number)
+    iteration = read_iteration(location, _names_in(location))
+    return replace(iteration, notes=(*notes, *iteration.notes))
+
+
+def _directory(root: Location, number: int) -> Location:
+    return root.child(iteration_name(number))
+
+
+def _with_notes(iteration: Iteration) -> Iteration:
+    notes = []
+    if iteration._missing_kinds:
+        notes.append("the optimizer's files were not saved, or are not there: its parameters are missing")
+    known = {METADATA_NAME, COMMON_NAME, STATE_DIRECTORY, *(name for each in iteration.files.values() for name in each)}
+    beside = [name.name for name in iteration.tensor_files if name.name not in known]
+    if beside:
+        notes.append(
+            f"{counted(len(beside), 'file')} that {METADATA_NAME} does not list, so ignored: "
+            f"{listed(beside, _MAX_LISTED)}"
+        )
+    return replace(iteration, notes=tuple(notes))
+
+
+def _names_in(location: Location) -> list[str]:
+    # a listing may have a directory's own name, or a link's
+    entries = list_folder(location)
+    return sorted(location.child(entry["name"].rstrip("/").rpartition("/")[2]).name for entry in entries)
+
+
+def _read_metadata(location: Location) -> bytes:
+    try:
+        return read_small_file(location, MAX_METADATA_BYTES)
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise CatalogError(str(error)) from error
