@@ -85,6 +85,37 @@ def _print_checkpoint(document: Document) -> None:
     )
 
 
+def _print_iteration(document: Document) -> None:
+    parameters, others = document["parameters"], document["other_iterations"]
+    facts = [
+        ("Checkpoint 2.0", document["url"]),
+        ("iteration", "?" if document["iteration"] is None else str(document["iteration"])),
+        *([("others", listed(list(map(str, others)), 8))] if others else []),
+        ("ranks", f"{document['world_size']}, {counted(document['stages'], 'stage')}"),
+        *([("parameters", str(len(parameters)))] if parameters else []),
+        ("training", ", ".join(f"{key} {value}" for key, value in document["common"].items() if value is not None)),
+    ]
+    facts += [("note", note) for note in document["notes"]]
+    if document["ignored"]:
+        facts.append(("ignored", listed(document["ignored"], 8)))
+    if document["unfinished"]:
+        facts.append(("UNFINISHED", "a conversion into it was not completed"))
+    print_facts(facts)
+    click.echo()
+    print_table(
+        ("rank", "files"),
+        [(each["rank"], ", ".join(each["files"])) for each in document["ranks"]],
+        right=("rank",),
+    )
+    if parameters:
+        click.echo()
+        print_table(
+            ("parameter", "dtype", "shape", "shard"),
+            [(each["name"], each["dtype"], str(each["shape"]), str(each["shard_shape"])) for each in parameters],
+            optional=("dtype", "shard"),
+        )
+
+
 def _print_unified(document: Document) -> None:
     files = document["files"]
     parameters = [each for file in files for each in file["parameters"]]
@@ -191,6 +222,7 @@ def _optimizer_shard(layout: Document) -> str:
 _PRINTERS: dict[str, Callable[[Document], None]] = {
     "checkpoint file": _print_file,
     "checkpoint": _print_checkpoint,
+    "Checkpoint 2.0": _print_iteration,
     "converted checkpoint": _print_converted,
     "unified checkpoint": _print_unified,
     "strategy": _print_strategy,

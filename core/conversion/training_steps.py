@@ -1,7 +1,7 @@
 """The steps that a training job has saved completely, found by looking repeatedly at a growing checkpoint.
 
 A step is complete when every rank has its file, no file has changed for the settling time, and each can be read to its
-end. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
+end; an iteration of a Checkpoint 2.0 when the tracker names it or a newer one. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
 a clock that runs ahead, files look as if they were just written.
 """
 
@@ -10,7 +10,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.file_names import Step
+from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step
+from reshard.core.checkpoint.catalog.iterations import (
+    find_iteration,
+    holds_iterations,
+    joint_files,
+    list_iterations,
+    names_in,
+)
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.catalog.selection import select_files
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
@@ -19,18 +26,20 @@ from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import PLAN_NAME, read_manifest
 from reshard.core.checkpoint.remote_index.indexing import read_indexes, workers_on
-from reshard.core.errors import CatalogError, ConversionError, InputError, TargetError
+from reshard.core.errors import CatalogError, ConversionError, InputError, StrategyError, TargetError
 from reshard.core.plan.plan_file import load_sources
 from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
+from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.file_versions import TOUCHED, Stamp, is_only_touched, is_same_version, read_stamps
 from reshard.core.storage.listing import unless_missing
-from reshard.core.storage.patterns import spelled_for
+from reshard.core.storage.patterns import RANK_FIELD, spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import SourceFile, read_version
+from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 
@@ -112,7 +121,13 @@ class StepWatch:
 
     def look(self) -> tuple[str, list[SeenStep]]:
         """The source's URL and its steps, newest first, down to the newest complete one."""
+        root = parse_url(self._request.source)
+        names = unless_missing(lambda: names_in(root)) if RANK_FIELD not in root.path else None
+        if names and holds_iterations(names):
+            return str(root), self._see_iterations(root, list_iterations(names))
         found = survey(self._request.source)
+        if found.shape is CheckpointShape.ITERATION:
+            raise CatalogError(f"{found.url}: is one iteration. Name the directory that training saves all into")
         if found.shape is CheckpointShape.FILE:
             raise CatalogError(f"{found.url}: is one file. Name the directory that training saves into")
         if found.shape is CheckpointShape.UNIFIED:
@@ -125,6 +140,35 @@ class StepWatch:
             if seen[-1].is_complete:
                 break
         return found.url, seen
+
+    def _see_iterations(self, root: Location, numbers: Sequence[int]) -> list[SeenStep]:
+        """The iterations of a Checkpoint 2.0: its tracker names the newest complete one."""
+        tracked = read_tracker(root)
+        seen: list[SeenStep] = []
+        for number in reversed(numbers):
+            step = Step(NO_EPOCH, number)
+            if tracked is None or number > tracked:
+                seen.append(self._see_untracked(root.child(iteration_name(number)), step))
+                continue
+            try:
+                iteration = find_iteration(str(root), str(number))
+            except (CatalogError, StrategyError) as error:
+                seen.append(SeenStep(step, {}, str(error)))
+                continue
+            assert iteration is not None
+            files = joint_files(iteration)
+            missing = [name for rank in iteration.files for name in iteration.missing_from(rank)]
+            if not missing:
+                converted = is_converted(self._target.child(str(step)), str(root), files)
+                return [*seen, SeenStep(step, files, converted=converted)]
+            seen.append(SeenStep(step, files, f"files are missing: {listed(missing, _MAX_LISTED)}"))
+        return seen
+
+    def _see_untracked(self, directory: Location, step: Step) -> SeenStep:
+        files = [directory.child(name) for name in names_in(directory)]
+        stamps = zip(files, read_stamps(files), strict=True)
+        quiet = [self._quiet_seconds(location, stamp) for location, stamp in stamps if stamp]
+        return SeenStep(step, {}, f"{TRACKER_NAME} does not name it yet", min(quiet, default=0.0))
 
     def _see(self, source: str, step: Step, there: Files, needed: Iterable[int]) -> SeenStep:
         files = {rank: there[rank] for rank in needed if rank in there}

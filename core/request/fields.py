@@ -23,7 +23,7 @@ _DECIMAL_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10
 _UNITS = _DECIMAL_UNITS | {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "PIB": 2**50}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*$")
 _RANGE = re.compile(r"^\s*(\d+)\s*(?:-\s*(\d+)\s*)?$")
-_STEP = re.compile(r"([0-9]+_[0-9]+(_breakpoint)?)?")
+_STEP = re.compile(r"([0-9]+(_[0-9]+(_breakpoint)?)?)?")
 _DASK_SCHEDULER = re.compile(r"^(local|(tcp|tls|ucx)://[^/@\s]+:\d+)?$")
 SHARED_PARAMETERS = re.compile(r"^(first|fail|[0-9]{1,9})$")
 SMALLEST_MEMORY_LIMIT_BYTES = 16 * 2**20
@@ -42,7 +42,7 @@ def _pattern(pattern: str) -> JsonDict:
 # values that their schema refuses are not even stored
 WITHOUT_CREDENTIALS = _pattern(rf"^{_NO_PASSWORD}(?!.*://.*[?&;#]({_SECRET_FIELDS}|([\w.-]*[-_.])?[Ss]ig)=)")
 STORAGE_NAME = _pattern(r"^((env|file|block):\S.*)?$")
-_STEP_PATTERN = _pattern(r"^([0-9]+_[0-9]+(_breakpoint)?)?$")
+_STEP_PATTERN = _pattern(r"^([0-9]+(_[0-9]+(_breakpoint)?)?)?$")
 _SIZE_PATTERN = _pattern(r"^ *[0-9.]+ *[KkMmGgTt]?[Ii]?[Bb]? *$")
 _RANKS_PATTERN = _pattern(r"^[0-9, -]*$")
 _PREFIX_PATTERN = _pattern(r"^(?!\.)(?!.*\.\.)[^/\\]*$")
@@ -170,7 +170,7 @@ RequiredUrl = Annotated[
 Step = Annotated[
     str,
     Field(json_schema_extra=_STEP_PATTERN),
-    _matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint"),
+    _matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"),
 ]
 Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), _parsed_by(parse_ranks)]
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]

@@ -7,7 +7,9 @@ from typing import Any
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.file_names import parse_name
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, list_iterations, names_in
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
+from reshard.core.checkpoint.common_document import read_common
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
@@ -16,6 +18,7 @@ from reshard.core.checkpoint.manifest import Manifest, read_manifest, unseal_man
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key, source_key
+from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
@@ -48,7 +51,7 @@ def describe(url: str) -> Document:
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
         raise InputError(f"{location}: is neither a file nor a directory")
-    if kind == "file" and is_index_name(location.name):
+    if kind == "file" and (is_index_name(location.name) or location.name == METADATA_NAME):
         return _describe_checkpoint(url)
     if kind == "file":
         if not _is_strategy(location):
@@ -58,6 +61,8 @@ def describe(url: str) -> Document:
     manifest = read_manifest(location)
     if manifest is not None:
         return _describe_converted(location, manifest)
+    if find_iteration(url) is not None:
+        return _describe_checkpoint(url)
     return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
 
 
@@ -135,6 +140,8 @@ def _describe_checkpoint(url: str) -> Document:
     found = survey(url)
     if found.shape is CheckpointShape.UNIFIED:
         return _describe_unified(found)
+    if found.iteration is not None:
+        return _describe_iteration(found, found.iteration)
     return {
         "kind": "checkpoint",
         "url": found.url,
@@ -179,6 +186,39 @@ def _describe_unified(found: CheckpointSurvey) -> Document:
         "notes": list(catalog.notes),
         "ignored": list(found.ignored),
     }
+
+
+def _describe_iteration(found: CheckpointSurvey, iteration: Iteration) -> Document:
+    """Describe a Checkpoint 2.0 by its metadata and the names of its files, which are not opened."""
+    metadata = iteration.metadata
+    stages = metadata.strategy.stages if metadata else ()
+    return {
+        "kind": "Checkpoint 2.0",
+        "url": found.url,
+        "iteration": iteration.number,
+        "other_iterations": [number for number in _iterations_beside(found, iteration) if number != iteration.number],
+        "common": read_common(iteration.location).values,
+        "world_size": len(metadata.strategy.ranks) if metadata else 1,
+        "stages": len(stages) or 1,
+        "ranks": [{"rank": rank, "files": list(names)} for rank, names in iteration.files.items()],
+        "parameters": [
+            {
+                "name": tensor.name,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "shard_shape": list(tensor.local_shape),
+                "first_rank": tensor.ranks.start if tensor.layout else None,
+            }
+            for tensor in (metadata.tensors.values() if metadata else ())
+        ],
+        "notes": list(iteration.notes),
+        "ignored": list(found.ignored),
+        "unfinished": found.unfinished,
+    }
+
+
+def _iterations_beside(found: CheckpointSurvey, iteration: Iteration) -> list[int]:
+    return [] if found.url == str(iteration.location) else list_iterations(names_in(iteration.location.parent))
 
 
 def _describe_converted(location: Location, manifest: Manifest) -> Document:

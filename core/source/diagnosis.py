@@ -11,7 +11,7 @@ from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
-from reshard.core.errors import InputError
+from reshard.core.errors import CatalogError, InputError
 from reshard.core.plan.matching import lost_text, match_parameters
 from reshard.core.plan.model import PlanInputs
 from reshard.core.plan.stage_shards import SourceShards, StageShards, integrated_by_shapes
@@ -30,6 +30,7 @@ from reshard.core.source.file_checks import (
 )
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.gaps import mixed_steps, scattered
+from reshard.core.source.opening import has_own_metadata
 from reshard.core.source.own_strategy import read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import joined_shapes_text, shape_findings, similarity_findings
@@ -85,15 +86,19 @@ def diagnose(
         InputError: checkpoint or strategy cannot be read at all, or the choice of files is ambiguous.
         StorageError: a storage failed.
     """
-    found = survey(source)
+    found = survey(source, step)
+    if found.iteration is not None and source_strategy:
+        raise CatalogError(has_own_metadata(found.url))
     strategy = read_strategy(source_strategy) if source_strategy else None
     if found.shape is CheckpointShape.UNIFIED:
         return _diagnose_unified(found, step, source_prefix, source_strategy)
-    own = None if strategy else read_own_strategy(source)
-    if own is not None:
+    own = None if strategy or found.iteration else read_own_strategy(source)
+    if found.iteration is not None:
+        strategy = found.iteration.strategy
+    elif own is not None:
         strategy = own.strategy
-        if integrated_save is IntegratedSave.AUTO:
-            integrated_save = IntegratedSave.NO  # reshard writes slices
+    if (own or found.iteration) and integrated_save is IntegratedSave.AUTO:
+        integrated_save = IntegratedSave.NO  # reshard writes slices, and so does MindFormers
     catalog = _catalog(found, step, source_prefix, workers)
     facts = _checkpoint_facts(catalog)
     if strategy is None:

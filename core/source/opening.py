@@ -6,8 +6,9 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
+from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey, survey_iteration
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import read_manifest
@@ -26,6 +27,8 @@ from reshard.core.runtime.wording import listed, rank_names, size_text
 from reshard.core.source.damage import damage_policy
 from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own_files, read_own_strategy
 from reshard.core.source.replicas import check_replicas
+from reshard.core.source.unheld import with_unheld_noted
+from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
@@ -34,8 +37,8 @@ from reshard.core.strategy.model import Strategy
 
 _SMALL_CONTENT_BYTES = 2**20
 
-GivenStrategy = Strategy | OwnStrategy | None
-"""The strategy of a source: named by the caller, read from the source's own records, or none."""
+GivenStrategy = Strategy | OwnStrategy | Iteration | None
+"""The strategy of a source: named by the caller, read from its own records or its metadata, or none."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,15 @@ class Source:
 
 
 def find_strategy(request: SourceRequest) -> GivenStrategy:
-    """The strategy that a request names; if it names none, the one in the source's own records.
+    """The strategy that a request names; if it names none, the one in the source's own records or its metadata.
 
     Raises:
         InputError: the strategy cannot be used, or a key is missing or not needed.
         StorageError: a transient failure.
     """
-    return read_strategy(request.source_strategy) if request.source_strategy else read_own_strategy(request.source)
+    if request.source_strategy:
+        return read_strategy(request.source_strategy)
+    return read_own_strategy(request.source) or find_iteration(request.source, request.step)
 
 
 def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> Source:
@@ -129,18 +134,23 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     """
     if target.url:
         check_apart(parse_url(request.source), parse_url(target.url))
-    strategy = given.strategy if isinstance(given, OwnStrategy) else given
+    strategy = given.strategy if isinstance(given, OwnStrategy | Iteration) else given
     current_progress().begin("reading headers")
     with timed(f"{request.source}: files listed and headers read"):
-        found = survey(request.source)
+        found = survey_iteration(given) if isinstance(given, Iteration) else survey(request.source, request.step)
+        if found.iteration is not None and not isinstance(given, Iteration):
+            raise CatalogError(has_own_metadata(found.url))
         catalog = _catalog(request, found, strategy, target)
     for record in catalog.records.values():
         detail(f"source rank {record.rank}: {record.location}, {size_text(record.size_bytes)}")
     if found.shape is CheckpointShape.RANK_FOLDERS:
         if isinstance(given, OwnStrategy):
             catalog = check_own_files(catalog, given)
-        elif given is not None:
+        elif isinstance(given, Strategy):
             catalog = check_named(catalog, given, trusted=request.trust_strategy)
+    if isinstance(given, Iteration) and given.metadata is not None:
+        whole = target is not NO_TARGET and target.strategy is None
+        catalog = with_unheld_noted(catalog, given.metadata, target.changes, request.allow_missing, whole=whole)
     if strategy is None:
         _check_not_scattered(catalog)
         if target.strategy is None and catalog.stage_numbers:
@@ -241,6 +251,14 @@ def _check_links(catalog: CheckpointCatalog, final: Location) -> None:
         location = parse_url(record.location)
         for file in [parse_url(str(part)) for part in parts_of(location)] or [location]:
             check_apart(file, final)
+
+
+def has_own_metadata(url: str) -> str:
+    """The refusal of a strategy named for a Checkpoint 2.0."""
+    return (
+        f"{url}: is a Checkpoint 2.0: {METADATA_NAME} says how it is sharded, so leave out "
+        f"{source_option('source-strategy')}"
+    )
 
 
 def _names_in(location: Location) -> Collection[str]:

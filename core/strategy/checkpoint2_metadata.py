@@ -1,7 +1,7 @@
 """metadata.json of MindFormers' Checkpoint 2.0: how each tensor is sharded, and which files hold the shards.
 
     {"state_dict_metadata": {NAME: {"properties": {"dtype": "BFloat16", …}, "global_shape": [48, 12],
-         "axis_fragmentations": [2, 1], "layout": {"device_matrix": [2, 2], "tensor_map": [0, -1], …, "rank_list": [0, …]},
+         "axis_fragmentations": [2, 1], "layout": {"device_matrix": [2, 2], "tensor_map": [0, -1], …, "rank_list": […]},
          "chunk": [{"global_offset": [0], "local_shape": [24, 12]}, …]}},
      "storage_data": {"('NAME', (0,))": [{"file_name": …, "storage_rank": 0, "rank_group": [0, 2]}, …]}}
 
@@ -14,7 +14,7 @@ import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -161,9 +161,7 @@ def _parse_tensors(raw: Mapping[str, msgspec.Raw], origin: str) -> dict[str, _Fo
     return found
 
 
-def _parse_tensor(
-    name: str, read: _Tensor, cells_of: dict[tuple[ParameterLayout, int], Sequence[int]]
-) -> _Found:
+def _parse_tensor(name: str, read: _Tensor, cells_of: dict[tuple[ParameterLayout, int], Sequence[int]]) -> _Found:
     shape, pieces = tuple(read.global_shape), tuple(read.axis_fragmentations)
     if len(shape) > _MAX_AXES or not all(0 <= length < 2**63 for length in shape):
         raise LayoutError(f"its global_shape is {list(shape[:_MAX_AXES])}")
@@ -182,9 +180,7 @@ def _parse_tensor(
     for chunk in read.chunk:
         if len(chunk.global_offset) != 1 or not 0 <= chunk.global_offset[0] < MAX_RANKS:
             raise LayoutError(f"the global_offset of a chunk is {chunk.global_offset[:4]}, not one shard's index")
-    is_uniform = all(
-        tuple(chunk.local_shape) == local and chunk.global_offset[0] < shard_count for chunk in read.chunk
-    )
+    is_uniform = all(tuple(chunk.local_shape) == local and chunk.global_offset[0] < shard_count for chunk in read.chunk)
     if layout is None and not is_uniform:
         raise LayoutError("it has no layout, but a chunk that is not all of it")
     if not any(tuple(chunk.local_shape) == local for chunk in read.chunk):

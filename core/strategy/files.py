@@ -6,11 +6,14 @@ from dataclasses import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing
+from reshard.core.storage.checkpoint2_names import METADATA_NAME, TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import file_info, list_folder
-from reshard.core.storage.reading import open_source, read_bytes
+from reshard.core.storage.reading import open_source, read_bytes, read_small_file
+from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
+from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, parse_metadata
 from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.merging import merge_strategies
@@ -27,6 +30,7 @@ def read_strategy(url: str) -> Strategy:
 
     A file whose name ends in .json is JSON, any other protobuf. In a directory every file counts, whatever its name,
     except hidden ones and subdirectories. Files of one stage must agree. A directory may also hold one merged strategy.
+    The metadata.json of a Checkpoint 2.0 is a strategy as well, and so is the directory of an iteration or of all.
 
     Raises:
         StrategyError: a file is missing, empty, no strategy or inconsistent; or the files of a directory do not form
@@ -34,8 +38,17 @@ def read_strategy(url: str) -> Strategy:
     """
     location = parse_url(url)
     with storage_errors_as_strategy():
+        if location.name == METADATA_NAME:
+            return _read_metadata(location)
         if _is_directory(location):
-            return read_strategies(_list_files(location), str(location))
+            files = _list_files(location)
+            names = [file.name for file in files]
+            if METADATA_NAME in names:
+                return _read_metadata(location.child(METADATA_NAME))
+            if TRACKER_NAME in names:
+                tracked = iteration_name(read_tracker(location) or 0)
+                return _read_metadata(location.child(tracked, METADATA_NAME))
+            return read_strategies(files, str(location))
         return _parse(_read_file(location), location)
 
 
@@ -75,6 +88,10 @@ def write_strategy(strategy: Strategy, url: str) -> None:
     """Write a strategy file: JSON if its name ends in .json, else protobuf; a StrategyError if that cannot hold it."""
     location = parse_url(url)
     write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
+
+
+def _read_metadata(location: Location) -> Strategy:
+    return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location)).strategy
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
 from reshard.core.checkpoint.catalog.file_names import parse_step
+from reshard.core.checkpoint.catalog.iteration_catalog import iteration_catalog
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, no_digest, read_records
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
@@ -47,7 +48,8 @@ def build_catalog(
 
     Args:
         url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are
-            rank 0's; or a pattern with `{rank}` that matches each rank's folder or file.
+            rank 0's; a pattern with `{rank}` that matches each rank's folder or file; a unified checkpoint; or a
+            Checkpoint 2.0, whose metadata says which ranks it has.
         ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
         step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
         source_prefix: the prefix of the files to use, if there are several.
@@ -65,7 +67,7 @@ def build_catalog(
         CheckpointError: one file is unusable.
         StorageError: a transient failure of the storage.
     """
-    found = found or survey(url)
+    found = found or survey(url, step or "")
     if found.unfinished:
         raise CatalogError(
             f"{found.url}: an unfinished conversion (its .reshard folder has no manifest): complete it first, "
@@ -74,6 +76,10 @@ def build_catalog(
     if found.shape is CheckpointShape.UNIFIED:
         _check_nothing_to_choose(found, ranks, step or source_prefix, damage)
         return _unified_catalog(found, digest, check_crc, workers)
+    if found.iteration is not None:
+        _check_no_prefix(found, source_prefix)
+        reader = RecordReader(digest, check_crc, assume_alike=False)
+        return iteration_catalog(found, found.iteration, reader, workers, damage)
     needed = range(1) if ranks is None else ranks
 
     def look_again() -> CheckpointCatalog:
@@ -230,6 +236,13 @@ def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError
         return errors[0]
     lines = listed_lines([str(error) for error in errors], _MAX_FILE_ERRORS)
     return CatalogError("\n  ".join([f"{origin}: {len(errors)} of {files} checkpoint files cannot be used:", *lines]))
+
+
+def _check_no_prefix(found: CheckpointSurvey, source_prefix: str | None) -> None:
+    if source_prefix:
+        raise CatalogError(
+            f"{found.url}: is a Checkpoint 2.0, whose metadata names its files: leave out --source-prefix"
+        )
 
 
 def _check_nothing_to_choose(

@@ -15,6 +15,8 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.storage.patterns import NUMBER, RANK_FIELD
 
 _STEP = re.compile(rf"(?P<epoch>{NUMBER})_(?P<step>{NUMBER})(?P<breakpoint>_breakpoint)?")
+_ITERATION = re.compile(NUMBER)
+NO_EPOCH = -1
 _STEM = re.compile(rf"(?P<prefix>.+)-(?P<at>{_STEP.pattern})", re.DOTALL)
 
 # "1" occurs often in "run1111-1": templates multiply with occurrences, and the rank is near the end
@@ -23,13 +25,18 @@ _MAX_OCCURRENCES = 6
 
 @dataclass(frozen=True, order=True)
 class Step:
-    """When a checkpoint was saved; ordered by epoch, then step. `breakpoint`: saved because of an exception."""
+    """When a checkpoint was saved; ordered by epoch, then step. `breakpoint`: saved because of an exception.
+
+    The iterations of a Checkpoint 2.0 are of no epoch (`NO_EPOCH`).
+    """
 
     epoch: int
     step: int
     breakpoint: bool = False
 
     def __str__(self) -> str:
+        if self.epoch == NO_EPOCH:
+            return str(self.step)
         return f"{self.epoch}_{self.step}" + ("_breakpoint" if self.breakpoint else "")
 
 
@@ -64,7 +71,9 @@ def parse_name(name: str) -> CheckpointName | None:
 
 
 def parse_step(text: str) -> Step | None:
-    """Parse a step, `10_5` or `10_5_breakpoint`; None if the text is not one."""
+    """Parse a step, `10_5` or `10_5_breakpoint`, or an iteration, `40`; None if the text is neither."""
+    if _ITERATION.fullmatch(text):
+        return Step(NO_EPOCH, int(text))
     match = _STEP.fullmatch(text)
     if match is None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from reshard.core.errors import CatalogError, CheckpointError, StorageError
+from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.checkpoint2_names import (
@@ -20,16 +20,17 @@ from reshard.core.storage.checkpoint2_names import (
     parse_iteration,
     parse_tensor_file,
 )
+from reshard.core.storage.joined import joined_files
 from reshard.core.storage.listing import list_folder, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, Metadata, parse_metadata
 from reshard.core.strategy.model import Strategy
 
-_MAX_TRACKER_BYTES = 64
 _MAX_LISTED = 6
 
 
@@ -38,6 +39,7 @@ class Iteration:
     """One iteration of a Checkpoint 2.0.
 
     Attributes:
+        url: the checkpoint, as it was named: the directory of this iteration, or of all.
         location: its directory.
         number: its number; None if the directory's name has none.
         metadata: None for the checkpoint of a single card.
@@ -45,6 +47,7 @@ class Iteration:
         notes: what was chosen and why, and what is missing from all of it.
     """
 
+    url: str
     location: Location
     number: int | None
     metadata: Metadata | None
@@ -61,7 +64,7 @@ class Iteration:
         """Rank -> the names of its files, the network's first; missing ones included, if some of their kind exist."""
         found: dict[int, list[TensorFileName]] = {}
         for rank, name in self._listed:
-            if name.kind not in self._missing_kinds:
+            if name.kind not in self.missing_kinds:
                 found.setdefault(rank, []).append(name)
         return {
             rank: tuple(each.name for each in sorted(found[rank], key=lambda each: (each.kind, each.name)))
@@ -81,7 +84,7 @@ class Iteration:
         return [(rank, name) for rank, name in named if name is not None]
 
     @cached_property
-    def _missing_kinds(self) -> frozenset[str]:
+    def missing_kinds(self) -> frozenset[str]:
         """Kinds of files that were not saved at all: the optimizer's."""
         there = frozenset(self.names)
         having = {name.kind for _, name in self._listed if name.name in there}
@@ -106,7 +109,7 @@ def find_iteration(url: str, step: str = "") -> Iteration | None:
         return None
     if location.name == METADATA_NAME:
         location = location.parent
-    names = unless_missing(lambda: _names_in(location))
+    names = unless_missing(lambda: names_in(location))
     if names is None:
         return None
     if holds_iterations(names):
@@ -126,24 +129,13 @@ def is_iteration(names: Sequence[str]) -> bool:
     return any(map(parse_tensor_file, names)) or {METADATA_NAME, COMMON_NAME} <= set(names)
 
 
-def read_tracker(root: Location) -> int | None:
-    """Return the iteration that the tracker names; None without a tracker.
-
-    Raises:
-        CatalogError: it holds no number.
-        StorageError: it cannot be read.
-    """
-    location = root.child(TRACKER_NAME)
-    try:
-        data = unless_missing(lambda: read_small_file(location, _MAX_TRACKER_BYTES))
-    except CheckpointError as error:
-        raise CatalogError(f"{location}: is not the number of an iteration") from error
-    if data is None:
-        return None
-    text = data.strip()
-    if not text.isdigit() or len(text) > 18:
-        raise CatalogError(f"{location}: is not the number of an iteration: {text[:40]!r}")
-    return int(text)
+def joint_files(iteration: Iteration) -> dict[int, Location]:
+    """Return rank -> its files in the directory, under a joint name; without ranks that lack one."""
+    return {
+        rank: iteration.location.child(joined_files(names))
+        for rank, names in iteration.files.items()
+        if not iteration.missing_from(rank)
+    }
 
 
 def list_iterations(names: Sequence[str]) -> list[int]:
@@ -163,7 +155,7 @@ def read_iteration(location: Location, names: Sequence[str], step: str = "") -> 
     if METADATA_NAME in names:
         file = location.child(METADATA_NAME)
         metadata = parse_metadata(_read_metadata(file), str(file))
-    iteration = Iteration(location, number, metadata, tuple(names))
+    iteration = Iteration(str(location), location, number, metadata, tuple(names))
     return _with_notes(iteration)
 
 
@@ -199,19 +191,19 @@ def _chosen(root: Location, names: Sequence[str], step: str) -> Iteration:
             f"{source_option('step')}"
         )
     newer = [number for number in numbers if number > tracked]
-    return _of_number(root, tracked, tuple(map(lambda number: _newer_note(root, number, tracked), newer)))
+    return _of_number(root, tracked, tuple(_newer_note(root, number, tracked) for number in newer))
 
 
 def _newer_note(root: Location, number: int, tracked: int) -> str:
-    problem = incomplete(_names_in(_directory(root, number)))
+    problem = incomplete(names_in(_directory(root, number)))
     why = f"it is incomplete: {problem}" if problem else f"the tracker names {tracked}; --step {number} reads it"
     return f"iteration {number} is newer, and passed over: {why}"
 
 
 def _newest_complete(root: Location, numbers: Sequence[int]) -> Iteration:
-    notes = []
+    notes: list[str] = []
     for number in reversed(numbers):
-        problem = incomplete(_names_in(_directory(root, number)))
+        problem = incomplete(names_in(_directory(root, number)))
         if not problem:
             note = f"there is no {TRACKER_NAME}: iteration {number} is the newest complete one"
             return _of_number(root, number, (note, *notes))
@@ -221,8 +213,8 @@ def _newest_complete(root: Location, numbers: Sequence[int]) -> Iteration:
 
 def _of_number(root: Location, number: int, notes: tuple[str, ...]) -> Iteration:
     location = _directory(root, number)
-    iteration = read_iteration(location, _names_in(location))
-    return replace(iteration, notes=(*notes, *iteration.notes))
+    iteration = read_iteration(location, names_in(location))
+    return replace(iteration, url=str(root), notes=(*notes, *iteration.notes))
 
 
 def _directory(root: Location, number: int) -> Location:
@@ -231,7 +223,7 @@ def _directory(root: Location, number: int) -> Location:
 
 def _with_notes(iteration: Iteration) -> Iteration:
     notes = []
-    if iteration._missing_kinds:
+    if iteration.missing_kinds:
         notes.append("the optimizer's files were not saved, or are not there: its parameters are missing")
     known = {METADATA_NAME, COMMON_NAME, STATE_DIRECTORY, *(name for each in iteration.files.values() for name in each)}
     beside = [name.name for name in iteration.tensor_files if name.name not in known]
@@ -243,7 +235,8 @@ def _with_notes(iteration: Iteration) -> Iteration:
     return replace(iteration, notes=tuple(notes))
 
 
-def _names_in(location: Location) -> list[str]:
+def names_in(location: Location) -> list[str]:
+    """Return the names in a directory, in order."""
     # a listing may have a directory's own name, or a link's
     entries = list_folder(location)
     return sorted(location.child(entry["name"].rstrip("/").rpartition("/")[2]).name for entry in entries)

@@ -7,7 +7,7 @@ that selects one.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_step
+from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, CheckpointName, Step, group_prefixes, parse_step
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError
 from reshard.core.runtime.option_names import source_option
@@ -78,7 +78,7 @@ def _asked_step(step: str | None) -> Step | None:
     if step is None:
         return None
     asked = parse_step(step)
-    if asked is None:
+    if asked is None or asked.epoch == NO_EPOCH:
         raise CatalogError(f"step {step!r}: a step is EPOCH_STEP, 10_5 say, or 10_5_breakpoint")
     return asked
 

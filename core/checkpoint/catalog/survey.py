@@ -1,8 +1,8 @@
 """Lists which ranks a checkpoint has, and each one's files; opens no checkpoint file.
 
-A checkpoint is named in one of five ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
-files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, or, if unified, its directory or index. Only
-indexes are read.
+A checkpoint is named in one of six ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
+files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, if unified, its directory or index, or, if it
+is a Checkpoint 2.0, the directory of an iteration or of all. Only indexes and metadata are read.
 """
 
 import posixpath
@@ -13,11 +13,13 @@ from enum import StrEnum
 from functools import cached_property
 
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, joint_files
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
 from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
+from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -32,6 +34,8 @@ from reshard.core.storage.unified_names import (
 )
 from reshard.core.storage.urls import Location, parse_url
 
+ITERATION_NAMES = frozenset({METADATA_NAME, COMMON_NAME, STATE_DIRECTORY})
+"""Names in an iteration's directory beside its files of tensors."""
 _RANK_FOLDER = f"rank_{RANK_FIELD}"
 _EXTENSIONS = " or ".join(f".{file_format}" for file_format in CheckpointFormat)
 
@@ -44,6 +48,7 @@ class CheckpointShape(StrEnum):
     RANK_FOLDERS = "rank folders"
     PATTERN = "pattern"
     UNIFIED = "unified"
+    ITERATION = "Checkpoint 2.0"
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class CheckpointSurvey:
         names_files: `url` names the files themselves, not their folders.
         unfinished: it is the target of an incomplete conversion.
         index: index of a unified checkpoint, whose files count as ranks; None for a single file.
+        iteration: the iteration of a Checkpoint 2.0; ranks that hold nothing have no files.
     """
 
     url: str
@@ -74,6 +80,7 @@ class CheckpointSurvey:
     names_files: bool = False
     unfinished: bool = False
     index: WeightIndex | None = None
+    iteration: Iteration | None = None
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -105,11 +112,14 @@ class CheckpointSurvey:
         return result
 
 
-def survey(url: str) -> CheckpointSurvey:
+def survey(url: str, step: str = "") -> CheckpointSurvey:
     """List the files of a directory, a pattern with `{rank}`, or a checkpoint file.
+
+    `step` chooses the iteration of a Checkpoint 2.0; by default its tracker does. Other checkpoints are listed whole.
 
     Raises:
         CatalogError: there is no checkpoint, or it cannot be read.
+        StrategyError: the metadata of a Checkpoint 2.0 is damaged.
         StorageError: a transient failure of the storage.
         InputError: the URL is invalid.
     """
@@ -123,12 +133,29 @@ def survey(url: str) -> CheckpointSurvey:
         if kind not in ("file", "directory"):
             raise CatalogError(f"{location}: is neither a file nor a directory")
         is_file = kind == "file"
+        iteration = find_iteration(url, step) if not is_file or location.name == METADATA_NAME else None
+        if iteration is not None:
+            return survey_iteration(iteration)
         if is_file and is_index_name(location.name):
             return _survey_unified(location.parent, location)
         if is_file:
             files = {0: (_named_file(_Item(location, "file")),)}
             return CheckpointSurvey(str(location), CheckpointShape.FILE, files, names_files=True)
         return _survey_directory(location)
+
+
+def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
+    """List the files of an iteration."""
+    known = {*ITERATION_NAMES, *(name for names in iteration.files.values() for name in names)}
+    return CheckpointSurvey(
+        iteration.url,
+        CheckpointShape.ITERATION,
+        {rank: (_whole_file(location),) for rank, location in joint_files(iteration).items()},
+        ignored=tuple(name for name in iteration.names if name not in known),
+        names_files=True,
+        unfinished=_lacks_manifest(iteration.location, iteration.names),
+        iteration=iteration,
+    )
 
 
 @contextmanager
@@ -335,4 +362,11 @@ def _relative(root: Location, item: _Item) -> str:
 
 def _is_unfinished(items: Sequence[_Item]) -> bool:
     records = [item for item in items if item.location.name == STATE_DIRECTORY]
-    return bool(records) and not any(item.location.name == MANIFEST_NAME for item in _list_folder(records[0].location))
+    return bool(records) and _lacks_manifest(records[0].location.parent, [STATE_DIRECTORY])
+
+
+def _lacks_manifest(directory: Location, names: Sequence[str]) -> bool:
+    """True for a directory with these names that has records, but no manifest."""
+    if STATE_DIRECTORY not in names:
+        return False
+    return not any(item.location.name == MANIFEST_NAME for item in _list_folder(directory.child(STATE_DIRECTORY)))

@@ -1,0 +1,74 @@
+"""common.json of MindFormers' Checkpoint 2.0: the state of the training when it was saved.
+
+    {"epoch_num": 1, "step_num": 40, "global_step": 40, "loss_scale": null, "global_batch_size": 16, "ckpt_status": 0}
+
+Values are numbers or null, and keys may be absent. MindFormers 2.0.0 refuses other keys; 2.1.0 adds consumed_samples.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from reshard.core.errors import CatalogError, CheckpointError
+from reshard.core.runtime.metadata import load_json
+from reshard.core.storage.checkpoint2_names import COMMON_NAME
+from reshard.core.storage.reading import read_small_file
+from reshard.core.storage.urls import Location
+
+COMMON_KEYS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size", "ckpt_status")
+"""The keys that every version knows, in MindFormers' order."""
+NEWER_KEYS = ("consumed_samples",)
+_MAX_BYTES = 1 << 20
+
+Number = int | float | None
+
+
+@dataclass(frozen=True)
+class Common:
+    """The values of common.json; keys that MindFormers does not know are left out."""
+
+    values: Mapping[str, Number]
+
+
+def parse_common(data: bytes, origin: str) -> Common:
+    """Parse common.json; `origin` names it in messages.
+
+    Raises:
+        CatalogError: it is not an object, or a known key has a value that is neither a number nor null.
+    """
+    try:
+        document = load_json(data, origin)
+    except (ValueError, RecursionError) as error:
+        raise CatalogError(f"{origin}: is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise CatalogError(f"{origin}: is not a JSON object")
+    values: dict[str, Number] = {}
+    for key in (*COMMON_KEYS, *NEWER_KEYS):
+        if key not in document:
+            continue
+        value = document[key]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not is_number:
+            raise CatalogError(f"{origin}: {key} is {str(value)[:40]!r}, neither a number nor null")
+        values[key] = value
+    return Common(values)
+
+
+def build_common(common: Common) -> bytes:
+    """Return the bytes of common.json."""
+    return json.dumps(dict(common.values)).encode()
+
+
+def read_common(directory: Location) -> Common:
+    """Read common.json of an iteration's directory.
+
+    Raises:
+        CatalogError: it is damaged, or far too large.
+        StorageError: it cannot be read.
+    """
+    location = directory.child(COMMON_NAME)
+    try:
+        return parse_common(read_small_file(location, _MAX_BYTES), str(location))
+    except CheckpointError as error:
+        raise CatalogError(str(error)) from error

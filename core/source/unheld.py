@@ -1,0 +1,51 @@
+"""Parameters that the metadata of a Checkpoint 2.0 lists and no file holds, such as those of an unsaved optimizer."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from reshard.core.checkpoint.catalog.iteration_catalog import unheld_parameters
+from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.errors import CatalogError
+from reshard.core.plan.recipes import excluded_names
+from reshard.core.request.changes import Changes
+from reshard.core.runtime.wording import counted, listed
+from reshard.core.strategy.checkpoint2_metadata import Metadata
+
+_CLASS = re.compile(r"(adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
+_MAX_CLASSES = 8
+
+
+def with_unheld_noted(
+    catalog: CheckpointCatalog, metadata: Metadata, changes: Changes, allowed: Sequence[str], *, whole: bool
+) -> CheckpointCatalog:
+    """The catalog with a note on parameters that no file holds.
+
+    `whole`: the target has all parameters of the source, so that each of those has to be excluded by `changes`, or
+    `allowed` to be missing by a pattern. With a target's strategy, planning refuses what that needs.
+
+    Raises:
+        CatalogError: one is neither.
+    """
+    names = unheld_parameters(catalog, metadata)
+    if not names:
+        return catalog
+    excused = excluded_names(names, changes, set()).keys()
+    left = [name for name in names if name not in excused and not any(fnmatchcase(name, each) for each in allowed)]
+    if left and whole:
+        raise CatalogError(
+            f"{metadata.origin}: lists {counted(len(left), 'parameter')} that no file holds: {_by_class(left)}. "
+            "Convert without them: --select weights-only, or --allow-missing PATTERN for each kind"
+        )
+    if whole:  # the plan's note lists what the result lacks
+        return catalog
+    note = f"listed in the metadata, but in NO file: {_by_class(names)}"
+    return replace(catalog, notes=(*catalog.notes, note))
+
+
+def _by_class(names: Sequence[str]) -> str:
+    """Names grouped by the kind of optimizer state: `adam_m.* (12)`; others one by one."""
+    counts = Counter(f"{match[1]}.*" if (match := _CLASS.match(name)) else repr(name) for name in names)
+    return listed([f"{each} ({count})" if each.endswith("*") else each for each, count in counts.items()], _MAX_CLASSES)
