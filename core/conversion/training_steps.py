@@ -1,8 +1,9 @@
 """The steps that a training job has saved completely, found by looking repeatedly at a growing checkpoint.
 
 A step is complete when every rank has its file, no file has changed for the settling time, and each can be read to its
-end; an iteration of a Checkpoint 2.0 when the tracker names it or a newer one. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
-a clock that runs ahead, files look as if they were just written.
+end. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
+a clock that runs ahead, files look as if they were just written. An iteration of a Checkpoint 2.0 is complete when the
+tracker names it.
 """
 
 import math

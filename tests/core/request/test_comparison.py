@@ -32,7 +32,7 @@ def test_each_side_has_its_own_options_and_the_shared_ones() -> None:
         ({"a": ""}, "A '': String should have at least 1 character"),
         ({"b": "s3://user:password@bucket/x"}, "B: a URL must not carry credentials"),
         ({"strategy_a": "s3://user:password@bucket/x"}, "--strategy-a: a URL must not carry credentials"),
-        ({"step_b": "10"}, "--step-b '10': must be EPOCH_STEP"),
+        ({"step_b": "10_"}, "--step-b '10_': must be EPOCH_STEP"),
         ({"decrypt_key_a": "secret"}, "--decrypt-key-a: must be env:NAME, file:PATH or block:NAME"),
         ({"decrypt_mode_b": "AES-CBC"}, "--decrypt-mode-b 'AES-CBC': needs a key"),
         ({"storage_b": "secret"}, "--storage-b: must be env:NAME, file:PATH or block:NAME"),

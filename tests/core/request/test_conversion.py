@@ -113,7 +113,7 @@ def test_a_request_cannot_be_changed() -> None:
         ({"memory_limit": "lots"}, "--memory-limit 'lots': must be a size such as 512MiB or 2GiB"),
         ({"ranks": "0-"}, "--ranks '0-': must be ranks such as 0-3,7"),
         ({"dask_scheduler": "10.0.0.5"}, "--dask-scheduler '10.0.0.5': must be the address of a Dask scheduler"),
-        ({"step": "10"}, "--step '10': must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint"),
+        ({"step": "10_"}, "--step '10_': must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration"),
         ({"allow_missing": ["a", 5]}, "--allow-missing 5: Input should be a valid string"),
         ({"allow_missing": "adam_*"}, "--allow-missing 'adam_*': Input should be a valid list"),
         ({"overwrite": "perhaps"}, "--overwrite 'perhaps': Input should be a valid boolean"),

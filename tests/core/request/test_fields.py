@@ -19,7 +19,7 @@ def test_plain_prefixes(prefix: str) -> None:
     assert request(prefix=prefix).prefix == prefix
 
 
-@pytest.mark.parametrize("step", ["", "10_5", "0_0", "10_5_breakpoint"])
+@pytest.mark.parametrize("step", ["", "10_5", "0_0", "10_5_breakpoint", "40"])
 def test_steps(step: str) -> None:
     assert request(step=step).step == step
 

@@ -336,12 +336,12 @@ def test_records_that_are_replaced_while_the_source_is_opened(
     """Files of the same sizes would have been read by the former checkpoint's strategy."""
     manifest = made / ".reshard/manifest.json"
 
-    def found_late(source: str) -> CheckpointSurvey:
+    def found_late(source: str, step: str) -> CheckpointSurvey:
         if harm == "replaced":
             change_record(manifest, created="2001-01-01T00:00:00+00:00")
         else:
             shutil.rmtree(made / ".reshard")
-        return survey(source)
+        return survey(source, step)
 
     monkeypatch.setattr("reshard.core.source.opening.survey", found_late)
     with pytest.raises(StrategyError, match="its records were replaced meanwhile; run the command again"):

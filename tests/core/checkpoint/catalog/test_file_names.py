@@ -2,7 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name, parse_step
+from reshard.core.checkpoint.catalog.file_names import (
+    NO_EPOCH,
+    CheckpointName,
+    Step,
+    group_prefixes,
+    parse_name,
+    parse_step,
+)
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.storage.patterns import spelled_for
 
@@ -36,9 +43,15 @@ def test_other_names_are_no_checkpoint_files(name: str) -> None:
     assert parse_name(name) is None
 
 
-@pytest.mark.parametrize("text", ["", "10", "10_", "10-5", "1_2_3", " 1_2", "1_2_Breakpoint", "-1_2", "1_02", "²_1"])
+@pytest.mark.parametrize("text", ["", "010", "10_", "10-5", "1_2_3", " 1_2", "1_2_Breakpoint", "-1_2", "1_02", "²_1"])
 def test_what_is_not_a_step(text: str) -> None:
     assert parse_step(text) is None
+
+
+def test_an_iteration_is_a_step_without_epoch() -> None:
+    step = parse_step("40")
+    assert step == Step(NO_EPOCH, 40)
+    assert str(step) == "40"
 
 
 @given(st.integers(0, 10**17), st.integers(0, 10**17), st.booleans())

@@ -1,0 +1,277 @@
+"""Conversions of Checkpoint 2.0 directories that MindFormers wrote."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import make_plan
+from reshard.core.errors import InputError
+from reshard.core.request.source import FingerprintRequest, SourceRequest
+from reshard.core.source.diagnosis import diagnose
+from reshard.core.source.recovery import assess_recovery
+from reshard.core.strategy.files import read_strategy
+from reshard.core.verification.compare import fingerprint_checkpoint
+from tests.support.checkpoints import read_safetensors, read_tree
+from tests.support.iterations import CASES, IterationCase, iteration_case
+from tests.support.loading import load_rank
+from tests.support.places import FIXTURES
+
+TWO_BY_TWO = iteration_case(2)
+PIPELINE = iteration_case(4)
+DEDUPLICATED = iteration_case(5)
+SEVERAL = iteration_case(6)
+OPTIMIZER = "adam_*"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_targets_are_what_the_loader_of_mindformers_gives(name: str, tmp_path: Path) -> None:
+    case = IterationCase(FIXTURES / "checkpoint2" / name)
+    report = convert(case.request(tmp_path / "out", verify="content"))
+    assert read_tree(tmp_path / "out") == case.want
+    assert report.step == str(int(case.iteration.name.removeprefix("iteration_")))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_tensors(name: str, tmp_path: Path) -> None:
+    case = IterationCase(FIXTURES / "checkpoint2" / name)
+    convert(case.request(tmp_path / "out", target_strategy="", layout="unified"))
+    made = read_safetensors(tmp_path / "out" / "model.safetensors")
+    assert {name: each for name, each in made.items() if name != "global_step"} == case.whole
+
+
+def test_any_way_to_name_an_iteration(tmp_path: Path) -> None:
+    places: list[Path | str] = [SEVERAL.source, SEVERAL.iteration, SEVERAL.iteration / "metadata.json"]
+    for number, source in enumerate([*places, f"{SEVERAL.source}/"]):
+        convert(SEVERAL.request(tmp_path / str(number), source))
+        assert read_tree(tmp_path / str(number)) == SEVERAL.want
+
+
+def test_another_iteration_is_chosen_by_its_number(tmp_path: Path) -> None:
+    report = convert(SEVERAL.request(tmp_path / "out", step="33"))
+    assert (report.step, report.source) == ("33", str(SEVERAL.source))
+    assert report.notes[0].startswith("in no strategy")
+    assert read_tree(tmp_path / "out") != SEVERAL.want
+
+
+def test_newer_iterations_are_named_and_passed_over(tmp_path: Path) -> None:
+    report = convert(SEVERAL.request(tmp_path / "out"))
+    assert report.notes[0] == (
+        "iteration 45 is newer, and passed over: it is incomplete: it has no metadata.json, but by their names its "
+        "files are of 2 ranks"
+    )
+
+
+def test_without_a_tracker_the_newest_complete_iteration_counts(tmp_path: Path) -> None:
+    case = SEVERAL.copied(tmp_path / "case")
+    (case.source / "latest_checkpointed_iteration.txt").unlink()
+    report = convert(case.request(tmp_path / "out"))
+    assert report.step == "40"
+    assert "there is no latest_checkpointed_iteration.txt: iteration 40 is the newest complete one" in report.notes
+
+
+def test_a_stage_that_shards_a_shared_parameter_differently_keeps_its_own_slices(tmp_path: Path) -> None:
+    """The key of a shard then names shards of different shapes; only the layout's own stage fits the layout."""
+    case = PIPELINE.copied(tmp_path / "case")
+    name, key = "embedding.word_embeddings.weight", "('embedding.word_embeddings.weight', (0,))"
+
+    def shard_in_stage_one(document: dict[str, dict[str, object]]) -> None:
+        tensor = document["state_dict_metadata"][name]
+        assert isinstance(tensor, dict)
+        tensor["chunk"] += [{"global_offset": [index], "local_shape": [24, 12]} for index in (0, 1)]
+        entries = document["storage_data"][key]
+        assert isinstance(entries, list)
+        document["storage_data"][key] = [entry for entry in entries if entry["storage_rank"] != 3]
+        document["storage_data"][key.replace("(0,)", "(1,)")] = [
+            entry for entry in entries if entry["storage_rank"] == 3
+        ]
+
+    case.change_metadata(shard_in_stage_one)
+    strategy = read_strategy(str(case.source))
+    assert [name in stage.layouts for stage in strategy.stages] == [True, False]
+    convert(case.request(tmp_path / "out", verify="content"))
+    assert read_tree(tmp_path / "out") == case.want
+
+
+class TestUnsavedOptimizer:
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> IterationCase:
+        case = TWO_BY_TWO.copied(tmp_path / "case")
+        for file in case.iteration.glob("opt-*"):
+            file.unlink()
+        return case
+
+    def test_weights_alone_are_converted(self, case: IterationCase, tmp_path: Path) -> None:
+        convert(case.request(tmp_path / "out", select="weights-only"))
+        for rank, contents in read_tree(tmp_path / "out").items():
+            want = {name: each for name, each in case.want[rank].items() if not name.startswith(("adam", "global"))}
+            assert contents == want
+
+    def test_the_plan_notes_what_is_in_no_file(self, case: IterationCase, tmp_path: Path) -> None:
+        report = convert(case.request(tmp_path / "out", allow_missing=[OPTIMIZER]))
+        assert "the optimizer's files were not saved, or are not there: its parameters are missing" in report.notes
+        assert "listed in the metadata, but in NO file: adam_m.* (4), adam_v.* (4)" in report.notes
+
+    def test_all_of_it_is_refused(self, case: IterationCase, tmp_path: Path) -> None:
+        whole: Any = {"target_strategy": "", "layout": "unified"}
+        with pytest.raises(InputError) as caught:
+            convert(case.request(tmp_path / "out", **whole))
+        assert str(caught.value) == (
+            f"{case.iteration}/metadata.json: lists 8 parameters that no file holds: adam_m.* (4), adam_v.* (4). "
+            "Convert without them: --select weights-only, or --allow-missing PATTERN for each kind"
+        )
+        assert convert(case.request(tmp_path / "out", **whole, allow_missing=[OPTIMIZER])).committed
+
+
+class TestMissingFiles:
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> IterationCase:
+        case = TWO_BY_TWO.copied(tmp_path / "case")
+        (case.iteration / "opt-0000001-0000004.safetensors").unlink()
+        return case
+
+    def test_one_is_named(self, case: IterationCase, tmp_path: Path) -> None:
+        with pytest.raises(InputError) as caught:
+            convert(case.request(tmp_path / "out"))
+        assert str(caught.value) == (
+            f"{case.source}: files that metadata.json lists are missing: opt-0000001-0000004.safetensors. Get them as "
+            "well, or --recover, if other ranks hold what was in them ('reshard recover' tells)"
+        )
+
+    def test_other_ranks_replace_it(self, case: IterationCase, tmp_path: Path) -> None:
+        report = assess_recovery(SourceRequest(source=str(case.source)))
+        assert [(each.rank, each.why) for each in report.lost_ranks] == [
+            (1, "its file opt-0000001-0000004.safetensors is missing")
+        ]
+        assert report.recoverable
+        convert(case.request(tmp_path / "out", recover=True))
+        assert read_tree(tmp_path / "out") == case.want
+
+
+def test_ranks_that_hold_nothing(tmp_path: Path) -> None:
+    case = DEDUPLICATED.copied(tmp_path / "case")
+    moved = "3"
+    document = json.loads((case.iteration / "metadata.json").read_text())
+    of_rank = {
+        key: entries for key, entries in document["storage_data"].items() if entries[0]["storage_rank"] == int(moved)
+    }
+    # the files of rank 3 are said to be rank 1's: both hold the same slices
+    assert all(set(entries[0]["rank_group"]) >= {1, 3} for entries in of_rank.values())
+    for entries in of_rank.values():
+        entries[0]["storage_rank"] = 1
+    (case.iteration / "metadata.json").write_text(json.dumps(document))
+    convert(case.request(tmp_path / "out", verify="content"))
+    assert read_tree(tmp_path / "out") == case.want
+
+
+def test_single_ranks_are_loaded(tmp_path: Path) -> None:
+    loaded = load_rank(str(PIPELINE.source), target_strategy=str(PIPELINE.target_strategy), rank=1)
+    assert {name: value.tobytes() for name, value in loaded if isinstance(value, np.ndarray)} == {
+        name: data for name, (_, _, data) in PIPELINE.want[1].items()
+    }
+
+
+def test_the_doctor_finds_nothing_wrong() -> None:
+    for name in CASES:
+        case = IterationCase(FIXTURES / "checkpoint2" / name)
+        assert diagnose(str(case.source)).fits
+
+
+def test_fingerprints_do_not_depend_on_the_form(tmp_path: Path) -> None:
+    convert(PIPELINE.request(tmp_path / "ranks"))
+    one = fingerprint_checkpoint(FingerprintRequest(source=str(PIPELINE.source)))
+    other = fingerprint_checkpoint(FingerprintRequest(source=str(tmp_path / "ranks")))
+    assert one.fingerprint == other.fingerprint
+
+
+def test_metadata_is_a_strategy(tmp_path: Path) -> None:
+    """From the old form, under the strategy of a Checkpoint 2.0."""
+    convert(TWO_BY_TWO.request(tmp_path / "ranks"))
+    strategies = [TWO_BY_TWO.source, TWO_BY_TWO.iteration, TWO_BY_TWO.iteration / "metadata.json"]
+    for number, strategy in enumerate(strategies):
+        request = TWO_BY_TWO.request(tmp_path / f"back{number}", tmp_path / "ranks", target_strategy=str(strategy))
+        convert(request)
+        for rank, contents in read_tree(tmp_path / f"back{number}").items():
+            files = sorted(TWO_BY_TWO.iteration.glob(f"*-{rank:07d}-*.safetensors"))
+            assert contents == {name: each for file in files for name, each in read_safetensors(file).items()}
+
+
+class Refusal:
+    """Sources that are refused, and the message."""
+
+    @staticmethod
+    def of(case: IterationCase, target: Path, **options: object) -> str:
+        with pytest.raises(InputError) as caught:
+            convert(case.request(target, **options))
+        return str(caught.value)
+
+
+def test_a_strategy_cannot_be_named(tmp_path: Path) -> None:
+    message = Refusal.of(TWO_BY_TWO, tmp_path / "out", source_strategy=str(TWO_BY_TWO.directory / "src_strategy.ckpt"))
+    assert message == (
+        f"{TWO_BY_TWO.source}: is a Checkpoint 2.0: metadata.json says how it is sharded, so leave out "
+        "--source-strategy"
+    )
+
+
+def test_unknown_iterations(tmp_path: Path) -> None:
+    assert Refusal.of(SEVERAL, tmp_path / "out", step="7").endswith("src: has no iteration 7; it has 45, 40, 33")
+    assert "iteration_00000045: it has no metadata.json" in Refusal.of(SEVERAL, tmp_path / "out", step="45")
+    message = Refusal.of(SEVERAL, tmp_path / "out", source=SEVERAL.iteration, step="33")
+    assert message.endswith("is iteration 40, not 33: leave out --step")
+    message = Refusal.of(SEVERAL, tmp_path / "out", source_prefix="llama")
+    assert message.endswith("whose metadata names its files: leave out --source-prefix")
+
+
+def test_trackers_that_lead_nowhere(tmp_path: Path) -> None:
+    case = SEVERAL.copied(tmp_path / "case")
+    tracker = case.source / "latest_checkpointed_iteration.txt"
+    tracker.write_text(" 41\n")
+    assert "names iteration 41, which is not there; there are 45, 40, 33" in Refusal.of(case, tmp_path / "out")
+    tracker.write_text("../40")
+    assert Refusal.of(case, tmp_path / "out").endswith("is not the number of an iteration: b'../40'")
+    tracker.write_text("4" * 100)
+    assert Refusal.of(case, tmp_path / "out").endswith(f"{tracker}: is not the number of an iteration")
+
+
+def test_several_cards_without_metadata(tmp_path: Path) -> None:
+    case = TWO_BY_TWO.copied(tmp_path / "case")
+    (case.iteration / "metadata.json").unlink()
+    assert "it has no metadata.json, but by their names its files are of 4 ranks" in Refusal.of(case, tmp_path / "out")
+
+
+def test_files_of_another_iteration(tmp_path: Path) -> None:
+    case = DEDUPLICATED.copied(tmp_path / "case")
+    file = "model-0000001-0000004.safetensors"
+    shutil.copyfile(TWO_BY_TWO.iteration / file, case.iteration / file)
+    message = Refusal.of(case, tmp_path / "out")
+    assert message.startswith(f"{case.iteration}/{{model-0000001-0000004,opt-0000001-0000004}}.safetensors: ")
+    case = PIPELINE.copied(tmp_path / "another")
+    shutil.copyfile(DEDUPLICATED.iteration / file, case.iteration / file)
+    message = Refusal.of(case, tmp_path / "out")
+    assert "weight1', which metadata.json does not list: it is of another iteration" in message
+
+
+def test_shards_of_another_shape(tmp_path: Path) -> None:
+    case = TWO_BY_TWO.copied(tmp_path / "case")
+    file = "opt-0000001-0000004.safetensors"
+    shutil.copyfile(case.iteration / "opt-0000000-0000004.safetensors", case.iteration / file)
+    make_plan(case.request(tmp_path / "out"))  # the same shapes: only contents differ
+    case.change_metadata(lambda document: _halve(document, "adam_v.output_layer.weight"))
+    message = Refusal.of(case, tmp_path / "out")
+    assert "parameter 'adam_v.output_layer.weight' has shape" in message or "global_shape" in message
+
+
+def _halve(document: dict[str, dict[str, dict[str, object]]], name: str) -> None:
+    tensor = document["state_dict_metadata"][name]
+    shape = tensor["global_shape"]
+    assert isinstance(shape, list)
+    tensor["global_shape"] = [shape[0], shape[1] * 2]
+    chunks = tensor["chunk"]
+    assert isinstance(chunks, list)
+    for chunk in chunks:
+        chunk["local_shape"][1] *= 2

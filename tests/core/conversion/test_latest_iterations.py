@@ -1,0 +1,71 @@
+"""convert-latest from a Checkpoint 2.0, whose tracker names the newest complete iteration."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from reshard.core.conversion.latest import LatestOutcome, LatestReport, convert_latest
+from reshard.core.errors import CatalogError
+from reshard.core.request.latest import LatestConversionRequest
+from tests.support.checkpoints import read_tree
+from tests.support.iterations import IterationCase, iteration_case
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> IterationCase:
+    return iteration_case(6).copied(tmp_path / "case")
+
+
+def taken(case: IterationCase, target: Path, **options: object) -> LatestReport:
+    given = {"source": str(case.source), "target": str(target), "target_strategy": str(case.target_strategy)}
+    return convert_latest(LatestConversionRequest.model_validate(given | {"patience_seconds": 60} | options))
+
+
+def track(case: IterationCase, number: int) -> None:
+    (case.source / "latest_checkpointed_iteration.txt").write_text(str(number))
+
+
+def test_the_tracked_iteration_is_converted_once(case: IterationCase, tmp_path: Path) -> None:
+    long_ago = time.time() - 3600
+    for file in (case.source / "iteration_00000045").iterdir():
+        os.utime(file, (long_ago, long_ago))
+    report = taken(case, tmp_path / "out")
+    assert (report.outcome, report.step, report.target) == (LatestOutcome.CONVERTED, "40", str(tmp_path / "out/40"))
+    [note] = report.notes
+    assert note.startswith(
+        "step 45 is passed over: latest_checkpointed_iteration.txt does not name it yet; its last change was"
+    )
+    assert read_tree(tmp_path / "out" / "40") == case.want
+    assert taken(case, tmp_path / "out").outcome is LatestOutcome.NOTHING_NEW
+
+
+def test_an_iteration_that_is_being_written_is_awaited(case: IterationCase, tmp_path: Path) -> None:
+    (case.source / "iteration_00000045").touch()
+    for file in (case.source / "iteration_00000045").iterdir():
+        file.touch()
+    report = taken(case, tmp_path / "out", dry_run=True)
+    assert report.outcome is LatestOutcome.WOULD_WAIT
+    assert report.notes[0].startswith("step 45 would be waited for: latest_checkpointed_iteration.txt does not name it")
+
+
+def test_the_next_iteration_gets_its_own_directory(case: IterationCase, tmp_path: Path) -> None:
+    track(case, 33)
+    assert taken(case, tmp_path / "out", patience_seconds=0, settle_seconds=0).step == "33"
+    track(case, 40)
+    report = taken(case, tmp_path / "out", keep_checkpoint_max=1, patience_seconds=0, settle_seconds=0)
+    assert (report.step, report.removed) == ("40", ("33",))
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["40"]
+
+
+def test_an_incomplete_tracked_iteration_is_passed_over(case: IterationCase, tmp_path: Path) -> None:
+    next(case.iteration.glob("*-opt-0000001-*")).unlink()
+    report = taken(case, tmp_path / "out", patience_seconds=0, settle_seconds=0)
+    assert report.step == "33"
+    assert any("step 40 is passed over: files are missing: llama-sft_1-opt-0000001" in note for note in report.notes)
+
+
+def test_one_iteration_is_not_where_training_saves(case: IterationCase, tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match="is one iteration. Name the directory that training saves all into"):
+        convert_latest(LatestConversionRequest(source=str(case.iteration), target=str(tmp_path / "out")))
