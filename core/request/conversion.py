@@ -100,14 +100,15 @@ class SourceOptions(RequestModel):
     """Options of everything that reads a checkpoint."""
 
     source: RequiredUrl = Field(
-        description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, or a "
-        "directory of whole tensors with an index, as Hugging Face's. A path or any URL that fsspec knows, without a "
-        "password."
+        description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, a "
+        "directory of whole tensors with an index, as Hugging Face's, or a Checkpoint 2.0 of MindFormers. A path or "
+        "any URL that fsspec knows, without a password."
     )
     source_strategy: Url = Field(
         default="",
         description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
-        "by its own records if reshard made it, else not at all, one rank.",
+        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0, else not at all, one "
+        "rank.",
     )
     source_storage: StorageName = Field(
         default="",
@@ -172,8 +173,8 @@ class FileChoice(RequestModel):
 
     step: Step = Field(
         default="",
-        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint. Empty: the newest "
-        "that every rank has.",
+        description="Epoch and step of the source, as in its file names: 10_5, or 10_5_breakpoint; of a Checkpoint "
+        "2.0, the iteration: 40. Empty: the newest that every rank has, or the iteration that the tracker names.",
     )
     recover: bool = Field(
         default=False,

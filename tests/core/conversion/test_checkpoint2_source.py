@@ -200,18 +200,15 @@ def test_metadata_is_a_strategy(tmp_path: Path) -> None:
             assert contents == {name: each for file in files for name, each in read_safetensors(file).items()}
 
 
-class Refusal:
-    """Sources that are refused, and the message."""
-
-    @staticmethod
-    def of(case: IterationCase, target: Path, **options: object) -> str:
-        with pytest.raises(InputError) as caught:
-            convert(case.request(target, **options))
-        return str(caught.value)
+def refusal(case: IterationCase, target: Path, **options: Any) -> str:
+    """The message that a conversion ends with."""
+    with pytest.raises(InputError) as caught:
+        convert(case.request(target, **options))
+    return str(caught.value)
 
 
 def test_a_strategy_cannot_be_named(tmp_path: Path) -> None:
-    message = Refusal.of(TWO_BY_TWO, tmp_path / "out", source_strategy=str(TWO_BY_TWO.directory / "src_strategy.ckpt"))
+    message = refusal(TWO_BY_TWO, tmp_path / "out", source_strategy=str(TWO_BY_TWO.directory / "src_strategy.ckpt"))
     assert message == (
         f"{TWO_BY_TWO.source}: is a Checkpoint 2.0: metadata.json says how it is sharded, so leave out "
         "--source-strategy"
@@ -219,11 +216,11 @@ def test_a_strategy_cannot_be_named(tmp_path: Path) -> None:
 
 
 def test_unknown_iterations(tmp_path: Path) -> None:
-    assert Refusal.of(SEVERAL, tmp_path / "out", step="7").endswith("src: has no iteration 7; it has 45, 40, 33")
-    assert "iteration_00000045: it has no metadata.json" in Refusal.of(SEVERAL, tmp_path / "out", step="45")
-    message = Refusal.of(SEVERAL, tmp_path / "out", source=SEVERAL.iteration, step="33")
+    assert refusal(SEVERAL, tmp_path / "out", step="7").endswith("src: has no iteration 7; it has 45, 40, 33")
+    assert "iteration_00000045: it has no metadata.json" in refusal(SEVERAL, tmp_path / "out", step="45")
+    message = refusal(SEVERAL, tmp_path / "out", source=SEVERAL.iteration, step="33")
     assert message.endswith("is iteration 40, not 33: leave out --step")
-    message = Refusal.of(SEVERAL, tmp_path / "out", source_prefix="llama")
+    message = refusal(SEVERAL, tmp_path / "out", source_prefix="llama")
     assert message.endswith("whose metadata names its files: leave out --source-prefix")
 
 
@@ -231,28 +228,28 @@ def test_trackers_that_lead_nowhere(tmp_path: Path) -> None:
     case = SEVERAL.copied(tmp_path / "case")
     tracker = case.source / "latest_checkpointed_iteration.txt"
     tracker.write_text(" 41\n")
-    assert "names iteration 41, which is not there; there are 45, 40, 33" in Refusal.of(case, tmp_path / "out")
+    assert "names iteration 41, which is not there; there are 45, 40, 33" in refusal(case, tmp_path / "out")
     tracker.write_text("../40")
-    assert Refusal.of(case, tmp_path / "out").endswith("is not the number of an iteration: b'../40'")
+    assert refusal(case, tmp_path / "out").endswith("is not the number of an iteration: b'../40'")
     tracker.write_text("4" * 100)
-    assert Refusal.of(case, tmp_path / "out").endswith(f"{tracker}: is not the number of an iteration")
+    assert refusal(case, tmp_path / "out").endswith(f"{tracker}: is not the number of an iteration")
 
 
 def test_several_cards_without_metadata(tmp_path: Path) -> None:
     case = TWO_BY_TWO.copied(tmp_path / "case")
     (case.iteration / "metadata.json").unlink()
-    assert "it has no metadata.json, but by their names its files are of 4 ranks" in Refusal.of(case, tmp_path / "out")
+    assert "it has no metadata.json, but by their names its files are of 4 ranks" in refusal(case, tmp_path / "out")
 
 
 def test_files_of_another_iteration(tmp_path: Path) -> None:
     case = DEDUPLICATED.copied(tmp_path / "case")
     file = "model-0000001-0000004.safetensors"
     shutil.copyfile(TWO_BY_TWO.iteration / file, case.iteration / file)
-    message = Refusal.of(case, tmp_path / "out")
+    message = refusal(case, tmp_path / "out")
     assert message.startswith(f"{case.iteration}/{{model-0000001-0000004,opt-0000001-0000004}}.safetensors: ")
     case = PIPELINE.copied(tmp_path / "another")
     shutil.copyfile(DEDUPLICATED.iteration / file, case.iteration / file)
-    message = Refusal.of(case, tmp_path / "out")
+    message = refusal(case, tmp_path / "out")
     assert "weight1', which metadata.json does not list: it is of another iteration" in message
 
 
@@ -262,7 +259,7 @@ def test_shards_of_another_shape(tmp_path: Path) -> None:
     shutil.copyfile(case.iteration / "opt-0000000-0000004.safetensors", case.iteration / file)
     make_plan(case.request(tmp_path / "out"))  # the same shapes: only contents differ
     case.change_metadata(lambda document: _halve(document, "adam_v.output_layer.weight"))
-    message = Refusal.of(case, tmp_path / "out")
+    message = refusal(case, tmp_path / "out")
     assert "parameter 'adam_v.output_layer.weight' has shape" in message or "global_shape" in message
 
 
