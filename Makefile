@@ -15,6 +15,8 @@ PARALLEL = --numprocesses $(shell $(BIN)/python -c 'import os; print(min(4, os.c
 DEMO := demo-out
 MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
+TORCH := .venv-torch
+TORCH_JUDGE := $(TORCH)/installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
@@ -67,6 +69,16 @@ $(JUDGE): requirements/mindspore.lock | $(INSTALLED)
 		$(MINDSPORE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
+# as MindSpore has one; without torch's CUDA libraries, some gigabytes, so that the wheel is not the registry's own:
+# uv and pip look for it where PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL say
+$(TORCH_JUDGE): requirements/torch.lock | $(INSTALLED)
+	@echo "install: torch and transformers, into $(TORCH)"
+	@$(or $(INSTALLED_PYTHON),$(PYTHON)) -m venv --clear $(TORCH)
+	@UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
+		$(RUN) uv pip install --quiet --python $(TORCH)/bin/python --no-deps --require-hashes --requirement $< || \
+		$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
 conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
@@ -101,10 +113,13 @@ lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing 
 	echo uv | $(COMPILE) - --output-file requirements/installer.lock
 	printf 'mindspore==2.10.0\nnumpy<2; python_version < "3.13"\nsafetensors<0.8\n' | \
 		$(COMPILE) --resolution lowest-direct pyproject.toml - --output-file requirements/mindspore.lock
+	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\nnumpy<3\nsafetensors\n' | \
+		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
+		$(COMPILE) - --output-file requirements/torch.lock
 
 proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
 
 clean: ## removes .venv and everything generated
-	rm -rf .venv $(MINDSPORE) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(MINDSPORE) $(TORCH) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
