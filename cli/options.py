@@ -41,6 +41,7 @@ _METAVARS = {
     "allow_missing": "PATTERN",
     "shared_parameters": "first|fail|STAGE",
     "fault_ranks": "3,7",
+    "like": "URL",
     "max_shard_size": "SIZE",
     "include": "PATTERN",
     "exclude": "PATTERN",

@@ -120,6 +120,7 @@ class WriteOptions(TypedDict, total=False):
     Attributes:
         format: kind of the target's files.
         layout: `unified` for whole tensors in files with an index, as Hugging Face's loaders want them.
+        like: a Hugging Face directory that a unified target is to be like: its configuration and tokenizer are copied.
         max_shard_size: largest file of a unified target, such as `5GB`.
         unified_naming: names of a unified target's files.
         prefix: target files are `rank_{r}/{prefix}{r}.{format}`.
@@ -133,6 +134,7 @@ class WriteOptions(TypedDict, total=False):
 
     format: OutputFormat | Literal["same", "ckpt", "safetensors"]
     layout: TargetLayout | Literal["ranks", "unified"]
+    like: PathOrUrl
     max_shard_size: str
     unified_naming: UnifiedNaming | Literal["huggingface", "mindspore"]
     prefix: str

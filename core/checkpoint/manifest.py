@@ -30,7 +30,7 @@ from reshard.core.runtime.wording import printable
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.reading import read_own_file
-from reshard.core.storage.unified_names import is_index_name, is_unified_name
+from reshard.core.storage.unified_names import COMPANION_NAMES, is_index_name, is_unified_name
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
@@ -121,7 +121,7 @@ class RankSummary(_Record):
 
 
 class IndexSummary(_Record):
-    """The index of a unified target in the manifest: path below the target, and digest of its bytes."""
+    """The index of a unified target, or a file copied beside it: path below the target, and digest of its bytes."""
 
     file: str
     size_bytes: int
@@ -154,6 +154,7 @@ class Manifest(_Record):
         excluded: source parameters that the selection left out.
         plan_digest: digest of the plan's file; empty if there is none, as beside joined stages. None: written by an
             earlier version, which recorded neither it nor a digest of the manifest itself.
+        companions: files copied beside a unified target: configuration and tokenizer.
     """
 
     schema_version: Literal[1] = 1
@@ -179,11 +180,17 @@ class Manifest(_Record):
     changes: Changes = NO_CHANGES
     excluded: FailFastTuple[str] = ()
     plan_digest: str | None = None
+    companions: FailFastTuple[IndexSummary] = ()
+
+    @property
+    def beside(self) -> tuple[IndexSummary, ...]:
+        """The files beside those of the ranks: index and companions."""
+        return *([self.index] if self.index else []), *self.companions
 
     @property
     def files(self) -> list[str]:
-        """Paths, below the target, of all files of the checkpoint."""
-        return [*(rank.file for rank in self.ranks), *([self.index.file] if self.index else [])]
+        """Paths, below the target, of all files of the checkpoint: first those of the ranks."""
+        return [*(rank.file for rank in self.ranks), *(each.file for each in self.beside)]
 
 
 class _Details(_Record):
@@ -315,6 +322,9 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         raise TargetError(
             f"{origin}: names its index {manifest.index.file!r}, which no conversion does: it was changed"
         )
+    for companion in manifest.companions:
+        if companion.file not in COMPANION_NAMES:
+            raise TargetError(f"{origin}: lists {companion.file!r}, which no conversion copies: it was changed")
     return manifest
 
 

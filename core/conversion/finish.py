@@ -22,6 +22,7 @@ from reshard.core.runtime.log import timed
 from reshard.core.runtime.progress import SilentProgress, current_progress
 from reshard.core.runtime.retry import retries_counted
 from reshard.core.runtime.wording import rank_names
+from reshard.core.target.companions import companion_summaries
 from reshard.core.target.index import index_of
 from reshard.core.target.workspace import Workspace, read_records, record_digest
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
@@ -225,6 +226,7 @@ def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, comp
         changes=plan.inputs.changes,
         excluded=tuple(plan.match.excluded),
         plan_digest=xxhash.xxh3_128_hexdigest(plan_data),
+        companions=companion_summaries(plan),
     )
     return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
 

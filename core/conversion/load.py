@@ -47,6 +47,7 @@ _ABOUT_WRITING = (
     "target",
     "format",
     "layout",
+    "like",
     "max_shard_size",
     "unified_naming",
     "prefix",

@@ -28,6 +28,7 @@ from reshard.core.runtime.wording import listed, printable
 from reshard.core.source.gaps import mixed_steps
 from reshard.core.source.opening import Source, TargetOutline, open_source
 from reshard.core.source.other_stages import check_part
+from reshard.core.source.reference import read_reference, with_reference
 from reshard.core.source.strategy_warnings import integrated_save_warnings, strategy_warnings
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.publishing import free_room
@@ -98,6 +99,8 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
+    if request.like:
+        plan = with_reference(plan, read_reference(request.like))
     if strategy is not None:
         plan = plan.with_notes(
             *integrated_save_warnings(

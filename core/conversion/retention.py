@@ -60,6 +60,7 @@ from reshard.core.storage.urls import Location
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of
+from reshard.core.target.companions import companion_problems
 from reshard.core.target.index import index_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
@@ -286,8 +287,7 @@ def _check_removable(conversion: _Conversion) -> None:
     if record is None:
         raise _LeftAloneError("another run is removing it")
     files = _listed_files(conversion)
-    index = conversion.manifest.index
-    written: list[RankSummary | IndexSummary] = [*conversion.manifest.ranks, *([index] if index else [])]
+    written: list[RankSummary | IndexSummary] = [*conversion.manifest.ranks, *conversion.manifest.beside]
     for file, stamp, summary in zip(files, read_stamps(files), written, strict=True):
         if stamp is not None and (
             _is_elsewhere(file)
@@ -315,6 +315,8 @@ def _is_moved(stamp: Stamp, record: Stamp) -> bool:
 def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary) -> bool:
     """Compare a whole file with its record; this costs as much as writing it."""
     if isinstance(summary, IndexSummary):
+        if summary != conversion.manifest.index:
+            return not any(companion_problems(conversion.directory, [summary]))
         return index_problem(conversion.directory, summary) is None
     try:
         workspace = Workspace(conversion.directory, conversion.manifest.identity)

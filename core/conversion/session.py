@@ -27,6 +27,7 @@ from reshard.core.runtime.budget import (
 from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
+from reshard.core.target.companions import companion_problems, companion_summaries
 from reshard.core.target.index import index_of, index_problem
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
@@ -193,7 +194,7 @@ def open_session(request: ConversionRequest, plan: ConversionPlan, pool: WorkerP
         mends = target.is_mended_in_place and target.is_committed()
         examined = plan.target_ranks if mends else ranks
         sound = find_sound_ranks(workspace, plan, request.verify, examined, budget, mends=True)
-        if mends and (len(sound) < len(plan.target_ranks) or _index_problem(target)):
+        if mends and (len(sound) < len(plan.target_ranks) or _problem_beside(target)):
             target.reopen()
         elif target.is_committed():  # by another run, a moment ago; impossible while ranks are pending
             yield Session(request, target, workspace, ranks, frozenset(ranks), budget, committed=True)
@@ -210,7 +211,7 @@ def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, bu
     sound = find_sound_ranks(finished, plan, level, plan.target_ranks, budget, mends=False)
     target.check_nothing_foreign()
     check_no_other_state(target.final, plan.target_ranks)
-    if problem := _index_problem(target):
+    if problem := _problem_beside(target):
         note(f"{problem}: it is written again")
         return False
     # it may have been replaced meanwhile
@@ -226,10 +227,12 @@ def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, bu
     return True
 
 
-def _index_problem(target: Target) -> str | None:
-    """Return the problem with the target's index; None if there is none, or the target has no index."""
+def _problem_beside(target: Target) -> str | None:
+    """Return the first problem with the target's index and companions; None if there is none."""
     index = index_of(target.plan)
-    return index_problem(target.final, index.summary) if index else None
+    if index and (problem := index_problem(target.final, index.summary)):
+        return problem
+    return next(companion_problems(target.final, companion_summaries(target.plan)), None)
 
 
 def _prepare(session: Session) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.companions import Companions
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.ownership import LostBox, SourceCopy
@@ -52,6 +53,7 @@ class PlanInputs:
         changes: selection, new names, shapes and dtypes of target parameters. The target's strategy and
             `allow_missing` use the new names.
         unified: write whole tensors in a few files instead of a file for each rank.
+        companions: files to copy beside them, with which they are a complete Hugging Face directory.
     """
 
     catalog: CheckpointCatalog
@@ -69,6 +71,7 @@ class PlanInputs:
     encryption: str = ""
     changes: Changes = NO_CHANGES
     unified: UnifiedLayout | None = None
+    companions: Companions | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from reshard.core.checkpoint.companions import Companions
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
 from reshard.core.plan.appended import AppendedParameter, redundancy_mark
@@ -70,6 +71,10 @@ class ConversionPlan:
             return self
         catalog = replace(self.inputs.catalog, notes=(*notes, *self.inputs.catalog.notes))
         return ConversionPlan(replace(self.inputs, catalog=catalog), self.match)
+
+    def with_companions(self, companions: Companions) -> "ConversionPlan":
+        """Return the plan with files to copy beside its own."""
+        return ConversionPlan(replace(self.inputs, companions=companions), self.match)
 
     def file_name(self, rank: int) -> str:
         """The path of a target rank's file below the target."""

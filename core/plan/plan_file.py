@@ -18,6 +18,7 @@ import xxhash
 from reshard import __version__
 from reshard.core.checkpoint.catalog.catalog_json import catalog_from_json, catalog_to_json
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
+from reshard.core.checkpoint.companions import CompanionFile, Companions
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError, LimitError, TargetError
 from reshard.core.plan.model import PlanInputs, UnifiedLayout
@@ -29,6 +30,7 @@ from reshard.core.runtime.keys import needed_target_key, target_key
 from reshard.core.runtime.metadata import json_bytes, metadata_limit_bytes, parsing
 from reshard.core.runtime.sealing import is_sealed, keyed_digest, seal, unseal
 from reshard.core.storage.reading import read_own_file
+from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.records import check_layouts
@@ -180,6 +182,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "encryption": inputs.encryption,
         "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
         "unified": asdict(inputs.unified) if inputs.unified else None,
+        **({"companions": asdict(inputs.companions)} if inputs.companions else {}),
     }
 
 
@@ -202,7 +205,18 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         encryption=data["encryption"],
         changes=Changes.model_validate(data["changes"]),
         unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
+        companions=_companions_from_json(data.get("companions")),
     )
+
+
+def _companions_from_json(data: dict[str, Any] | None) -> Companions | None:
+    if data is None:
+        return None
+    files = tuple(CompanionFile(**file) for file in data["files"])
+    unknown = [file.name for file in files if file.name not in COMPANION_NAMES]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a file that is copied beside weights")
+    return Companions(data["url"], data["dtype"], files)
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:

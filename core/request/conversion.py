@@ -219,6 +219,12 @@ class ConversionOptions(SourceOptions):
         description="Of a unified target. huggingface: model-00001-of-00003.safetensors and "
         "model.safetensors.index.json. mindspore: part0.safetensors and param_name_map.json.",
     )
+    like: Url = Field(
+        default="",
+        description="Of a unified target: a Hugging Face directory that it is to be like. Its config.json and "
+        "tokenizer are copied, with the dtype of what is written; names, shapes and dtypes have to be those of its "
+        "weights, if it has any.",
+    )
     select: Selection = Field(
         default=Selection.ALL,
         description="weights-only: without optimizer moments, gradient accumulators, loss scale and other training "
@@ -327,6 +333,15 @@ class ConversionOptions(SourceOptions):
         is_default = value == cls.model_fields[str(info.field_name)].default
         if not is_default and info.data.get("layout") is TargetLayout.RANKS:
             raise ValueError("is of a unified target only: ask for one with --layout unified")
+        return value
+
+    @field_validator("like")
+    @classmethod
+    def _check_like(cls, value: str, info: ValidationInfo) -> str:
+        if value and info.data.get("layout") is TargetLayout.RANKS:
+            raise ValueError("is of a unified target only: ask for one with --layout unified")
+        if value and info.data.get("unified_naming") is UnifiedNaming.MINDSPORE:
+            raise ValueError("makes a Hugging Face directory: leave out --unified-naming")
         return value
 
     @field_validator("prefix", "encrypt_key", "remove_redundancy")

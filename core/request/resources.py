@@ -52,4 +52,4 @@ def storage_pairs(request: Naming) -> Pairs:
     if isinstance(request, SourceRequest):
         return source
     target = (request.target, request.target_storage), (request.target_strategy, request.target_storage)
-    return (*source, (request.changes, storage), *target)
+    return (*source, (request.changes, storage), (request.like, storage), *target)

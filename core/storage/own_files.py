@@ -7,7 +7,7 @@ directory of such files, and none a link.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
-from reshard.core.storage.unified_names import is_unified_name
+from reshard.core.storage.unified_names import COMPANION_NAMES, is_unified_name
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 5
@@ -57,7 +57,7 @@ def check_working(directory: Location, state: Listing) -> None:
     """
     with mapped_errors(directory, "list it"):
         _check_directory(directory.path)
-        _check_entries(directory.path, _target_listing(state), _BUILT_THERE)
+        _check_entries(directory.path, _target_listing(state, COMPANION_NAMES), _BUILT_THERE)
         # a killed worker may leave an unfinished file here after the directory was published
         if not os.path.lexists(directory.child(STATE_DIRECTORY).path) and _holds_files(directory.path):
             raise TargetError(
@@ -66,15 +66,17 @@ def check_working(directory: Location, state: Listing) -> None:
             )
 
 
-def check_replaced(directory: Location) -> None:
+def check_replaced(directory: Location, own: Collection[str] = ()) -> None:
     """Check that a local directory, if it exists, can only be a replaced target that was not yet removed.
+
+    `own` are the names of files that were copied beside its checkpoint.
 
     Raises:
         TargetError: the directory holds foreign files, or is a link.
         StorageError: the directory cannot be read.
     """
     _check_directory(directory.path)
-    foreign = [name for name in foreign_names(directory) if not is_temporary(name)]
+    foreign = [name for name in foreign_names(directory, own) if not is_temporary(name)]
     if foreign:
         raise TargetError(
             f"{directory}: holds foreign files ({listed(foreign, _MAX_LISTED)}). A replaced target is "
@@ -82,19 +84,24 @@ def check_replaced(directory: Location) -> None:
         )
 
 
-def check_replaced_files(directory: Location, state: Listing) -> None:
+def check_replaced_files(directory: Location, state: Listing, own: Collection[str] = ()) -> None:
     """Check that a replaced local target, if it exists, holds only files that conversions write, at any depth.
+
+    `own` are the names of files that were copied beside its checkpoint.
 
     Raises:
         TargetError: it holds a foreign entry, which the message names.
         StorageError: the directory cannot be read.
     """
     with mapped_errors(directory, "list it"):
-        _check_entries(directory.path, _target_listing(state), "Its directory is a replaced target, to be removed")
+        _check_entries(directory.path, _target_listing(state, own), "Its directory is a replaced target, to be removed")
 
 
-def _target_listing(state: Listing) -> Listing:
-    return Listing(is_unified_name, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
+def _target_listing(state: Listing, own: Collection[str]) -> Listing:
+    def is_file(name: str) -> bool:
+        return is_unified_name(name) or name in own
+
+    return Listing(is_file, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
 
 
 def check_unlinked(directory: Location, names: Listing) -> None:

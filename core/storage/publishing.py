@@ -13,7 +13,7 @@ import os
 import posixpath
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -73,11 +73,12 @@ def _entries(location: Location) -> list[dict[str, Any]]:
     return unless_missing(lambda: list_folder(location)) or []
 
 
-def foreign_names(location: Location) -> list[str]:
-    """Return the names in a directory that do not belong to a checkpoint."""
-    names = list_names(location)
+def foreign_names(location: Location, own: Collection[str] = ()) -> list[str]:
+    """Return the names in a directory that do not belong to a checkpoint; `own` are further names that do."""
     return [
-        name for name in names if not (RANK_FOLDER.fullmatch(name) or is_unified_name(name) or name == STATE_DIRECTORY)
+        name
+        for name in list_names(location)
+        if not (RANK_FOLDER.fullmatch(name) or is_unified_name(name) or name == STATE_DIRECTORY or name in own)
     ]
 
 
@@ -140,8 +141,10 @@ def temporary_files(directory: Location) -> list[Location]:
         ]
 
 
-def publish(working: Location, final: Location) -> None:
+def publish(working: Location, final: Location, own: Collection[str] = ()) -> None:
     """Give finished files their final name; a replaced target is removed afterwards.
+
+    `own` are names in it, besides a checkpoint's, that may be removed.
 
     Raises:
         TargetError: the directory to replace holds foreign files, which would be removed with it.
@@ -149,7 +152,7 @@ def publish(working: Location, final: Location) -> None:
     """
     if working.path == final.path:
         return
-    foreign = foreign_names(final) if os.path.isdir(final.path) else []
+    foreign = foreign_names(final, own) if os.path.isdir(final.path) else []
     if foreign:
         raise TargetError(
             f"{final}: holds foreign files ({listed(foreign, _MAX_LISTED)}), and would be replaced. Move them "

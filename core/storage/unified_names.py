@@ -14,6 +14,11 @@ INDEX_SUFFIX = ".safetensors.index.json"
 """Also ends the names of Hugging Face's indexes of variants: `model.fp16.safetensors.index.json`."""
 MAP_NAME = "param_name_map.json"
 OTHERS_NAME = "hyper_param.safetensors"
+COMPANION_NAMES = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json", "chat_template.jinja"),
+)
+"""Files of a Hugging Face directory beside its weights: the model's configuration, and its tokenizer."""
 _NUMBERED = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors|part\d+\.safetensors", re.ASCII)
 _OF_SEVERAL = re.compile(r".*-\d{5,}-of-(\d{5,})\.safetensors", re.ASCII | re.DOTALL)
 _NAMES = frozenset({SINGLE_NAME, INDEX_NAME, MAP_NAME, OTHERS_NAME})

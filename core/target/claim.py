@@ -22,6 +22,7 @@ from reshard.core.storage.publishing import (
 from reshard.core.storage.removal import remove_file
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
+from reshard.core.target.companions import recorded_companions
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, read_identity
 
@@ -71,6 +72,6 @@ def remove_leftovers(workspace: Workspace, final: Location, files: Iterable[str]
 def publish_manifest(workspace: Workspace, final: Location, manifest: Manifest) -> None:
     """Write the commit marker, and give the finished files their place; if it fails, all are still in the workspace."""
     write_bytes(workspace.state.child(MANIFEST_NAME), dump_record(manifest))
-    publish(workspace.directory, final)
+    publish(workspace.directory, final, recorded_companions(final))
     if final.is_local:  # not earlier: a run that waits for the gate in there must not pass while files are moved
         remove_tree(final.child(STATE_DIRECTORY, LEASES_DIRECTORY))

@@ -46,6 +46,7 @@ from reshard.core.storage.uploads import UnfinishedUpload, takes_parts, unfinish
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
 from reshard.core.target.claim import leased, leases_of
+from reshard.core.target.companions import recorded_companions
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import IDENTITY_NAME, LEASES_DIRECTORY, STATE_LISTING, Workspace, read_identity
 
@@ -206,7 +207,7 @@ def _survey_local(final: Location, run: str) -> _Survey:
                 f"{damaged}: is missing, or has another size than when it was written. Repeat the conversion, which "
                 f"mends it, or move back the checkpoint that it replaced: {replaced} may be the only copy"
             )
-        check_replaced_files(replaced, STATE_LISTING)
+        check_replaced_files(replaced, STATE_LISTING, recorded_companions(replaced))
         entries = find_entries(replaced)
         found.append(_Found(_leftover(LeftoverKind.REPLACED, replaced, entries), partial(remove_tree, replaced)))
     if is_finished:
@@ -226,8 +227,7 @@ def _damaged_file(final: Location, manifest: Manifest) -> Location | None:
     """Return a file of a finished conversion that is missing, or has another size; nothing is read."""
     entries = find_entries(final)
     written = {summary.file: summary.size_bytes for summary in manifest.ranks}
-    if manifest.index:
-        written[manifest.index.file] = manifest.index.size_bytes
+    written |= {each.file: each.size_bytes for each in manifest.beside}
     for name, size_bytes in written.items():
         location = final.child(name)
         sizes = [entries[file.path]["size"] for file in parts_of(location) or (location,) if file.path in entries]

@@ -7,7 +7,12 @@ from itertools import chain
 
 import xxhash
 
-from reshard.core.checkpoint.formats.weight_maps import MAX_INDEX_BYTES, dump_weight_map, read_weight_map
+from reshard.core.checkpoint.formats.weight_maps import (
+    MAX_INDEX_BYTES,
+    dump_sorted_weight_map,
+    dump_weight_map,
+    read_weight_map,
+)
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
 from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
 from reshard.core.plan.appended import AppendedParameter
@@ -15,7 +20,7 @@ from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
 from reshard.core.storage.reading import read_small_file
-from reshard.core.storage.unified_names import OTHERS_NAME, index_name
+from reshard.core.storage.unified_names import INDEX_NAME, OTHERS_NAME, index_name
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import TEXT
 
@@ -43,14 +48,17 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
     if not name:
         return None
     weights: dict[str, str] = {}
-    total_bytes = 0
+    total_bytes = element_count = 0
     # without the ranks' plans, which would compute the boxes of all parameters
     resharded = ((each, files[number]) for each in plan.match.resharded for number in each.target_layouts)
     appended = ((each, files[-1]) for each in plan.match.appended)
     for each, file in chain[tuple[ReshardedParameter | AppendedParameter, str]](resharded, appended):
         if each.dtype is not TEXT and file != OTHERS_NAME:  # MindSpore finds that file by itself
             weights[each.name] = file
+            element_count += math.prod(each.shape)
             total_bytes += math.prod(each.shape) * each.dtype.itemsize
+    if name == INDEX_NAME:
+        return IndexFile(name, dump_sorted_weight_map(weights, total_bytes, element_count))
     return IndexFile(name, dump_weight_map(weights, total_bytes))
 
 

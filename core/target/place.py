@@ -17,6 +17,7 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.urls import Location
+from reshard.core.target.companions import recorded_companions
 from reshard.core.target.workspace import IDENTITY_NAME, STATE_LISTING, read_identity
 
 
@@ -74,10 +75,10 @@ def refuse_occupied(
 
     `touched` returns an addition to the message.
     """
-    foreign = foreign_names(final)
+    foreign = foreign_names(final, recorded_companions(final))
     if foreign:
         # for example config.json, which loaders of unified checkpoints expect beside the files
-        later = ", and back when the checkpoint is complete" if unified else ""
+        later = ", and back when the checkpoint is complete; --like copies a model's files" if unified else ""
         raise TargetError(
             f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
             f"Name another target, or move them away{later}"
@@ -107,7 +108,8 @@ def check_beside(final: Location) -> None:
             f"{working}: holds a finished conversion, but not its {IDENTITY_NAME}. {final} is put together there: move "
             "it away"
         )
-    check_replaced(replaced_location(final))
+    replaced = replaced_location(final)
+    check_replaced(replaced, recorded_companions(replaced))
 
 
 def check_local_place(final: Location) -> None:

@@ -41,9 +41,11 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.removal import remove_file, remove_files
+from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers
+from reshard.core.target.companions import recorded_companions, write_companions
 from reshard.core.target.index import index_of, index_problem, places_problem
 from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
 from reshard.core.target.workspace import (
@@ -173,7 +175,7 @@ class Target:
     def _remove_replaced(self) -> None:
         replaced = replaced_location(self.final)
         try:
-            check_replaced(replaced)
+            check_replaced(replaced, recorded_companions(replaced))
         except TargetError as error:
             current_progress().note(f"{replaced} is left there: {error}")
             return
@@ -202,6 +204,8 @@ class Target:
                 return
             remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
             self._write_index(workspace.directory)
+            if self.plan.inputs.companions:
+                write_companions(workspace.directory, self.plan.inputs.companions)
             # left by a removal that was killed before the same plan was carried out here again
             remove_file(workspace.state.child(REMOVING_NAME))
             # another run may have written the first one with another zlib: the manifest has the digest of this one
@@ -251,7 +255,11 @@ class Target:
         found = read_identity(state)
         if found == self.identity:
             return
+        # loaders would find those of an old model beside new files
+        replaced = COMPANION_NAMES if self.final.is_local else recorded_companions(self.final)
         remove_file(state.child(MANIFEST_NAME))
+        for name in replaced:
+            remove_file(self.workspace.directory.child(name))
         if (index := index_of(self.plan)) is not None:  # loaders would find an old index with new files
             remove_file(self.workspace.directory.child(index.name))
         if found is not None:

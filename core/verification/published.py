@@ -20,6 +20,7 @@ from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import Location, parse_url
+from reshard.core.target.companions import companion_problems
 from reshard.core.target.index import index_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.verification.files import verify_rank
@@ -139,6 +140,7 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
             problem = places_problem(location, manifest.index, records)
         if problem is not None:
             yield problem
+    yield from companion_problems(location, manifest.companions)
     for other in other_files(location, manifest.files):
         if other.parent == location:
             risk = "loaders may take it for a part of one"

@@ -18,6 +18,12 @@ from reshard.core.storage.urls import Location
 MAX_INDEX_BYTES = 64 << 20
 
 
+def dump_sorted_weight_map(weights: Mapping[str, str], total_bytes: int, element_count: int) -> bytes:
+    """Return the bytes of an index file as transformers 5 writes it: sorted, with the number of all elements."""
+    metadata = {"total_parameters": element_count, "total_size": total_bytes}
+    return (json.dumps({"metadata": metadata, "weight_map": weights}, indent=2, sort_keys=True) + "\n").encode()
+
+
 def dump_weight_map(weights: Mapping[str, str], total_bytes: int) -> bytes:
     """Return the bytes of an index file."""
     document = {"metadata": {"total_size": total_bytes}, "weight_map": weights}

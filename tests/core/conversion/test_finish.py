@@ -127,11 +127,11 @@ def test_two_runs_that_complete_a_target_at_the_same_moment(target: Path, monkey
     convert(FOUR_TO_THREE.request(target, ranks="2"))
     others: list[Future[ConversionReport]] = []
 
-    def slow_publish(*locations: Location) -> None:
+    def slow_publish(working: Location, final: Location, own: frozenset[str]) -> None:
         if not others:
             others.append(pool.submit(convert, FOUR_TO_THREE.request(target, ranks="2")))
             time.sleep(0.5)
-        publish(*locations)
+        publish(working, final, own)
 
     monkeypatch.setattr("reshard.core.target.claim.publish", slow_publish)
     with ThreadPoolExecutor(1) as pool:
