@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from reshard.core.conversion.convert import convert
-from reshard.core.request.conversion import VerifyLevel
+from reshard.core.request.conversion import VerifyLevel, build_request
 from reshard.core.verification.published import verify_target
 from tests.support.checkpoints import case, read_rank, read_safetensors, read_tree
+from tests.support.families import Family, directory_contents
 from tests.support.stores import Store
 
 CASE = case(7010)
@@ -28,3 +29,19 @@ def test_there_and_back(store: Store, tmp_path: Path) -> None:
     assert whole[0] | whole[1] | whole[2] == read_rank(CASE.directory / "full", 0)
     convert(CASE.request(tmp_path / "back", source=url, source_strategy="", format="ckpt"))
     assert read_tree(tmp_path / "back") == CASE.want
+
+
+def test_a_complete_directory_is_replaced_by_another(store: Store) -> None:
+    """A tokenizer of the old model beside the new one's weights would be read by loaders."""
+    llama, qwen = Family("llama"), Family("qwen2")
+    reference, url = store.add(llama.hf, "llama"), store.url("out")
+    (store.files("llama") / "vocab.json").write_text("{}")
+    store.server.look_again()
+    options = {"target": url, "layout": "unified"}
+    convert(build_request(source=reference, like=reference, **options))
+    assert (store.files("out") / "vocab.json").exists()
+    convert(build_request(source=str(qwen.hf), like=str(qwen.hf), overwrite=True, **options))
+    assert not (store.files("out") / "vocab.json").exists()
+    assert (store.files("out") / "config.json").read_bytes() == (qwen.hf / "config.json").read_bytes()
+    assert directory_contents(store.files("out")) == directory_contents(qwen.hf)
+    assert verify_target(url, VerifyLevel.CONTENT).problems == ()

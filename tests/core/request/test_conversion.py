@@ -47,6 +47,7 @@ def test_two_fields_are_enough() -> None:
         "layout": TargetLayout.RANKS,
         "max_shard_size": "5GB",
         "unified_naming": UnifiedNaming.HUGGINGFACE,
+        "like": "",
         "select": Selection.ALL,
         "include": [],
         "exclude": [],

@@ -23,9 +23,15 @@ def test_each_url_goes_with_its_storage() -> None:
         "/c.yaml": "env:S",
         "/b": "env:T",
         "/t": "env:T",
+        "": "env:S",
     }
     assert (key_names(request).source, key_names(request).target) == ("env:K", "env:E")
     assert set(names_in(request)) == {"env:S", "env:T", "env:K", "env:E"}
     source = SourceRequest.of(request)
     assert dict(storage_pairs(source)) == {"/a": "env:S", "/s": "env:S"}
     assert set(filter(None, names_in(source))) == {"env:S", "env:K"}
+
+
+def test_a_reference_is_where_the_source_is() -> None:
+    request = build_request(source="/a", target="/b", layout="unified", like="/l", source_storage="env:S")
+    assert dict(storage_pairs(request))["/l"] == "env:S"
