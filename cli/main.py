@@ -148,6 +148,8 @@ def _bug(error: Exception) -> int:
 
 def main() -> None:
     """Run the console command."""
+    # numpy's BLAS starts a thread for each processor, and nothing here multiplies matrices
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         # names of files and parameters may contain characters outside the terminal's encoding
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

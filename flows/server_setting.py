@@ -6,7 +6,6 @@ Prefect itself is asked for the URL.
 """
 
 import os
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +125,8 @@ def _profile() -> Iterator[_Source]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -49,7 +49,7 @@ FailFastTuple = Annotated[tuple[Item, ...], FailFast()]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class ParameterRecord(_Record):

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from fsspec.implementations.local import LocalFileSystem
-
 from reshard.core.errors import CheckpointError
+from reshard.core.storage.local_disk import LOCAL_DISK
 from reshard.core.storage.urls import Location
 
 
@@ -14,7 +13,7 @@ class MemoryFile:
     version = ""
 
     def __init__(self, data: bytes | memoryview, name: str) -> None:
-        self.location = Location(LocalFileSystem(), name)
+        self.location = Location(LOCAL_DISK, name)
         self.size_bytes = len(data)
         self._data = memoryview(data)
 

@@ -72,7 +72,7 @@ Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 
 
 class _Rule(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
 
 class SplitRule(_Rule):

@@ -16,6 +16,7 @@ class RequestModel(BaseModel):
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,
+        defer_build=True,
         field_title_generator=lambda name, _: name.replace("_", " ").capitalize(),
     )
 

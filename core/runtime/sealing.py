@@ -10,14 +10,13 @@ confirm guesses of the contents, so digests are HMACs.
 import hmac
 import os
 from functools import lru_cache
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING
 
 from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _MARK = b"reshard-sealed-1\n"
 _NONCE_BYTES = 12
@@ -27,7 +26,7 @@ _DIGEST_CHARACTERS = 32
 def seal(data: bytes, key: Key, purpose: str) -> bytes:
     """Encrypt and authenticate `data`; `purpose` names the kind of document."""
     nonce = os.urandom(_NONCE_BYTES)
-    return _MARK + nonce + AESGCM(_derived(key, "seal")).encrypt(nonce, data, purpose.encode())
+    return _MARK + nonce + _cipher(key).encrypt(nonce, data, purpose.encode())
 
 
 def is_sealed(data: bytes) -> bool:
@@ -48,9 +47,11 @@ def unseal(data: bytes, key: Key | None, purpose: str, origin: str) -> bytes:
         return data
     if not is_sealed(data):
         raise InputError(f"{origin}: is not encrypted, but {key.name} is named as its key")
+    from cryptography.exceptions import InvalidTag
+
     sealed = data[len(_MARK) :]
     try:
-        return AESGCM(_derived(key, "seal")).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose.encode())
+        return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], purpose.encode())
     except (InvalidTag, ValueError):
         raise InputError(
             f"{origin}: cannot be decrypted: {key.name} is not the key that it was written with, or it was changed"
@@ -62,6 +63,15 @@ def keyed_digest(data: bytes, key: Key) -> str:
     return hmac.digest(_derived(key, "digest"), data, "sha256").hex()[:_DIGEST_CHARACTERS]
 
 
+def _cipher(key: Key) -> "AESGCM":
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # not needed by plain conversions
+
+    return AESGCM(_derived(key, "seal"))
+
+
 @lru_cache(maxsize=16)
 def _derived(key: Key, use: str) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     return HKDF(SHA256(), 32, salt=None, info=f"reshard {key.mode} {use}".encode()).derive(key.secret)

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 class Summary(BaseModel):
     """A typed result, shown to users as a table or as JSON."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 RANK, FILE = "rank", "file"

@@ -6,7 +6,6 @@ leaves the program. `printable` is for a name, `printable_lines` for a message o
 
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -67,6 +66,8 @@ def utf8_text(text: str) -> str:
 
 def html_text(text: str) -> str:
     """Escape a text for HTML or SVG; printable, never markup."""
+    from html import escape
+
     return escape(printable(text))
 
 

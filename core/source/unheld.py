@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.catalog.iteration_catalog import unheld_parameters
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
@@ -12,14 +13,16 @@ from reshard.core.errors import CatalogError
 from reshard.core.plan.recipes import excluded_names
 from reshard.core.request.changes import Changes
 from reshard.core.runtime.wording import counted, listed
-from reshard.core.strategy.checkpoint2_metadata import Metadata
+
+if TYPE_CHECKING:
+    from reshard.core.strategy.checkpoint2_metadata import Metadata
 
 _CLASS = re.compile(r"(adam_[mv]|muon_m|accu_grads|exp_avg\w*|[^.]*?placeholder)\.")
 _MAX_CLASSES = 8
 
 
 def with_unheld_noted(
-    catalog: CheckpointCatalog, metadata: Metadata, changes: Changes, allowed: Sequence[str], *, whole: bool
+    catalog: CheckpointCatalog, metadata: "Metadata", changes: Changes, allowed: Sequence[str], *, whole: bool
 ) -> CheckpointCatalog:
     """The catalog with a note on parameters that no file holds.
 

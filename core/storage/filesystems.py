@@ -4,21 +4,16 @@ fsspec keeps one instance of a filesystem per process and set of options, with c
 creates another after a fork. (Filesystems whose client is bound to a thread have one instance per thread.)
 """
 
-import inspect
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 from weakref import WeakSet
 
-import fsspec
-from fsspec.config import apply_config
-from fsspec.implementations.local import LocalFileSystem
-
 from reshard.core.errors import InputError
 from reshard.core.runtime.secrets import ADVICE, carries_credentials, scrubbed
 from reshard.core.storage.endpoints import check_endpoint, same_server
+from reshard.core.storage.local_disk import LOCAL_DISK
 
 Options = Mapping[str, Any]
 """fsspec's storage options: the keyword arguments of a filesystem."""
@@ -75,8 +70,8 @@ def open_filesystem(url: str, options: Options) -> tuple[Any, str]:
     try:
         kind = _class_of(url, protocol)
         path, url_options = _parse(kind, url)
-        if issubclass(kind, LocalFileSystem):
-            return kind(), path
+        if _is_local(kind):
+            return LOCAL_DISK, path
         settings = _settings(kind, options)
         fs = kind(**settings | url_options)
     except InputError:
@@ -132,12 +127,22 @@ def _class_of(url: str, protocol: str) -> Any:
         from reshard.core.storage.obs import OBSFileSystem
 
         return OBSFileSystem
+    import fsspec
+
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError as error:
+        from difflib import get_close_matches
+
         near = get_close_matches(protocol.lower(), [*fsspec.available_protocols(), "obs"], 3) or _USUAL
         names = ", ".join(f"{name}://" for name in dict.fromkeys(near))
         raise InputError(f"{url!r}: unknown storage {protocol}://; known are {names} and others") from error
+
+
+def _is_local(kind: type) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return issubclass(kind, LocalFileSystem)
 
 
 def _parse(kind: Any, url: str) -> tuple[str, dict[str, Any]]:
@@ -149,6 +154,8 @@ def _settings(kind: Any, options: Options) -> dict[str, Any]:
     """Merge our defaults, the user's configuration of fsspec and `options`, in this order."""
     if not speaks_s3(kind):
         return dict(options)
+    from fsspec.config import apply_config
+
     settings: dict[str, Any] = dict(_S3_DEFAULTS)
     for given in (apply_config(kind, {}), options):
         _check_kinds(given)
@@ -213,6 +220,8 @@ def _check_s3_settings(settings: Options) -> None:
 
 @cache
 def _client_option_names() -> frozenset[str]:
+    import inspect
+
     from botocore.session import Session  # type: ignore[import-untyped]
 
     names = frozenset(inspect.signature(Session.create_client).parameters)
@@ -221,6 +230,8 @@ def _client_option_names() -> frozenset[str]:
 
 @cache
 def _s3_option_names() -> frozenset[str]:
+    import inspect
+
     from aiobotocore.session import AioSession
     from s3fs import S3FileSystem
 

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
-
 from reshard.core.errors import InputError
 from reshard.core.runtime.wording import NameText
 from reshard.core.storage.filesystems import open_filesystem, url_of
+from reshard.core.storage.local_disk import LOCAL_DISK, LocalDisk
 from reshard.core.storage.named_options import options_for
 
 
 @dataclass(frozen=True)
 class Location:
-    """A place on a storage: its fsspec filesystem `fs`, and the `path` in it, without a trailing slash."""
+    """A place on a storage: its filesystem `fs`, as fsspec's are, and the `path` in it, without a trailing slash."""
 
     fs: Any
     path: str
@@ -24,7 +23,7 @@ class Location:
     @cached_property
     def is_local(self) -> bool:
         """True for a path on this machine, or one mounted here."""
-        return isinstance(self.fs, LocalFileSystem)
+        return isinstance(self.fs, LocalDisk)
 
     @property
     def name(self) -> str:
@@ -61,8 +60,8 @@ def parse_url(url: str) -> Location:
     if "://" in url:
         fs, path = open_filesystem(url, options_for(url))
     else:
-        fs, path = LocalFileSystem(), os.path.expanduser(url)
-    if isinstance(fs, LocalFileSystem):
+        fs, path = LOCAL_DISK, os.path.expanduser(url)
+    if isinstance(fs, LocalDisk):
         try:
             path = os.path.realpath(path)
         except (OSError, ValueError) as error:

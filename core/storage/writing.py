@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from fsspec.spec import AbstractBufferedFile
-
 from reshard.core.errors import StorageError
 from reshard.core.runtime.budget import UploadBuffers
 from reshard.core.runtime.progress import current_progress
@@ -126,6 +124,8 @@ class _RemoteOutput:
             self._file.close()
 
     def discard(self) -> None:
+        from fsspec.spec import AbstractBufferedFile
+
         with mapped_errors(self._location, "give it up"):
             if isinstance(self._file, AbstractBufferedFile):
                 # closing would complete the object: drop what is pending instead

@@ -13,12 +13,10 @@ from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.transfers import at_once
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
-from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, parse_metadata
 from reshard.core.strategy.file_kinds import START_BYTES, guess_suffix
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
-from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 
 # Large real strategies, of tens of thousands of operators and parameters, have some tens of MB; a larger file is
 # something else, most likely a checkpoint.
@@ -87,10 +85,17 @@ def stages_beside(url: str) -> Iterator[int]:
 def write_strategy(strategy: Strategy, url: str) -> None:
     """Write a strategy file: JSON if its name ends in .json, else protobuf; a StrategyError if that cannot hold it."""
     location = parse_url(url)
-    write_bytes(location, build_json(strategy) if _is_json(location) else build_protobuf(strategy))
+    if _is_json(location):
+        write_bytes(location, build_json(strategy))
+        return
+    from reshard.core.strategy.protobuf_file import build_protobuf
+
+    write_bytes(location, build_protobuf(strategy))
 
 
 def _read_metadata(location: Location) -> Strategy:
+    from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, parse_metadata  # loads msgspec
+
     return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location)).strategy
 
 
@@ -116,7 +121,11 @@ def _is_json(location: Location) -> bool:
 
 
 def _parse(data: bytes, location: Location) -> Strategy:
-    return (parse_json if _is_json(location) else parse_protobuf)(data, str(location))
+    if _is_json(location):
+        return parse_json(data, str(location))
+    from reshard.core.strategy.protobuf_file import parse_protobuf  # loads protobuf
+
+    return parse_protobuf(data, str(location))
 
 
 def _is_directory(location: Location) -> bool:

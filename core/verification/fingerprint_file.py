@@ -22,7 +22,7 @@ Digits = Annotated[str, Field(pattern=TEXT_PATTERN)]
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class ParameterFingerprint(_Document):

@@ -79,6 +79,12 @@ def test_help_loads_next_to_nothing() -> None:
         "rich",
         "pydantic",
         "fsspec",
+        "yaml",
+        "cryptography",
+        "msgspec",
+        "google",
+        "asyncio",
+        "ssl",
         "reshard.core.conversion.convert",
     }
 
@@ -92,6 +98,34 @@ def test_without_a_server_prefect_is_never_loaded(tmp_path: Path) -> None:
     modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES)
     assert "reshard.core.conversion.convert" in modules
     assert not modules & {"prefect", "rich", "sqlalchemy", "reshard.flows.local"}
+
+
+def test_a_local_conversion_loads_only_what_it_uses(tmp_path: Path) -> None:
+    """From .ckpt to .ckpt, by strategies in protobuf: without object stores, keys, documents and Checkpoint 2.0."""
+    modules = loaded_modules("convert", str(SOURCE), str(tmp_path / "out"), *STRATEGIES)
+    assert {"numpy", "pydantic", "google"} <= modules
+    assert not modules & {"fsspec", "asyncio", "ssl", "botocore", "cryptography", "yaml", "msgspec", "html"}
+
+
+def test_a_conversion_without_strategy_files_loads_no_protobuf(tmp_path: Path) -> None:
+    """A converted checkpoint is read by its own strategy."""
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    loaded_modules("convert", str(SOURCE), first, *STRATEGIES)
+    assert "google" not in loaded_modules("convert", first, second)
+
+
+def test_numpy_starts_no_threads_for_a_command(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from reshard.cli.main import main\n"
+        f"sys.argv = {['reshard', 'convert', str(SOURCE), str(tmp_path / 'out'), *STRATEGIES]!r}\n"
+        "try:\n    main()\nexcept SystemExit:\n"
+        "    import threading; print(len(os.listdir('/proc/self/task')) - threading.active_count())"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "0"
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])

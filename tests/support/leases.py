@@ -2,6 +2,7 @@
 
 from reshard.core.storage.lease import held_lease
 from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.listing import list_folder
 from reshard.core.storage.urls import Location
 
 DEAD_AFTER_SECONDS = 0.5
@@ -11,7 +12,7 @@ DEAD_AFTER_SECONDS = 0.5
 def leases_in(directory: Location) -> list[str]:
     if not directory.fs.exists(directory.path):
         return []
-    return [path for path in directory.fs.ls(directory.path, detail=False) if str(path).endswith(".json")]
+    return [path for each in list_folder(directory) if (path := str(each["name"])).endswith(".json")]
 
 
 def take(directory: Location, *ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, DamagePolicy, is_damage
 from reshard.core.checkpoint.catalog.iterations import Iteration
@@ -14,7 +15,9 @@ from reshard.core.runtime.wording import listed, listed_lines, rank_names
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.reading import read_version
 from reshard.core.storage.urls import parse_url
-from reshard.core.strategy.checkpoint2_metadata import Metadata
+
+if TYPE_CHECKING:
+    from reshard.core.strategy.checkpoint2_metadata import Metadata
 
 UNLISTED_PARAMETERS = frozenset({"global_step"})
 """Parameters that are in files, but never in the metadata."""
@@ -56,7 +59,7 @@ def iteration_catalog(
     return replace(catalog, notes=(*catalog.notes, *_absent_notes(catalog, iteration.metadata)))
 
 
-def unheld_parameters(catalog: CheckpointCatalog, metadata: Metadata) -> list[str]:
+def unheld_parameters(catalog: CheckpointCatalog, metadata: "Metadata") -> list[str]:
     """Return the parameters in the metadata that no file holds, other than those of lost ranks' files."""
     held = {name for index in catalog.indexes() for name in index.entries}
     of_lost = {name for file in metadata.files.values() if file.rank in catalog.lost for name in file.tensors}
@@ -98,7 +101,7 @@ def _empty_records(iteration: Iteration, lost: dict[int, str]) -> dict[int, Cata
     return {rank: CatalogRecord(rank, str(location), 0, version, index) for rank in ranks}
 
 
-def _contradiction(record: CatalogRecord, metadata: Metadata | None) -> str:
+def _contradiction(record: CatalogRecord, metadata: "Metadata | None") -> str:
     """What in a rank's files contradicts the metadata; empty if nothing does."""
     if metadata is None:
         return ""
@@ -114,7 +117,7 @@ def _contradiction(record: CatalogRecord, metadata: Metadata | None) -> str:
     return ""
 
 
-def _absent_notes(catalog: CheckpointCatalog, metadata: Metadata | None) -> tuple[str, ...]:
+def _absent_notes(catalog: CheckpointCatalog, metadata: "Metadata | None") -> tuple[str, ...]:
     """Notes on listed parameters that the files of some ranks lack, though other files have them."""
     if metadata is None:
         return ()

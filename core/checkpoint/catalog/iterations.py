@@ -6,6 +6,7 @@ A URL names the directory with all iterations, where the tracker tells which one
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime.option_names import source_option
@@ -28,8 +29,10 @@ from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.tracker import read_tracker
 from reshard.core.storage.unified_names import is_index_name
 from reshard.core.storage.urls import Location, parse_url
-from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, Metadata, parse_metadata
 from reshard.core.strategy.model import Strategy
+
+if TYPE_CHECKING:
+    from reshard.core.strategy.checkpoint2_metadata import Metadata
 
 _MAX_LISTED = 6
 
@@ -50,7 +53,7 @@ class Iteration:
     url: str
     location: Location
     number: int | None
-    metadata: Metadata | None
+    metadata: "Metadata | None"
     names: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -154,7 +157,7 @@ def read_iteration(location: Location, names: Sequence[str], step: str = "") -> 
     metadata = None
     if METADATA_NAME in names:
         file = location.child(METADATA_NAME)
-        metadata = parse_metadata(_read_metadata(file), str(file))
+        metadata = _read_metadata(file)
     iteration = Iteration(str(location), location, number, metadata, tuple(names))
     return _with_notes(iteration)
 
@@ -242,9 +245,11 @@ def names_in(location: Location) -> list[str]:
     return sorted(location.child(entry["name"].rstrip("/").rpartition("/")[2]).name for entry in entries)
 
 
-def _read_metadata(location: Location) -> bytes:
+def _read_metadata(location: Location) -> "Metadata":
+    from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, parse_metadata  # loads msgspec
+
     try:
-        return read_small_file(location, MAX_METADATA_BYTES)
+        return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location))
     except StorageError as error:
         if error.transient:
             raise

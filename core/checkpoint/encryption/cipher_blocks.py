@@ -14,13 +14,14 @@ from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
-
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from typing import TYPE_CHECKING, Any
 
 from reshard.core.errors import CheckpointError
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.reading import SourceFile
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import Cipher
 
 MAGICS = {
     EncryptionMode.AES_GCM: b"\xd8\x5e\x3a\x7f",
@@ -162,8 +163,10 @@ class CipherBlocks:
         return first_byte, self.cipher_offset(last) + stop - first_byte
 
 
-def block_cipher(key: Key, iv: bytes, tag: bytes | None = None) -> Cipher[Any]:
+def block_cipher(key: Key, iv: bytes, tag: bytes | None = None) -> "Cipher[Any]":
     """Return the cipher of a block, from its beginning on."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
     if key.mode is EncryptionMode.AES_GCM:
         return Cipher(algorithms.AES(key.secret), modes.GCM(iv[:NONCE_BYTES], tag))
     algorithm = algorithms.AES if key.mode is EncryptionMode.AES_CBC else algorithms.SM4

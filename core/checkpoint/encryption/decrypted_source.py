@@ -6,11 +6,7 @@ of cipher before. So reading needs no memory for whole blocks, which MindSpore m
 
 from collections.abc import Iterator, Sequence
 from io import BytesIO
-from typing import Any
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.ciphers.base import CipherContext
+from typing import TYPE_CHECKING, Any
 
 from reshard.core.checkpoint.encryption.cipher_blocks import (
     CELL_BYTES,
@@ -29,6 +25,9 @@ from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.joined import JoinedFile
 from reshard.core.storage.reading import SourceFile
 from reshard.core.storage.uploads import Buffer
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.base import CipherContext
 
 
 class DecryptedSource:
@@ -130,8 +129,10 @@ class DecryptedSource:
         plain = block_cipher(self._key, iv).decryptor().update(chained)
         return plain[inside % CELL_BYTES :][:length]
 
-    def _decryptor(self, number: int, offset: int) -> CipherContext:
+    def _decryptor(self, number: int, offset: int) -> "CipherContext":
         """Return the decryptor of an AES-GCM block from a byte of the plain file on, in counter mode."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
         cells, skipped = divmod(offset - self._blocks.start(number), CELL_BYTES)
         counter = self._blocks.iv(number)[:NONCE_BYTES] + (FIRST_COUNTER + cells).to_bytes(4, "big")
         decryptor = Cipher(algorithms.AES(self._key.secret), modes.CTR(counter)).decryptor()
@@ -191,6 +192,8 @@ class DecryptedSource:
     def _finish(self, decryptor: Any, number: int) -> None:
         if decryptor is None or not self.is_authenticated:
             return
+        from cryptography.exceptions import InvalidTag
+
         try:
             decryptor.finalize()
         except InvalidTag:

@@ -104,7 +104,7 @@ def test_equal_files_of_many_ranks_are_parsed_once(tmp_path: Path, monkeypatch: 
         parsed.append(origin)
         return parse_protobuf(data, origin)
 
-    monkeypatch.setattr(files, "parse_protobuf", counted)
+    monkeypatch.setattr("reshard.core.strategy.protobuf_file.parse_protobuf", counted)
     assert read_strategy(str(tmp_path)).stages == strategy().stages
     assert len(parsed) == 2
 
