@@ -3,21 +3,25 @@
 Suspending ends the run's process; when somebody has decided, a worker starts the run again, which plans again. The key
 of the question is what would be converted and replaced. If that is as it was, the answer is found under the key;
 otherwise nobody has been asked yet, so what is converted is always what was approved.
+
+Prefect stores question and answer as inputs of the run. A retry resets the run's pause keys but keeps its inputs, and
+a key that has inputs cannot be used again. So the inputs decide: an answered question is not repeated, even after a
+retry; one that nobody answered in time is repeated under the next key.
 """
 
 import time
 from enum import StrEnum
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import xxhash
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRunInput, State
 from prefect.context import FlowRunContext
 from prefect.flow_runs import suspend_flow_run
-from prefect.input import RunInput
+from prefect.input import RunInput, filter_flow_run_input
 from prefect.runtime import deployment
 from prefect.states import Cancelled, Completed
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from reshard.core.conversion.planning import summarize
 from reshard.core.errors import InputError
@@ -34,6 +38,12 @@ from reshard.tasks.pages import approval_page
 
 _UNDER_WAY_SECONDS = 1.0
 """An event on its way to the server arrives in this time."""
+
+_MAX_INPUTS = 10_000
+"""Three for each question: more than anybody is asked."""
+
+_QUESTION, _ANSWER = "suspended-", "-response"
+"""How Prefect begins the keys of a suspension's inputs, and how that of the answer ends."""
 
 
 class Decision(StrEnum):
@@ -96,21 +106,21 @@ def _replaced(target: Target) -> str:
 
 
 def _answer(request: ApprovedConversionRequest, plan: ConversionPlan, question: str, replaces: bool) -> Approval:
-    asked = _asked()
+    inputs = _inputs()
+    for given in inputs:
+        if _pause_key(given).startswith(question) and given.key.endswith(_ANSWER):
+            return Approval.load_from_flow_run_input(given)
+    asked = {_pause_key(given) for given in inputs} | _pause_keys()
+    changed = bool(asked) and not any(key.startswith(question) for key in asked)
     summary = summarize(request, plan)
-    page = approval_page(summary, request, replaces=replaces, changed=bool(asked) and not _is_among(question, asked))
-    for attempt in count():
-        key = f"{question}-{attempt}"
-        if key not in asked:
-            publish_plan(plan, summary, str(parse_url(request.target)))
-            _end_heartbeat()
-        try:
-            return suspend_flow_run(
-                Approval.with_initial_data(description=page), timeout=request.approval_seconds, key=key
-            )
-        except ValidationError:
-            continue  # it was asked, and the time was over: somebody has retried the run
-    raise AssertionError
+    page = approval_page(summary, request, replaces=replaces, changed=changed)
+    publish_plan(plan, summary, str(parse_url(request.target)))
+    _end_heartbeat()
+    return suspend_flow_run(
+        Approval.with_initial_data(description=page),
+        timeout=request.approval_seconds,
+        key=next(key for attempt in count() if (key := f"{question}-{attempt}") not in asked),
+    )
 
 
 def _end_heartbeat() -> None:
@@ -122,11 +132,19 @@ def _end_heartbeat() -> None:
         time.sleep(_UNDER_WAY_SECONDS)
 
 
-def _asked() -> set[str]:
-    """The keys of the questions that the current run has asked."""
+def _inputs() -> list[FlowRunInput]:
+    """Questions and answers of the current run, those before a retry included."""
+    if FlowRunContext.get() is None:
+        return []
+    return cast(list[FlowRunInput], filter_flow_run_input(_QUESTION, limit=_MAX_INPUTS))
+
+
+def _pause_key(given: FlowRunInput) -> str:
+    """The key of the suspension that an input belongs to."""
+    return given.key.removeprefix(_QUESTION).rpartition("-")[0]
+
+
+def _pause_keys() -> set[str]:
+    """The keys of the current run's suspensions since its last retry, those whose question was not stored included."""
     context = FlowRunContext.get()
     return (context and context.flow_run and context.flow_run.empirical_policy.pause_keys) or set()
-
-
-def _is_among(question: str, asked: set[str]) -> bool:
-    return any(key.startswith(question) for key in asked)

@@ -104,6 +104,7 @@ def test_nobody_decides_in_time_and_a_retry_asks_again(server: PrefectServer, de
     assert ended.state.message == "The flow was paused and never resumed."
     retry_run(server, run_id)
     await_run(server, run_id, "Suspended")
+    question_of(server, run_id)
     decide(server, run_id, decision="refuse")
     await_run(server, run_id, "Cancelled")
     assert not list(tmp_path.iterdir())

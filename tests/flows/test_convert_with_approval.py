@@ -1,15 +1,29 @@
-"""The conversion that asks, as a program calls it; runs of its deployment are in tests/deployments."""
+"""The conversion that asks, as a program and a worker call it; real workers are in tests/deployments."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import Pause
+from prefect.flow_engine import run_flow
+from prefect.states import AwaitingRetry, Failed
 
+from reshard import verify
 from reshard.core.conversion.convert import convert
 from reshard.core.conversion.planning import make_plan
 from reshard.core.errors import InputError
 from reshard.core.request.approval import ApprovedConversionRequest
+from reshard.core.storage.lease import held_lease
+from reshard.core.storage.lease_holder import new_holder
+from reshard.core.storage.urls import parse_url
+from reshard.core.target.claim import leases_of
 from reshard.flows import approval
 from reshard.flows.convert_with_approval import convert_with_approval
 from tests.support.checkpoints import case
@@ -68,3 +82,86 @@ def test_files_of_the_same_plan_are_not_replaced(tmp_path: Path, asked: list[tup
     (target / ".reshard" / "manifest.json").unlink()  # as while it is mended
     approval.refused(request, make_plan(request))
     assert [REPLACED in text for _, text in asked] == [False]
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
+    monkeypatch.setattr(approval, "_UNDER_WAY_SECONDS", 0.0)
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def deployed_run(client: SyncPrefectClient, request: ApprovedConversionRequest) -> FlowRun:
+    """A run that a worker is to carry out: here `carry_out` is the worker."""
+    deployed = client.create_deployment(
+        client.create_flow(convert_with_approval), f"approval of {Path(request.target).parent.name}"
+    )
+    return client.create_flow_run_from_deployment(deployed, parameters={"request": request.model_dump(mode="json")})
+
+
+def carry_out(client: SyncPrefectClient, run: FlowRun) -> State[Any]:
+    with suppress(Pause):
+        run_flow(convert_with_approval, client.read_flow_run(run.id), parameters=run.parameters, return_type="state")
+    state = client.read_flow_run(run.id).state
+    assert state
+    return state
+
+
+def expire(client: SyncPrefectClient, run: FlowRun) -> None:
+    """What the server does when nobody decides in time."""
+    client.set_flow_run_state(run.id, Failed(message="The flow was paused and never resumed."), force=True)
+
+
+def retry(client: SyncPrefectClient, run: FlowRun) -> None:
+    """What the UI's button Retry does."""
+    assert client.set_flow_run_state(run.id, AwaitingRetry()).status is SetStateStatus.ACCEPT
+
+
+def decide(client: SyncPrefectClient, run: FlowRun, decision: str) -> None:
+    assert client.resume_flow_run(run.id, run_input={"decision": decision}).status is SetStateStatus.ACCEPT
+
+
+def test_each_retry_asks_again_while_nobody_decides_although_the_earlier_questions_are_kept(
+    tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    run = deployed_run(client, request_for(tmp_path / "out"))
+    questions = set()
+    for _ in range(3):
+        state = carry_out(client, run)
+        assert state.name == "Suspended", state.message
+        assert state.state_details.run_input_keyset
+        questions.add(state.state_details.run_input_keyset["schema"])
+        expire(client, run)
+        retry(client, run)
+    carry_out(client, run)
+    decide(client, run, "convert")
+    assert carry_out(client, run).is_completed()
+    assert len(questions) == 3
+    texts = client.filter_flow_run_input(run.id, "suspended-", limit=100, exclude_keys=set())
+    assert not [text.key for text in texts if "changed since you were last asked" in text.value]
+    assert not verify(tmp_path / "out").problems
+
+
+def test_what_was_approved_and_failed_goes_on_after_a_retry_without_another_question(
+    tmp_path: Path, client: SyncPrefectClient
+) -> None:
+    request = request_for(tmp_path / "out")
+    run = deployed_run(client, request)
+    assert carry_out(client, run).name == "Suspended"
+    decide(client, run, "convert")
+    with held_lease(leases_of(parse_url(request.target)), new_holder([0])):
+        assert carry_out(client, run).is_failed()
+    retry(client, run)
+    state = carry_out(client, run)
+    assert state.is_completed(), state.message
+    assert not verify(tmp_path / "out").problems
+
+
+def test_a_refusal_holds_after_a_retry(tmp_path: Path, client: SyncPrefectClient) -> None:
+    run = deployed_run(client, request_for(tmp_path / "out"))
+    carry_out(client, run)
+    decide(client, run, "refuse")
+    assert carry_out(client, run).is_cancelled()
+    retry(client, run)
+    assert carry_out(client, run).is_cancelled()
+    assert not list(tmp_path.iterdir())
