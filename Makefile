@@ -17,6 +17,8 @@ MINDSPORE := .venv-mindspore
 JUDGE := $(MINDSPORE)/installed
 TORCH := .venv-torch
 TORCH_JUDGE := $(TORCH)/installed
+MINDFORMERS := .venv-mindformers
+MINDFORMERS_JUDGE := $(MINDFORMERS)/installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-resilience deploy test test-all conformance fuzz bench docs screenshots check format lock \
@@ -79,7 +81,20 @@ $(TORCH_JUDGE): requirements/torch.lock | $(INSTALLED)
 		$(TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
 	@touch $@
 
-conformance: $(INSTALLED) $(JUDGE) ## random conversions, judged by MindSpore; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
+# tried with Python 3.11 only: another one is looked for if that of .venv is not
+$(MINDFORMERS_JUDGE): requirements/mindformers.lock | $(INSTALLED)
+	@echo "install: MindFormers, into $(MINDFORMERS)"
+	@fits='import sys; sys.exit(sys.version_info[:2] != (3, 11))'; \
+	for python in $(or $(INSTALLED_PYTHON),$(PYTHON)) python3.11 ''; do \
+		[ -n "$$python" ] || { echo "install: MindFormers needs Python 3.11, and there is no python3.11: install it" >&2; exit 1; }; \
+		! "$$python" -c "$$fits" 2>/dev/null || break; \
+	done; \
+	"$$python" -m venv --clear $(MINDFORMERS)
+	@$(RUN) uv pip install --quiet --python $(MINDFORMERS)/bin/python --no-deps --require-hashes --requirement $< || \
+		$(MINDFORMERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $<
+	@touch $@
+
+conformance: $(INSTALLED) $(JUDGE) $(MINDFORMERS_JUDGE) ## random conversions, judged by MindSpore and MindFormers; CASES=200 SEED=… or ONLY=<a case's seed> or API=<part of a name>
 	@$(RUN) tests.conformance.run $(if $(CASES),--cases $(CASES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(API),--api "$(API)")
 
 fuzz: $(INSTALLED) ## damaged and hostile files for every parser, a minute; SECONDS=600 SEED=… or ONLY=<a parser>
@@ -116,10 +131,12 @@ lock: $(INSTALLED) ## brings requirements/*.lock up to pyproject.toml, changing 
 	printf 'torch==2.13.0+cpu\ntransformers==5.23.0\nnumpy<3\nsafetensors\n' | \
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" UV_EXTRA_INDEX_URL="$${UV_EXTRA_INDEX_URL:-$$PIP_EXTRA_INDEX_URL}" \
 		$(COMPILE) - --output-file requirements/torch.lock
+	printf 'mindformers==2.0.0\nmindspore==2.10.0\nnumpy==1.26.4\nsafetensors==0.7.0\ndatasets==5.0.1\ncryptography\n' | \
+		$(COMPILE) --override requirements/mindformers.override - --output-file requirements/mindformers.lock
 
 proto: $(INSTALLED) ## generates the strategy messages from their .proto
 	$(RUN) grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. core/strategy/strategy.proto
 
 clean: ## removes .venv and everything generated
-	rm -rf .venv $(MINDSPORE) $(TORCH) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(MINDSPORE) $(MINDFORMERS) $(TORCH) $(DEMO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

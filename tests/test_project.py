@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "reshard"
 SUBPACKAGES = ("cli", "core", "deployments", "flows", "tasks")
-LOCKS = ("build.lock", "dev.lock", "installer.lock", "mindspore.lock", "runtime.lock", "torch.lock")
+LOCKS = ("build.lock", "dev.lock", "installer.lock", "mindformers.lock", "mindspore.lock", "runtime.lock", "torch.lock")
 
 
 def locked(name: str) -> list[tuple[Requirement, int]]:
