@@ -1,15 +1,12 @@
-"""MindSpore in a process of its own: reads requests from stdin, a JSON object a line, and answers each by one.
+"""MindSpore in a process of its own; `answering` calls its `OPERATIONS`.
 
 Run by the Python of MindSpore's environment. It knows nothing of reshard, so that their agreement means something.
-A request names one of `OPERATIONS` and its arguments; the answer has its `result`, or the `refusal`: what it raised.
 """
 
 import ast
 import hashlib
 import inspect
-import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -178,21 +175,3 @@ def _description(value: Any) -> Any:
     if isinstance(value, str):
         return value
     return [str(value.data.dtype), list(value.shape), hashlib.sha256(value.data.get_bytes()).hexdigest()]
-
-
-def main() -> None:
-    """Answers until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what MindSpore and the processes that it starts print is not an answer
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer: dict[str, Any] = {"result": OPERATIONS[request.pop("operation")](**request)}
-        except Exception as error:
-            answer = {"refusal": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main()

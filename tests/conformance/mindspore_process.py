@@ -1,4 +1,4 @@
-"""The process that MindSpore judges in, as seen from here."""
+"""The processes that MindSpore and MindFormers judge in, as seen from here."""
 
 import ast
 import json
@@ -15,20 +15,23 @@ from tests.support.checkpoints import Contents
 from tests.support.places import PROJECT
 
 PYTHON = PROJECT / ".venv-mindspore" / "bin" / "python"
-_SCRIPT = Path(__file__).with_name("judge.py")
+MINDFORMERS_PYTHON = PROJECT / ".venv-mindformers" / "bin" / "python"
+_HERE = Path(__file__).parent
 # the slowest take about a second; MindSpore waits for ever for a child that died
 _TIMEOUT_SECONDS = 120.0
 
 
 class RefusalError(Exception):
-    """MindSpore raised something, died or did not answer."""
+    """A judge raised something, died or did not answer."""
 
 
-class Judge:
-    """Asks MindSpore; its process is started when it is first needed, and again after it died."""
+class JudgeProcess:
+    """Asks a judge; its process is started when it is first needed, and again after it died."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, python: Path, script: str) -> None:
         self._log = log
+        self._python = python
+        self._script = script
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -37,60 +40,12 @@ class Judge:
     def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._stop()
 
-    def save(self, contents: dict[Path, Contents], text: dict[str, str]) -> None:
-        """Saves a file for each path."""
-        self._ask("save", files=[_file(path, parameters, text) for path, parameters in contents.items()])
-
-    def transform(self, source: Path, target: Path, source_strategy: Path | None, target_strategy: Path | None) -> None:
-        """Converts a checkpoint.
+    def ask(self, operation: str, **arguments: object) -> Any:
+        """The result of an operation; all are JSON.
 
         Raises:
-            RefusalError: MindSpore does not.
+            RefusalError: it raised something instead, or died.
         """
-        self._ask(
-            "transform",
-            source=str(source),
-            target=str(target),
-            source_strategy=source_strategy and str(source_strategy),
-            target_strategy=target_strategy and str(target_strategy),
-        )
-
-    def cast(self, source: Path, target: Path, dtype: str) -> None:
-        """Saves a checkpoint file's parameters in another dtype."""
-        self._ask("cast", source=str(source), target=str(target), dtype=dtype)
-
-    def merge(self, directory: Path, path: Path) -> None:
-        """Merges strategy files."""
-        self._ask("merge", directory=str(directory), path=str(path))
-
-    def load(self, directory: Path) -> dict[int, dict[str, Any]]:
-        """What MindSpore loads from each rank: text, or dtype, shape and SHA-256 of the bytes by name."""
-        return {int(rank): entries for rank, entries in self._ask("load", directory=str(directory)).items()}
-
-    def call(self, directory: Path, function: str, arguments: str) -> dict[str, Any]:
-        """What a function of its API comes to, called in a directory; see `judge.call`.
-
-        Raises:
-            RefusalError: it has no such function, or died.
-        """
-        answer: dict[str, Any] = ast.literal_eval(
-            self._ask("call", directory=str(directory), function=function, arguments=arguments)
-        )
-        return answer
-
-    def configure(self, arguments: str, properties: Sequence[str]) -> dict[str, Any]:
-        """What CheckpointConfig makes of its arguments; see `judge.configure`."""
-        answer: dict[str, Any] = ast.literal_eval(
-            self._ask("configure", arguments=arguments, properties=list(properties))
-        )
-        return answer
-
-    def signatures(self, functions: list[str]) -> dict[str, list[list[str]]]:
-        """The parameters of functions of its API: name, kind and default of each."""
-        found: dict[str, list[list[str]]] = self._ask("signatures", functions=functions)
-        return found
-
-    def _ask(self, operation: str, **arguments: object) -> Any:
         process = self._process = self._process or self._start()
         assert process.stdin
         assert process.stdout
@@ -106,7 +61,7 @@ class Judge:
             watchdog.cancel()
         if not line:
             self._stop()
-            raise RefusalError(f"MindSpore's process died or did not answer within {_TIMEOUT_SECONDS:.0f} s")
+            raise RefusalError(f"{self._script}: its process died or did not answer within {_TIMEOUT_SECONDS:.0f} s")
         answer = json.loads(line)
         if "refusal" in answer:
             raise RefusalError(answer["refusal"])
@@ -115,12 +70,13 @@ class Judge:
     def _start(self) -> subprocess.Popen[str]:
         with self._log.open("a") as log:
             return subprocess.Popen(
-                [PYTHON, _SCRIPT],
+                [self._python, "-P", _HERE / "answering.py", _HERE / self._script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=os.environ | {"GLOG_v": "3"},  # MindSpore's log: errors only
+                cwd=self._log.parent,  # MindFormers logs into ./output
                 start_new_session=True,  # it starts processes of its own, which end with it
             )
 
@@ -133,6 +89,73 @@ class Judge:
             self._kill()
             self._process.communicate()
             self._process = None
+
+
+class Judge(JudgeProcess):
+    """Asks MindSpore."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, PYTHON, "judge.py")
+
+    def save(self, contents: dict[Path, Contents], text: dict[str, str]) -> None:
+        """Saves a file for each path."""
+        self.ask("save", files=[_file(path, parameters, text) for path, parameters in contents.items()])
+
+    def transform(self, source: Path, target: Path, source_strategy: Path | None, target_strategy: Path | None) -> None:
+        """Converts a checkpoint.
+
+        Raises:
+            RefusalError: MindSpore does not.
+        """
+        self.ask(
+            "transform",
+            source=str(source),
+            target=str(target),
+            source_strategy=source_strategy and str(source_strategy),
+            target_strategy=target_strategy and str(target_strategy),
+        )
+
+    def cast(self, source: Path, target: Path, dtype: str) -> None:
+        """Saves a checkpoint file's parameters in another dtype."""
+        self.ask("cast", source=str(source), target=str(target), dtype=dtype)
+
+    def merge(self, directory: Path, path: Path) -> None:
+        """Merges strategy files."""
+        self.ask("merge", directory=str(directory), path=str(path))
+
+    def load(self, directory: Path) -> dict[int, dict[str, Any]]:
+        """What MindSpore loads from each rank: text, or dtype, shape and SHA-256 of the bytes by name."""
+        return {int(rank): entries for rank, entries in self.ask("load", directory=str(directory)).items()}
+
+    def call(self, directory: Path, function: str, arguments: str) -> dict[str, Any]:
+        """What a function of its API comes to, called in a directory; see `judge.call`.
+
+        Raises:
+            RefusalError: it has no such function, or died.
+        """
+        answer: dict[str, Any] = ast.literal_eval(
+            self.ask("call", directory=str(directory), function=function, arguments=arguments)
+        )
+        return answer
+
+    def configure(self, arguments: str, properties: Sequence[str]) -> dict[str, Any]:
+        """What CheckpointConfig makes of its arguments; see `judge.configure`."""
+        answer: dict[str, Any] = ast.literal_eval(
+            self.ask("configure", arguments=arguments, properties=list(properties))
+        )
+        return answer
+
+    def signatures(self, functions: list[str]) -> dict[str, list[list[str]]]:
+        """The parameters of functions of its API: name, kind and default of each."""
+        found: dict[str, list[list[str]]] = self.ask("signatures", functions=functions)
+        return found
+
+
+class MindFormersJudge(JudgeProcess):
+    """Asks MindFormers: see the operations of `mindformers_judge`."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, MINDFORMERS_PYTHON, "mindformers_judge.py")
 
 
 def _file(path: Path, parameters: Contents, text: dict[str, str]) -> dict[str, object]:

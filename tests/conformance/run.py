@@ -1,4 +1,4 @@
-"""`make conformance`: random conversions, judged by MindSpore itself."""
+"""`make conformance`: random conversions, judged by MindSpore and MindFormers themselves."""
 
 import random
 import shutil
@@ -16,10 +16,11 @@ from tests.conformance.api_harness import all_cases, check_api_case, check_signa
 from tests.conformance.beside_mindspore import check_beside_mindspore
 from tests.conformance.casts import check_casts
 from tests.conformance.check import Verdict, check_case
+from tests.conformance.checkpoint2 import check_checkpoint2
 from tests.conformance.crc_and_information import check_crc_and_information
 from tests.conformance.encryption import check_encryption
 from tests.conformance.made_strategies import check_made_strategies
-from tests.conformance.mindspore_process import PYTHON, Judge, RefusalError
+from tests.conformance.mindspore_process import MINDFORMERS_PYTHON, PYTHON, Judge, RefusalError
 from tests.conformance.redundancy_and_parts import check_redundancy_and_parts
 from tests.conformance.removed_redundancy import check_removed_redundancy
 from tests.conformance.saving_trainings import check_saving_trainings
@@ -38,6 +39,7 @@ _FURTHER_CHECKS = (
     ("reshard beside MindSpore", check_beside_mindspore),
     ("trainings that save", check_saving_trainings),
 )
+_RANDOM_CHECKS = (("Checkpoint 2.0", check_checkpoint2),)
 # MindSpore refuses about one in eight: of a few cases it may be most, of more it is not
 _CASES_THAT_TELL = 10
 
@@ -78,10 +80,11 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     """Converts random checkpoints with reshard and compares every byte with what MindSpore makes of them.
 
     Before that the functions of MindSpore's API that reshard offers are called on both sides, and encrypted files go
-    from one to the other.
+    from one to the other. MindFormers saves and loads random checkpoints of its own form.
     """
-    if not PYTHON.exists():
-        raise click.ClickException(f"MindSpore is not installed in {PYTHON.parents[1]}: run `make conformance`")
+    for judge, python in (("MindSpore", PYTHON), ("MindFormers", MINDFORMERS_PYTHON)):
+        if not python.exists():
+            raise click.ClickException(f"{judge} is not installed in {python.parents[1]}: run `make conformance`")
     if only is not None:
         cases, seed = 1, only
     first = random.randrange(10**9) if seed is None else seed
@@ -89,6 +92,8 @@ def main(cases: int, seed: int | None, only: int | None, api: str | None) -> Non
     if api is None:
         click.echo(f"conformance: {cases} cases, SEED={first}")
     unlike = 0 if only is not None else _check_api(api or "", directory)
+    if only is None and api is None:
+        unlike += _check_random(first, directory)
     if api is not None:
         if not unlike:
             shutil.rmtree(directory)
@@ -136,6 +141,19 @@ def _check_api(only: str, directory: Path) -> int:
         again = next((case.name for case in cases if case.name in unlike), "")
         click.echo(f"FAILED: their files are kept in {directory}. Each again: make conformance API='{again}'")
     return len(unlike)
+
+
+def _check_random(first: int, directory: Path) -> int:
+    """How many things are not as they should be in checks that draw cases of their own."""
+    problems = 0
+    for name, check in _RANDOM_CHECKS:
+        started = time.monotonic()
+        lines = check(first, directory / name.replace(" ", "_"))
+        for line in lines:
+            click.echo(f"{name}: {line}")
+        click.echo(f"{name}, random cases, in {time.monotonic() - started:.0f} s: {len(lines)} problems")
+        problems += len(lines)
+    return problems
 
 
 def _check_all(seeds: Iterable[int], directory: Path) -> Tally:

@@ -24,6 +24,7 @@ class Outcome:
     refusals: tuple[str, ...] = ()
     api_differences: tuple[str, ...] = ()
     signature_differences: tuple[str, ...] = ()
+    random_differences: tuple[str, ...] = ()
 
 
 @pytest.fixture
@@ -41,7 +42,11 @@ def conformance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Conformance:
         monkeypatch.setattr(run, "check_api_case", lambda case, judge, directory: list(outcome.api_differences))
         monkeypatch.setattr(run, "check_signatures", lambda judge: list(outcome.signature_differences))
         monkeypatch.setattr(run, "_FURTHER_CHECKS", ())
+        monkeypatch.setattr(
+            run, "_RANDOM_CHECKS", [("Checkpoint 2.0", lambda first, directory: list(outcome.random_differences))]
+        )
         monkeypatch.setattr(run, "PYTHON", tmp_path)
+        monkeypatch.setattr(run, "MINDFORMERS_PYTHON", tmp_path)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
         return CliRunner().invoke(run.main, arguments)
@@ -78,6 +83,15 @@ def test_a_call_of_the_api_differs(conformance: Conformance, tmp_path: Path) -> 
     assert str(kept) in result.output
 
 
+def test_a_random_check_differs(conformance: Conformance) -> None:
+    result = conformance(Outcome(random_differences=("seed 7: rank 0 has other bytes",)), "--cases", "2")
+    assert result.exit_code == 1
+    assert (
+        "Checkpoint 2.0: seed 7: rank 0 has other bytes\nCheckpoint 2.0, random cases, in 0 s: 1 problems"
+        in result.output
+    )
+
+
 def test_a_function_of_the_api_takes_other_arguments(conformance: Conformance) -> None:
     result = conformance(Outcome(signature_differences=("load_checkpoint takes [], MindSpore's [1]",)), "--cases", "2")
     assert result.exit_code == 1
@@ -112,3 +126,6 @@ def test_mindspore_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     result = CliRunner().invoke(run.main)
     assert result.exit_code == 1
     assert "MindSpore is not installed" in result.output
+    monkeypatch.setattr(run, "PYTHON", tmp_path)
+    monkeypatch.setattr(run, "MINDFORMERS_PYTHON", tmp_path / "bin" / "python")
+    assert "MindFormers is not installed" in CliRunner().invoke(run.main).output

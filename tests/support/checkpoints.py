@@ -57,6 +57,17 @@ def read_safetensors(path: Path) -> Contents:
     }
 
 
+def write_safetensors(path: Path, contents: Contents) -> None:
+    """A `.safetensors` file, of any dtype."""
+    short = {name: kind for kind, name in _NAMES.items()}
+    header, offset = {}, 0
+    for name, (dtype, shape, data) in contents.items():
+        header[name] = {"dtype": short[dtype], "shape": shape, "data_offsets": [offset, offset + len(data)]}
+        offset += len(data)
+    written = json.dumps(header).encode()
+    path.write_bytes(len(written).to_bytes(8, "little") + written + b"".join(each[2] for each in contents.values()))
+
+
 def read_rank(directory: Path, rank: int) -> Contents:
     """The one checkpoint file of a rank folder."""
     [path] = [path for path in (directory / f"rank_{rank}").iterdir() if not path.name.startswith(".")]
