@@ -77,11 +77,10 @@ def _convert_here(request: ConversionRequest, progress: Progress) -> "Conversion
 def _show_plan(request: ConversionRequest, as_json: bool) -> None:
     from reshard.cli.plan import print_plan
     from reshard.core.conversion.planning import describe_plan
-    from reshard.core.storage.urls import parse_url
     from reshard.core.target.target import Target
 
     plan, summary = describe_plan(request)
-    Target(parse_url(request.target), plan, request.overwrite).check_usable()
+    Target.of(request.target, plan, overwrite=request.overwrite).check_usable()
     if as_json:
         print_json(summary)
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _OF_LATEST = (*GROUPS["Detecting saved steps, and retention"], "dry_run")
 _OF_PREFECT = ("dask_scheduler", "concurrency_limit")
-_OF_ONE_STEP = ("step", "ranks", "recover", "fault_ranks", "overwrite")
+_OF_ONE_STEP = ("step", "ranks", "recover", "fault_ranks", "overwrite", "iteration")
 _ALL = tuple(name for names in GROUPS.values() for name in names)
 
 CONVERTING = tuple(name for name in _ALL if name not in _OF_LATEST)

@@ -81,7 +81,7 @@ def refused(request: ApprovedConversionRequest, plan: ConversionPlan) -> State[A
     Raises:
         TargetError: the target is occupied.
     """
-    target = Target(parse_url(request.target), plan, request.overwrite)
+    target = Target.of(request.target, plan, overwrite=request.overwrite)
     if target.is_committed():
         return None
     target.check_usable()

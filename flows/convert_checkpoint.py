@@ -9,6 +9,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from reshard.core.conversion.finish import raise_failures
+from reshard.core.conversion.iteration_place import placed
 from reshard.core.conversion.planning import check_target
 from reshard.core.conversion.report import ConversionReport, summarize_plan
 from reshard.core.conversion.session import open_session
@@ -66,6 +67,8 @@ def convert(
     with emitting_failure(request), resources_of(request, RESOLVERS):
         check_output(request.target)
         is_asset = records_assets()
+        asked = request
+        request = with_retries(lambda: placed(asked), progress.note)
         with_retries(lambda: check_target(request), progress.note)
         with worker_pool(request) as pool, slots_of(request.concurrency_limit) as slots:
             started = time.monotonic()

@@ -119,7 +119,9 @@ class WriteOptions(TypedDict, total=False):
 
     Attributes:
         format: kind of the target's files.
-        layout: `unified` for whole tensors in files with an index, as Hugging Face's loaders want them.
+        layout: `unified` for whole tensors in files with an index, as Hugging Face's loaders want them; `checkpoint2`
+            for MindFormers' Checkpoint 2.0.
+        common: `KEY=VALUE` for common.json of a Checkpoint 2.0.
         like: a Hugging Face directory that a unified target is to be like: its configuration and tokenizer are copied.
         max_shard_size: largest file of a unified target, such as `5GB`.
         unified_naming: names of a unified target's files.
@@ -133,7 +135,8 @@ class WriteOptions(TypedDict, total=False):
     """
 
     format: OutputFormat | Literal["same", "ckpt", "safetensors"]
-    layout: TargetLayout | Literal["ranks", "unified"]
+    layout: TargetLayout | Literal["ranks", "unified", "checkpoint2"]
+    common: Texts
     like: PathOrUrl
     max_shard_size: str
     unified_naming: UnifiedNaming | Literal["huggingface", "mindspore"]
@@ -156,10 +159,12 @@ class ConvertOptions(TransformOptions, StepOptions, WriteOptions, total=False):
     Attributes:
         ranks: only these target ranks, such as `0-3,7`; empty: all.
         overwrite: replace what is at the target.
+        iteration: number of a Checkpoint 2.0's iteration; empty: the source's.
     """
 
     ranks: str
     overwrite: bool
+    iteration: str
 
 
 class LatestOptions(TransformOptions, WriteOptions, total=False):

@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reshard.core.errors import CatalogError, CheckpointError
+from reshard.core.request.common_texts import Number
 from reshard.core.runtime.metadata import load_json
-from reshard.core.storage.checkpoint2_names import COMMON_NAME
+from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.urls import Location
 
-COMMON_KEYS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size", "ckpt_status")
-"""The keys that every version knows, in MindFormers' order."""
 NEWER_KEYS = ("consumed_samples",)
 _MAX_BYTES = 1 << 20
-
-Number = int | float | None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from reshard.core.runtime.wording import printable
 from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
 from reshard.core.storage.reading import read_own_file
-from reshard.core.storage.unified_names import COMPANION_NAMES, is_index_name, is_unified_name
+from reshard.core.storage.target_names import is_document_name, is_target_name
+from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.fingerprint import TEXT_PATTERN
 
@@ -121,7 +122,7 @@ class RankSummary(_Record):
 
 
 class IndexSummary(_Record):
-    """The index of a unified target, or a file copied beside it: path below the target, and digest of its bytes."""
+    """A document beside the ranks' files, or a file copied there: path below the target, and digest of its bytes."""
 
     file: str
     size_bytes: int
@@ -148,8 +149,10 @@ class Manifest(_Record):
         ranks: the target's files.
         encryption: encryption mode; empty: not encrypted.
         sealed: an encrypted target's fields that name parameters, empty above; base64.
-        layout: `ranks`, or `unified`: then the target's ranks are files of whole tensors, counted from 0.
-        index: a unified target's index of which tensor is in which file; None if it is one file.
+        layout: `ranks`; `unified`: the target's ranks are files of whole tensors, counted from 0; `checkpoint2`: they
+            are the files of an iteration.
+        index: which tensor is in which file: a unified target's index, an iteration's metadata; None if there is none.
+        common: an iteration's common.json; None for other layouts.
         changes: selection and changes of parameters, as declared.
         excluded: source parameters that the selection left out.
         plan_digest: digest of the plan's file; empty if there is none, as beside joined stages. None: written by an
@@ -177,6 +180,7 @@ class Manifest(_Record):
     sealed: str = ""
     layout: TargetLayout = TargetLayout.RANKS
     index: IndexSummary | None = None
+    common: IndexSummary | None = None
     changes: Changes = NO_CHANGES
     excluded: FailFastTuple[str] = ()
     plan_digest: str | None = None
@@ -184,13 +188,18 @@ class Manifest(_Record):
 
     @property
     def beside(self) -> tuple[IndexSummary, ...]:
-        """The files beside those of the ranks: index and companions."""
-        return *([self.index] if self.index else []), *self.companions
+        """The files beside those of the ranks: documents and companions."""
+        return *self.documents, *self.companions
 
     @property
     def files(self) -> list[str]:
         """Paths, below the target, of all files of the checkpoint: first those of the ranks."""
         return [*(rank.file for rank in self.ranks), *(each.file for each in self.beside)]
+
+    @property
+    def documents(self) -> list[IndexSummary]:
+        """The documents that were made for the files."""
+        return [document for document in (self.index, self.common) if document is not None]
 
 
 class _Details(_Record):
@@ -281,7 +290,7 @@ def record_content(record: ShardRecord) -> bytes:
 def is_rank_file(path: str, rank: int) -> bool:
     """True if a path below a target can be a rank's file: paths in records are not trusted."""
     match = _RANK_FILE.fullmatch(path)
-    return match[1] == str(rank) if match else is_unified_name(path)
+    return match[1] == str(rank) if match else is_target_name(path) and not is_document_name(path)
 
 
 def parse_shard_record(data: bytes, origin: str, *, needs_digest: bool = False) -> ShardRecord:
@@ -318,10 +327,9 @@ def parse_manifest(data: bytes, origin: str) -> Manifest:
         raise TargetError(f"{origin}: not a readable manifest: {_first(error)}") from error
     for rank in manifest.ranks:
         _check_rank_file(rank, origin)
-    if manifest.index and not (is_unified_name(manifest.index.file) and is_index_name(manifest.index.file)):
-        raise TargetError(
-            f"{origin}: names its index {manifest.index.file!r}, which no conversion does: it was changed"
-        )
+    for document in manifest.documents:
+        if not is_document_name(document.file):
+            raise TargetError(f"{origin}: names its index {document.file!r}, which no conversion does: it was changed")
     for companion in manifest.companions:
         if companion.file not in COMPANION_NAMES:
             raise TargetError(f"{origin}: lists {companion.file!r}, which no conversion copies: it was changed")

@@ -12,6 +12,7 @@ import numpy as np
 
 from reshard.core.conversion.dispatch import Failures, Kind, Unit, run_in_threads
 from reshard.core.conversion.finish import finish
+from reshard.core.conversion.iteration_place import placed
 from reshard.core.conversion.planning import check_target, make_plan
 from reshard.core.conversion.report import ConversionReport
 from reshard.core.conversion.session import Session, open_session
@@ -47,9 +48,10 @@ def convert(
     ):
         started = time.monotonic()
         note = current_progress().note
-        with_retries(lambda: check_target(request), note)
-        plan = with_retries(lambda: (plan_of or make_plan)(request), note)
-        with open_session(request, plan) as session:
+        to_carry_out = with_retries(lambda: placed(request), note)
+        with_retries(lambda: check_target(to_carry_out), note)
+        plan = with_retries(lambda: (plan_of or make_plan)(to_carry_out), note)
+        with open_session(to_carry_out, plan) as session:
             failures = run_ranks(session, stop)
             parts = _source_parts(session, stop) if not failures and session.compares() else None
             return with_retries(lambda: finish(session, failures, time.monotonic() - started, parts), note)

@@ -23,7 +23,7 @@ from reshard.core.runtime.progress import SilentProgress, current_progress
 from reshard.core.runtime.retry import retries_counted
 from reshard.core.runtime.wording import rank_names
 from reshard.core.target.companions import companion_summaries
-from reshard.core.target.index import index_of
+from reshard.core.target.index import documents_of
 from reshard.core.target.workspace import Workspace, read_records, record_digest
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.verification.values import ContentCheck, content_problems_text
@@ -205,6 +205,7 @@ def _report(
 
 def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, compared: bool) -> Manifest:
     plan = session.plan
+    documents = documents_of(plan)
     least_verified = min((rank.verified for rank in found.results.values()), key=list(VerifyLevel).index)
     manifest = Manifest(
         identity=session.workspace.identity,
@@ -221,14 +222,21 @@ def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, comp
         carried=plan.match.beyond_strategies,
         notes=(*overflow_notes(found.overflowed), *plan_notes(plan)),
         ranks=tuple(_rank_summary(found.results[rank]) for rank in plan.target_ranks),
-        layout=TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS,
-        index=index.summary if (index := index_of(plan)) else None,
+        layout=_layout_of(plan),
+        index=documents.index.summary if documents.index else None,
+        common=documents.common.summary if documents.common else None,
         changes=plan.inputs.changes,
         excluded=tuple(plan.match.excluded),
         plan_digest=xxhash.xxh3_128_hexdigest(plan_data),
         companions=companion_summaries(plan),
     )
     return seal_manifest(manifest, needed_target_key()) if plan.inputs.encryption else manifest
+
+
+def _layout_of(plan: ConversionPlan) -> TargetLayout:
+    if plan.inputs.iteration:
+        return TargetLayout.CHECKPOINT2
+    return TargetLayout.UNIFIED if plan.inputs.unified else TargetLayout.RANKS
 
 
 def _rank_summary(report: RankReport) -> RankSummary:

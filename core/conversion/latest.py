@@ -124,7 +124,7 @@ def _find(request: LatestConversionRequest) -> FoundSteps:
 
 def _report(request: LatestConversionRequest, found: FoundSteps, outcome: LatestOutcome) -> LatestReport:
     step = _step(found)
-    target = str(parse_url(request.target).child(str(step))) if step else None
+    target = str(parse_url(request.directory_of(str(step)))) if step else None
     return LatestReport(
         outcome=outcome, source=found.source, step=str(step) if step else None, target=target, notes=found.notes
     )
@@ -145,7 +145,7 @@ def _dry_report(request: LatestConversionRequest, found: FoundSteps) -> LatestRe
 
 def _converted(request: LatestConversionRequest, found: FoundSteps, convert_step: Convert) -> LatestReport:
     conversion = request.conversion_of(str(_step(found)))
-    final = parse_url(conversion.target)
+    final = parse_url(conversion.target_directory)
     leases = working_location(final).child(STATE_DIRECTORY, LEASES_DIRECTORY)
     files = found.newest.files if found.newest else {}
     while not is_converted(final, found.source, files):

@@ -48,6 +48,8 @@ _ABOUT_WRITING = (
     "format",
     "layout",
     "like",
+    "iteration",
+    "common",
     "max_shard_size",
     "unified_naming",
     "prefix",

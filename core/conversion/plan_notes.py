@@ -56,8 +56,11 @@ def plan_notes(plan: ConversionPlan) -> tuple[str, ...]:
         how = "copied unchanged" if changed.isdisjoint(names) else "copied"
         notes.append(f"in no strategy, {how} to every target rank: {listed(names)}")
     if match.outside:
+        where = "on every target rank" if plan.inputs.iteration else "once in the target"
         outside = listed(match.outside)
-        notes.append(f"in no strategy, the same on all source ranks that have it, and once in the target: {outside}")
+        notes.append(f"in no strategy, the same on all source ranks that have it, and {where}: {outside}")
+    if match.in_common:
+        notes.append(f"in common.json of the target, and in none of its files: {listed(match.in_common)}")
     if match.appended:
         where = match.files[-1] if match.files else "every target file"
         notes.append(f"appended to {where}: {listed([_format_info(each) for each in match.appended])}")

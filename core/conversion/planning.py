@@ -5,6 +5,7 @@ import dataclasses
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.formats.running_crc import is_crc_in_header
 from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.conversion.iteration_place import iteration_layout, placed
 from reshard.core.conversion.report import PlanSummary, summarize_plan, with_estimate
 from reshard.core.conversion.session import (
     needed_room,
@@ -42,14 +43,15 @@ from reshard.core.verification.tied_parameters import with_tied_compared
 
 def check_target(request: ConversionRequest) -> None:
     """Raise TargetError for a target that is occupied, unusable or in the source, before any byte of this is read."""
-    source, final = parse_url(request.source), parse_url(request.target)
+    source, final = parse_url(request.source), parse_url(request.target_directory)
     check_apart(source, final)
-    check_free(final, source, overwrite=request.overwrite, unified=request.layout is TargetLayout.UNIFIED)
+    check_free(final, source, overwrite=request.overwrite, brings_others=request.layout is TargetLayout.UNIFIED)
 
 
 def make_plan(request: ConversionRequest) -> ConversionPlan:
     """Plan a request; nothing is written."""
     with resources_of(request):
+        request = placed(request)
         target = outline_target(request)
         return plan_conversion(request, open_source(SourceRequest.of(request), target), target)
 
@@ -57,8 +59,9 @@ def make_plan(request: ConversionRequest) -> ConversionPlan:
 def outline_target(request: ConversionRequest) -> TargetOutline:
     """Read the strategy of a request's target, and the changes on the way there; an InputError if one is unusable."""
     strategy = read_strategy(request.target_strategy) if request.target_strategy else None
-    is_unified = request.layout is TargetLayout.UNIFIED
-    return TargetOutline(request.target, strategy, declared_changes(request), is_unified)
+    return TargetOutline(
+        request.target_directory, strategy, declared_changes(request), once=request.layout.counts_files
+    )
 
 
 def plan_conversion(request: ConversionRequest, source: Source, target: TargetOutline) -> ConversionPlan:
@@ -96,6 +99,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
         shared_parameters="first" if fails_on_differing else request.shared_parameters,
         changes=target.changes,
         unified=_unified_layout(request),
+        iteration=iteration_layout(request, catalog),
     )
     with timed(f"{request.source}: reads and writes planned"):
         plan = build_plan(inputs, source.shards)
@@ -118,8 +122,9 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
 
 def describe_plan(request: ConversionRequest) -> tuple[ConversionPlan, PlanSummary]:
     """Plan a request and summarize the plan; nothing is written. The target is checked if it is named."""
-    if request.target:
-        with resources_of(request):
+    with resources_of(request):
+        request = placed(request)
+        if request.target:
             check_target(request)
     plan = make_plan(request)
     request.chosen_ranks(plan.target_ranks)
@@ -142,13 +147,13 @@ def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:
-    if request.layout is TargetLayout.UNIFIED:
+    if request.layout.counts_files:
         return CheckpointFormat.SAFETENSORS
     return catalog.format if request.format is OutputFormat.SAME else CheckpointFormat(request.format.value)
 
 
 def _unified_layout(request: ConversionRequest) -> UnifiedLayout | None:
-    if request.layout is TargetLayout.RANKS:
+    if request.layout is not TargetLayout.UNIFIED:
         return None
     return UnifiedLayout(parse_size(request.max_shard_size), str(request.unified_naming))
 

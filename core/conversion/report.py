@@ -47,7 +47,7 @@ class PlanFacts(Summary):
         source_world_size: number of source ranks.
         target_world_size: number of target ranks.
         source_kind: `rank`, or `file` if the source is a unified checkpoint.
-        target_kind: `rank`, or `file` if the target is a unified checkpoint.
+        target_kind: `rank`, or `file` if the target is a unified checkpoint or a Checkpoint 2.0.
         dropped: parameters of the source's strategy that are not in the target's.
         excused: parameters of the target's strategy that may be missing, and are.
         carried: parameters that no strategy knows, copied to every rank.
@@ -217,8 +217,8 @@ def source_kind(plan: ConversionPlan) -> str:
 
 
 def target_kind(plan: ConversionPlan) -> str:
-    """Return `file` if a plan's target is a unified checkpoint, else `rank`."""
-    return FILE if plan.inputs.unified else RANK
+    """Return `file` if the ranks of a plan's target are its files, as of a unified checkpoint, else `rank`."""
+    return FILE if plan.inputs.counts_files else RANK
 
 
 def worlds_text(report: ConversionReport | PlanSummary) -> str:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from reshard.core.checkpoint.catalog.file_names import Step, parse_step
+from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, Step, parse_step
 from reshard.core.checkpoint.manifest import (
     MAX_RECORD_BYTES,
     IndexSummary,
@@ -38,6 +38,7 @@ from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.log import log
 from reshard.core.runtime.progress import current_progress
 from reshard.core.runtime.wording import utf8_text
+from reshard.core.storage.checkpoint2_names import parse_iteration
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.file_versions import Stamp, read_stamp, read_stamps
 from reshard.core.storage.lease import living_holders
@@ -61,7 +62,7 @@ from reshard.core.storage.write_guard import check_claim
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of
 from reshard.core.target.companions import companion_problems
-from reshard.core.target.index import index_problem
+from reshard.core.target.index import document_problem
 from reshard.core.target.place import check_beside
 from reshard.core.target.workspace import LEASES_DIRECTORY, Workspace, record_digest
 from reshard.core.verification.files import verify_rank
@@ -197,7 +198,7 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
     notes: list[str] = []
     for entry in unless_missing(lambda: list_folder(target)) or []:
         directory = target.child(str(entry["name"]).rstrip("/").rpartition("/")[2])
-        step = parse_step(directory.name)
+        step = _step_of(directory.name)
         # checkpoints that were saved on an exception are not converted on a schedule
         if step is None or step.breakpoint or entry["type"] != "directory":
             continue
@@ -209,6 +210,12 @@ def _conversions_in(target: Location, source: str) -> tuple[list[_Conversion], l
         if conversion and (conversion.manifest.source, conversion.manifest.step) == (source, str(step)):
             found.append(conversion)
     return sorted(found, key=lambda conversion: conversion.dated.step), notes
+
+
+def _step_of(name: str) -> Step | None:
+    """The step in the name of a conversion's directory, `10_5` or `iteration_00000040`; None for any other name."""
+    iteration = parse_iteration(name)
+    return parse_step(name) if iteration is None else Step(NO_EPOCH, iteration)
 
 
 def _read_conversion(directory: Location, step: Step) -> _Conversion | None:
@@ -315,9 +322,9 @@ def _is_moved(stamp: Stamp, record: Stamp) -> bool:
 def _is_as_written(conversion: _Conversion, summary: RankSummary | IndexSummary) -> bool:
     """Compare a whole file with its record; this costs as much as writing it."""
     if isinstance(summary, IndexSummary):
-        if summary != conversion.manifest.index:
+        if summary not in conversion.manifest.documents:
             return not any(companion_problems(conversion.directory, [summary]))
-        return index_problem(conversion.directory, summary) is None
+        return document_problem(conversion.directory, summary) is None
     try:
         workspace = Workspace(conversion.directory, conversion.manifest.identity)
         record = workspace.read_record(summary.rank, needs_digest=conversion.manifest.plan_digest is not None)

@@ -92,7 +92,6 @@ class StepWatch:
     def __init__(self, request: LatestConversionRequest, ranks: range | None) -> None:
         self._request = request
         self._ranks = ranks
-        self._target = parse_url(request.target)
         self._seen: dict[str, tuple[Stamp, float]] = {}
         self._indexed: dict[Step, tuple[Sequence[Stamp | None], Mapping[int, InputError]]] = {}
 
@@ -142,6 +141,9 @@ class StepWatch:
                 break
         return found.url, seen
 
+    def _target_of(self, step: Step) -> Location:
+        return parse_url(self._request.directory_of(str(step)))
+
     def _see_iterations(self, root: Location, numbers: Sequence[int]) -> list[SeenStep]:
         """The iterations of a Checkpoint 2.0: its tracker names the newest complete one."""
         tracked = read_tracker(root)
@@ -160,7 +162,7 @@ class StepWatch:
             files = joint_files(iteration)
             missing = [name for rank in iteration.files for name in iteration.missing_from(rank)]
             if not missing:
-                converted = is_converted(self._target.child(str(step)), str(root), files)
+                converted = is_converted(self._target_of(step), str(root), files)
                 return [*seen, SeenStep(step, files, converted=converted)]
             seen.append(SeenStep(step, files, f"files are missing: {listed(missing, _MAX_LISTED)}"))
         return seen
@@ -173,7 +175,7 @@ class StepWatch:
 
     def _see(self, source: str, step: Step, there: Files, needed: Iterable[int]) -> SeenStep:
         files = {rank: there[rank] for rank in needed if rank in there}
-        if is_converted(self._target.child(str(step)), source, files):
+        if is_converted(self._target_of(step), source, files):
             return SeenStep(step, files, converted=True)
         settle_seconds = self._request.settle_seconds
         key_is_wrong = False

@@ -33,6 +33,40 @@ class UnifiedLayout:
 
 
 @dataclass(frozen=True)
+class IterationLayout:
+    """A target in the form of MindFormers' Checkpoint 2.0.
+
+    Attributes:
+        number: the iteration.
+        common: keys and values of its common.json.
+        tracked: the tracker beside the iteration's directory names it when it is complete.
+    """
+
+    number: int
+    common: tuple[tuple[str, int | float | None], ...]
+    tracked: bool
+
+
+@dataclass(frozen=True)
+class FileStage:
+    """The files of one kind, model or optimizer, of a target stage; the plan treats them as a stage of their own.
+
+    Attributes:
+        number: its number in the plan.
+        kind: `model` or `opt`.
+        stage: the pipeline stage.
+        ranks: global ranks of the stage's devices.
+        files: numbers of the files in the plan, one for each of `ranks`.
+    """
+
+    number: int
+    kind: str
+    stage: int
+    ranks: range
+    files: range
+
+
+@dataclass(frozen=True)
 class PlanInputs:
     """Everything that decides the target's content.
 
@@ -54,6 +88,7 @@ class PlanInputs:
             `allow_missing` use the new names.
         unified: write whole tensors in a few files instead of a file for each rank.
         companions: files to copy beside them, with which they are a complete Hugging Face directory.
+        iteration: write an iteration of Checkpoint 2.0 instead.
     """
 
     catalog: CheckpointCatalog
@@ -72,6 +107,12 @@ class PlanInputs:
     changes: Changes = NO_CHANGES
     unified: UnifiedLayout | None = None
     companions: Companions | None = None
+    iteration: IterationLayout | None = None
+
+    @property
+    def counts_files(self) -> bool:
+        """True if the target's ranks are its files, not devices."""
+        return self.unified is not None or self.iteration is not None
 
 
 @dataclass(frozen=True)
@@ -163,8 +204,10 @@ class ParameterMatch:
         elsewhere: names in the target's strategy that belong to other stages, which are converted by themselves.
         shared: the stages' copies of each resharded source parameter that several stages hold, the one to read first.
         appended: entries for every target file, in place of the source's.
-        outside: of a unified target, the resharded parameters that no strategy knows.
-        files: of a unified target, the names of its files; the last one gets the appended entries.
+        outside: of a target whose ranks are files, the resharded parameters that no strategy knows.
+        files: of a target whose ranks are files, their names; a unified target's last one gets the appended entries.
+        file_stages: of an iteration of Checkpoint 2.0, its files by kind and stage.
+        in_common: of an iteration, the source's parameters that are in its common.json instead of its files.
         excluded: source names that were left out as declared -> the declaration.
         left_out: their names in the target.
         part: the stage whose part of the target this is; None if it is all of it.
@@ -182,6 +225,8 @@ class ParameterMatch:
     shared: Mapping[str, tuple[tuple[int, SourceCopy], ...]] = field(default_factory=dict)
     outside: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    file_stages: tuple[FileStage, ...] = ()
+    in_common: tuple[str, ...] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)
     left_out: frozenset[str] = frozenset()
     part: int | None = None
@@ -190,6 +235,17 @@ class ParameterMatch:
     def allowed_missing(self) -> tuple[str, ...]:
         """Names in `missing` that were not left out on purpose."""
         return tuple(name for name in self.missing if name not in self.left_out)
+
+    def stage_text(self, number: int) -> str:
+        """Format the name of one of the plan's stages."""
+        if self.file_stages:
+            stage = self.file_stages[number]
+            return f"stage {stage.stage}, {stage.kind}"
+        return self.files[number] if self.files else f"stage {number}"
+
+    def pipeline_stage(self, number: int) -> int:
+        """Return the target's pipeline stage that one of the plan's stages belongs to."""
+        return self.file_stages[number].stage if self.file_stages else number
 
     @property
     def beyond_strategies(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ cell. All boxes are in the coordinates of whole tensors, the source's or the tar
 
 from dataclasses import dataclass, replace
 
-from reshard.core.plan.model import ParameterPlan, ReadItem, ReshardedParameter, SourceTensor
+from reshard.core.plan.model import ParameterMatch, ParameterPlan, ReadItem, ReshardedParameter, SourceTensor
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.slices import TensorSlice
@@ -61,17 +61,17 @@ class ParameterOverlaps:
         parameter: the parameter, with its sources.
         source_cells: cells of its sources.
         target_cells: target stage -> its cells there, in the order of their lowest ranks.
-        files: of a unified target, the names of its files; each counts as a stage and a rank.
+        match: what becomes of all parameters; names the target's stages.
     """
 
     parameter: ReshardedParameter
     source_cells: tuple[SourceCell, ...]
     target_cells: dict[int, tuple[TargetCell, ...]]
-    files: tuple[str, ...] = ()
+    match: ParameterMatch
 
     def place(self, stage: int) -> str:
         """Format the name of a target stage."""
-        return self.files[stage] if self.files else f"stage {stage}"
+        return self.match.stage_text(stage)
 
     @property
     def dtype(self) -> DType:
@@ -105,7 +105,7 @@ def overlaps_of(plan: ConversionPlan, parameter: ReshardedParameter) -> Paramete
             for planned, ranks in found.values()
         )
     cells = tuple(cell for number, source in enumerate(parameter.sources) for cell in _source_cells(number, source))
-    return ParameterOverlaps(parameter, cells, stages, plan.match.files)
+    return ParameterOverlaps(parameter, cells, stages, plan.match)
 
 
 def _not_keeping(plan: ConversionPlan, name: str, number: int) -> frozenset[int]:

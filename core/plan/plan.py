@@ -21,6 +21,7 @@ from reshard.core.checkpoint.companions import Companions
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.errors import PlanError
 from reshard.core.plan.appended import AppendedParameter, redundancy_mark
+from reshard.core.plan.iteration_target import iteration_match
 from reshard.core.plan.layout_classes import TargetStage, build_stage
 from reshard.core.plan.matching import check_nothing_lost, match_parameters
 from reshard.core.plan.model import (
@@ -248,20 +249,29 @@ def build_plan(inputs: PlanInputs, source_shards: SourceShards | None = None) ->
     if inputs.unified is not None:
         has_strategy = inputs.source_strategy is not None
         match = unified_match(inputs.catalog, match, inputs.unified, has_strategy=has_strategy)
+    if inputs.iteration is not None:
+        match = iteration_match(inputs, match)
     plan = ConversionPlan(inputs, match)
     plan.check_coverage()
-    if inputs.replicas and len(plan.target_ranks) == 1:
+    if inputs.replicas and (inputs.target_strategy is None or len(inputs.target_strategy.ranks) == 1):
         raise PlanError(
             "redundancy cannot be removed: the target has one rank, which shares no slice with others, and MindSpore "
             "loads such files on several ranks only. Leave out --remove-redundancy"
         )
     if plan.has_empty_ranks():
+        if inputs.iteration is not None:
+            raise PlanError(
+                "redundancy cannot be removed: there are fewer slices than target ranks, so that some files would be "
+                "empty. Leave out --remove-redundancy, or keep more --replicas"
+            )
         return ConversionPlan(inputs, replace(match, appended=(redundancy_mark(),)))
     return plan
 
 
 def _stage_ranks(target: Strategy | None, match: ParameterMatch) -> Sequence[tuple[int, range]]:
     """The target's stages and their ranks; each file of a unified target is a stage."""
+    if match.file_stages:
+        return [(stage.number, stage.files) for stage in match.file_stages]
     if target is not None:
         return [(stage.stage, target.stage_ranks(stage)) for stage in target.stages]
     return [(number, range(number, number + 1)) for number in range(len(match.files) or 1)]

@@ -21,7 +21,7 @@ from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.companions import CompanionFile, Companions
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError, LimitError, TargetError
-from reshard.core.plan.model import PlanInputs, UnifiedLayout
+from reshard.core.plan.model import IterationLayout, PlanInputs, UnifiedLayout
 from reshard.core.plan.plan import ConversionPlan, build_plan
 from reshard.core.request.changes import Changes
 from reshard.core.request.conversion import IntegratedSave
@@ -182,6 +182,7 @@ def _inputs_to_json(inputs: PlanInputs) -> dict[str, Any]:
         "encryption": inputs.encryption,
         "changes": inputs.changes.model_dump(mode="json", exclude_defaults=True),
         "unified": asdict(inputs.unified) if inputs.unified else None,
+        "iteration": asdict(inputs.iteration) if inputs.iteration else None,
         **({"companions": asdict(inputs.companions)} if inputs.companions else {}),
     }
 
@@ -206,6 +207,7 @@ def _inputs_from_json(data: dict[str, Any]) -> PlanInputs:
         changes=Changes.model_validate(data["changes"]),
         unified=UnifiedLayout(**data["unified"]) if data["unified"] else None,
         companions=_companions_from_json(data.get("companions")),
+        iteration=_iteration_from_json(data.get("iteration")),
     )
 
 
@@ -217,6 +219,14 @@ def _companions_from_json(data: dict[str, Any] | None) -> Companions | None:
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a file that is copied beside weights")
     return Companions(data["url"], data["dtype"], files)
+
+
+def _iteration_from_json(data: dict[str, Any] | None) -> IterationLayout | None:
+    """Plans of earlier versions have no iterations."""
+    if data is None:
+        return None
+    common = tuple((str(key), value) for key, value in data["common"])
+    return IterationLayout(int(data["number"]), common, bool(data["tracked"]))
 
 
 def _integrated_save(data: dict[str, Any]) -> IntegratedSave:

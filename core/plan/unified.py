@@ -29,6 +29,8 @@ from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
 from reshard.core.tensor.layout import whole_layout
 from reshard.core.tensor.segments import whole_piece
 
+_ONCE = "and a unified checkpoint has it once"
+
 
 def unified_match(
     catalog: CheckpointCatalog, match: ParameterMatch, layout: UnifiedLayout, *, has_strategy: bool
@@ -39,7 +41,7 @@ def unified_match(
     MindSpore.
     """
     problems: list[str] = []
-    whole = [*match.resharded, *(_written_once(catalog, passed, problems) for passed in match.passed_through)]
+    whole = [*match.resharded, *(written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through)]
     problems += [
         f"parameter {each.name!r} is a {each.dtype}, which .safetensors files cannot hold: leave it out, --exclude"
         for each in whole
@@ -109,10 +111,13 @@ def _filled(sizes: Sequence[int], limit: int) -> list[int]:
     return counts
 
 
-def _written_once(
-    catalog: CheckpointCatalog, passed: PassedThroughParameter, problems: list[str]
+def written_once(
+    catalog: CheckpointCatalog, passed: PassedThroughParameter, why: str, problems: list[str]
 ) -> ReshardedParameter:
-    """A parameter that no strategy knows, read from its lowest owner; a problem if other owners differ."""
+    """A parameter that no strategy knows, read from its lowest owner; a problem if other owners differ.
+
+    `why` ends the problem's first clause: why the target cannot have several values.
+    """
     owners = sorted(passed.owners)
     first = catalog.records[owners[0]]
     entry = first.index.entries[passed.source_name]
@@ -124,7 +129,7 @@ def _written_once(
         if not alike or (entry.dtype, entry.shape) != (other.dtype, other.shape):
             problems.append(
                 f"parameter {passed.name!r}, which no strategy knows, differs between {rank_names(owners[:1])} and "
-                f"{rank_names([rank])}, and a unified checkpoint has it once: leave it out, --exclude "
+                f"{rank_names([rank])}, {why}: leave it out, --exclude "
                 f"{passed.source_name}, if it is not part of the model; if it is, the source strategy lacks it"
             )
             break

@@ -2,18 +2,21 @@
 
 import os
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from reshard.core.errors import InputError
 from reshard.core.request.changes import OverflowPolicy, Selection
+from reshard.core.request.common_texts import Number, parse_common_texts
 from reshard.core.request.fields import (
     SOURCE_KEY_DESCRIPTION,
     TARGET_KEY_DESCRIPTION,
     Casts,
+    CommonTexts,
     DaskScheduler,
     InfoTexts,
+    Iteration,
     KeyName,
     MemoryLimit,
     Patterns,
@@ -33,12 +36,21 @@ from reshard.core.request.fields import (
 from reshard.core.request.info_texts import InfoValue, parse_info
 from reshard.core.request.validation import RequestModel, build_options
 from reshard.core.runtime.keys import EncryptionMode
+from reshard.core.storage.checkpoint2_names import iteration_name, parse_iteration
 from reshard.core.storage.unified_names import UnifiedNaming
+
+Option = TypeVar("Option")
 
 _NOT_OF_UNIFIED = {
     "prefix": "the files of a unified target have names of their own (--unified-naming): leave it out",
     "encrypt_key": "a unified target is .safetensors files, of which MindSpore knows no encrypted ones: name no key",
     "remove_redundancy": "a unified target has everything once: leave it out",
+}
+_NOT_OF_CHECKPOINT2 = {
+    "prefix": "the files of a Checkpoint 2.0 have names of their own: leave it out",
+    "encrypt_key": "a Checkpoint 2.0 is .safetensors files, of which MindSpore knows no encrypted ones: name no key",
+    "write_crc": "MindFormers reads no CRC in a Checkpoint 2.0: leave it out",
+    "append_info": "a Checkpoint 2.0 has its state of training in common.json: give values with --common",
 }
 
 
@@ -74,6 +86,12 @@ class TargetLayout(StrEnum):
 
     RANKS = "ranks"
     UNIFIED = "unified"
+    CHECKPOINT2 = "checkpoint2"
+
+    @property
+    def counts_files(self) -> bool:
+        """True if the target's ranks are its files, not devices."""
+        return self is not TargetLayout.RANKS
 
 
 class IntegratedSave(StrEnum):
@@ -205,7 +223,13 @@ class ConversionOptions(SourceOptions):
     layout: TargetLayout = Field(
         default=TargetLayout.RANKS,
         description="ranks: a file for each target rank. unified: whole tensors, each in one of a few .safetensors "
-        "files with an index, as Hugging Face's loaders want them.",
+        "files with an index, as Hugging Face's loaders want them. checkpoint2: MindFormers' Checkpoint 2.0, "
+        "TARGET/iteration_00000040 with metadata, and a tracker that names it; or TARGET itself, if that is its name.",
+    )
+    common: CommonTexts = Field(
+        default=[],
+        description="Of a Checkpoint 2.0: KEY=VALUE (loss_scale=65536, epoch_num=null) for its common.json, in place "
+        "of the source's value.",
     )
     max_shard_size: ShardSize = Field(
         default="5GB",
@@ -323,33 +347,39 @@ class ConversionOptions(SourceOptions):
     def _check_layout(cls, value: TargetLayout, info: ValidationInfo) -> TargetLayout:
         if value is TargetLayout.UNIFIED and info.data.get("target_strategy"):
             raise ValueError("whole tensors are cut by no strategy: name no --target-strategy")
-        if value is TargetLayout.UNIFIED and info.data.get("format") is OutputFormat.CKPT:
+        if value is not TargetLayout.RANKS and info.data.get("format") is OutputFormat.CKPT:
             raise ValueError("writes .safetensors files: leave out --format")
         return value
+
+    @field_validator("common")
+    @classmethod
+    def _check_of_checkpoint2(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        return _of_checkpoint2(value, info)
 
     @field_validator("max_shard_size", "unified_naming")
     @classmethod
     def _check_of_unified(cls, value: str, info: ValidationInfo) -> str:
         is_default = value == cls.model_fields[str(info.field_name)].default
-        if not is_default and info.data.get("layout") is TargetLayout.RANKS:
+        if not is_default and info.data.get("layout") not in (TargetLayout.UNIFIED, None):
             raise ValueError("is of a unified target only: ask for one with --layout unified")
         return value
 
     @field_validator("like")
     @classmethod
     def _check_like(cls, value: str, info: ValidationInfo) -> str:
-        if value and info.data.get("layout") is TargetLayout.RANKS:
+        if value and info.data.get("layout") not in (TargetLayout.UNIFIED, None):
             raise ValueError("is of a unified target only: ask for one with --layout unified")
         if value and info.data.get("unified_naming") is UnifiedNaming.MINDSPORE:
             raise ValueError("makes a Hugging Face directory: leave out --unified-naming")
         return value
 
-    @field_validator("prefix", "encrypt_key", "remove_redundancy")
+    @field_validator("prefix", "encrypt_key", "write_crc", "append_info", "remove_redundancy")
     @classmethod
-    def _check_not_of_unified(cls, value: str | bool, info: ValidationInfo) -> str | bool:
-        is_default = value == cls.model_fields[str(info.field_name)].default
-        if not is_default and info.data.get("layout") is TargetLayout.UNIFIED:
-            raise ValueError(_NOT_OF_UNIFIED[str(info.field_name)])
+    def _check_goes_with_layout(cls, value: Option, info: ValidationInfo) -> Option:
+        name = str(info.field_name)
+        refused = _REFUSED.get(info.data.get("layout", TargetLayout.RANKS), {})
+        if name in refused and value != cls.model_fields[name].default:
+            raise ValueError(refused[name])
         return value
 
     @field_validator("write_crc")
@@ -371,6 +401,11 @@ class ConversionOptions(SourceOptions):
         """Names and values for every target file."""
         return parse_info(self.append_info)
 
+    @property
+    def common_values(self) -> dict[str, Number]:
+        """Values for common.json of a Checkpoint 2.0 by key."""
+        return parse_common_texts(self.common)
+
 
 class ConversionRequest(FileChoice, ConversionOptions):
     """Convert a MindSpore checkpoint from the strategy that it was trained under to another one."""
@@ -383,6 +418,32 @@ class ConversionRequest(FileChoice, ConversionOptions):
     overwrite: bool = Field(
         default=False, description="Replace the checkpoint at the target; it stays until the new one is complete."
     )
+    iteration: Iteration = Field(
+        default="",
+        description="Of a Checkpoint 2.0: the number of the iteration to write. Empty: that of the source, or in "
+        "TARGET's name.",
+    )
+
+    @field_validator("iteration")
+    @classmethod
+    def _check_iteration(cls, value: str, info: ValidationInfo) -> str:
+        named = parse_iteration(_last_name(str(info.data.get("target", ""))))
+        if value and named is not None and named != int(value):
+            raise ValueError(f"the target is named after iteration {named}: leave it out")
+        return _of_checkpoint2(value, info)
+
+    @property
+    def target_directory(self) -> str:
+        """URL of the directory with the target's files; of a Checkpoint 2.0, the iteration's, which must be known."""
+        if self.layout is not TargetLayout.CHECKPOINT2 or not self.target or not self.is_tracked:
+            return self.target
+        return f"{self.target.rstrip('/')}/{iteration_name(int(self.iteration))}"
+
+    @property
+    def is_tracked(self) -> bool:
+        """True if the target is the directory of all iterations of a Checkpoint 2.0, with a tracker."""
+        is_iteration = parse_iteration(_last_name(self.target)) is not None
+        return self.layout is TargetLayout.CHECKPOINT2 and not is_iteration
 
     @field_validator("fault_ranks")
     @classmethod
@@ -403,6 +464,20 @@ class ConversionRequest(FileChoice, ConversionOptions):
                 f"not {', '.join(map(str, unknown[:8]))}"
             )
         return chosen
+
+
+_REFUSED = {TargetLayout.UNIFIED: _NOT_OF_UNIFIED, TargetLayout.CHECKPOINT2: _NOT_OF_CHECKPOINT2}
+"""Layout -> options that do not go with it, and why."""
+
+
+def _of_checkpoint2(value: Option, info: ValidationInfo) -> Option:
+    if value and info.data.get("layout") not in (TargetLayout.CHECKPOINT2, None):
+        raise ValueError("is of a Checkpoint 2.0 only: ask for one with --layout checkpoint2")
+    return value
+
+
+def _last_name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
 
 
 def build_request(**options: object) -> ConversionRequest:

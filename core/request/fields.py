@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic.config import JsonDict
 
 from reshard.core.request.changes import parse_cast, parse_rename
+from reshard.core.request.common_texts import parse_common_texts
 from reshard.core.request.info_texts import parse_info
 from reshard.core.request.validation import option_of
 from reshard.core.runtime.keys import EncryptionMode
@@ -172,6 +173,11 @@ Step = Annotated[
     Field(json_schema_extra=_STEP_PATTERN),
     _matching(_STEP, "must be EPOCH_STEP, such as 10_5, or EPOCH_STEP_breakpoint, or an iteration, such as 40"),
 ]
+Iteration = Annotated[
+    str,
+    Field(json_schema_extra=_pattern(r"^([0-9]{1,18})?$")),
+    _matching(re.compile(r"([0-9]{1,18})?", re.ASCII), "must be the number of an iteration, such as 40"),
+]
 Ranks = Annotated[str, Field(json_schema_extra=_RANKS_PATTERN), _parsed_by(parse_ranks)]
 Prefix = Annotated[str, Field(json_schema_extra=_PREFIX_PATTERN), AfterValidator(check_prefix)]
 MemoryLimit = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(SMALLEST_MEMORY_LIMIT_BYTES, "16MiB")]
@@ -179,6 +185,7 @@ ShardSize = Annotated[str, Field(json_schema_extra=_SIZE_PATTERN), _size_from(1,
 Patterns = Annotated[list[str], AfterValidator(_check_patterns)]
 Renames = Annotated[list[str], _each_parsed_by(parse_rename)]
 Casts = Annotated[list[str], _each_parsed_by(parse_cast)]
+CommonTexts = Annotated[list[str], _parsed_by(parse_common_texts)]
 InfoTexts = Annotated[list[str], _parsed_by(parse_info)]
 SharedParameters = Annotated[
     str,

@@ -9,8 +9,8 @@ GROUPS = {
         *("select", "include", "exclude", "rename", "cast", "cast_overflow", "transpose", "changes"),
     ),
     "Output": (
-        *("layout", "like", "max_shard_size", "unified_naming", "format", "prefix", "append_info", "write_crc"),
-        *("encrypt_key", "encrypt_mode", "remove_redundancy", "replicas"),
+        *("layout", "iteration", "common", "like", "max_shard_size", "unified_naming", "format", "prefix"),
+        *("append_info", "write_crc", "encrypt_key", "encrypt_mode", "remove_redundancy", "replicas"),
     ),
     "Encrypted and damaged sources": ("decrypt_key", "decrypt_mode", "recover", "fault_ranks"),
     "Checks": ("verify", "check_crc", "check_replicas", "trust_strategy", "overwrite", "dry_run"),

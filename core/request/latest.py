@@ -2,8 +2,10 @@
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reshard.core.request.conversion import ConversionOptions, ConversionRequest
+from reshard.core.errors import InputError
+from reshard.core.request.conversion import ConversionOptions, ConversionRequest, TargetLayout
 from reshard.core.request.fields import RequiredUrl
+from reshard.core.storage.checkpoint2_names import parse_iteration
 
 
 class LatestConversionRequest(ConversionOptions):
@@ -14,7 +16,8 @@ class LatestConversionRequest(ConversionOptions):
         "or any URL that fsspec knows, without a password."
     )
     target: RequiredUrl = Field(
-        description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5."
+        description="The directory for the converted checkpoints: step 10_5 becomes TARGET/10_5; with --layout "
+        "checkpoint2, iteration 40 becomes TARGET/iteration_00000040."
     )
     settle_seconds: int = Field(
         default=60,
@@ -54,7 +57,26 @@ class LatestConversionRequest(ConversionOptions):
             raise ValueError(f"must be at least the settling time, {settle_seconds}: no step could be awaited")
         return value
 
+    @field_validator("layout")
+    @classmethod
+    def _check_names_all_iterations(cls, value: TargetLayout, info: ValidationInfo) -> TargetLayout:
+        name = str(info.data.get("target", "")).rstrip("/").rpartition("/")[2]
+        if value is TargetLayout.CHECKPOINT2 and parse_iteration(name) is not None:
+            raise ValueError(f"the target {name!r} is named after one iteration: name the directory of all")
+        return value
+
     def conversion_of(self, step: str) -> ConversionRequest:
         """Return the conversion of one step, into its own directory."""
         shared = {name: getattr(self, name) for name in ConversionOptions.model_fields}
+        if self.layout is TargetLayout.CHECKPOINT2:
+            if not step.isdigit():
+                raise InputError(
+                    f"step {step} of {self.source} has no number of an iteration, which a Checkpoint 2.0 has: convert "
+                    "it by reshard convert --iteration N"
+                )
+            return ConversionRequest(**shared | {"step": step, "iteration": step})
         return ConversionRequest(**shared | {"step": step, "target": f"{self.target.rstrip('/')}/{step}"})
+
+    def directory_of(self, step: str) -> str:
+        """Return the URL of the directory with the converted files of a step."""
+        return self.conversion_of(step).target_directory

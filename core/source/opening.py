@@ -48,22 +48,22 @@ class TargetOutline:
     Attributes:
         url: where it is written; empty if nothing is.
         strategy: how it is cut; None: whole tensors.
-        unified: True if each tensor is written once, uncut.
+        once: True if parameters outside the strategies are written once, for all ranks.
     """
 
     url: str = ""
     strategy: Strategy | None = None
     changes: Changes = NO_CHANGES
-    unified: bool = False
+    once: bool = False
 
     @property
     def needs_equal_ranks(self) -> bool:
         """True if parameters outside the source's strategy have to be the same on all ranks.
 
-        A unified target holds them once; and with new names or shapes, source names do not tell what the target cuts.
+        A target may have them once; and with new names or shapes, source names do not tell what the target cuts.
         """
         changes = self.changes
-        return self.unified or bool(changes.rename or changes.split or changes.join or changes.transpose)
+        return self.once or bool(changes.rename or changes.split or changes.join or changes.transpose)
 
 
 NO_TARGET = TargetOutline()

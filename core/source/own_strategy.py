@@ -53,7 +53,7 @@ def read_own_strategy(source: str) -> OwnStrategy | None:
         return None
     with _refused_by_name(location):
         manifest = read_manifest(location)
-    if manifest is None or manifest.layout is TargetLayout.UNIFIED:
+    if manifest is None or manifest.layout is not TargetLayout.RANKS:
         return None
     origin = str(location.child(STATE_DIRECTORY, MANIFEST_NAME))
     if bool(manifest.encryption) != (source_key() is not None):

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 METADATA_NAME = "metadata.json"
 COMMON_NAME = "common.json"
+COMMON_KEYS = ("epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size", "ckpt_status")
+"""Keys in common.json that every version of MindFormers knows, in its order."""
+MAX_METADATA_BYTES = 2 << 30
+UNLISTED_PARAMETERS = frozenset({"global_step"})
+"""Parameters that are in files, but never in the metadata."""
 MODEL, OPTIMIZER = "model", "opt"
 """Kinds of files: the network's parameters; everything else."""
 

@@ -16,7 +16,8 @@ from reshard.core.runtime.wording import listed
 from reshard.core.storage.atomic_rename import is_leftover, is_temporary
 from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.publishing import RANK_FOLDER, STATE_DIRECTORY, foreign_names
-from reshard.core.storage.unified_names import COMPANION_NAMES, is_unified_name
+from reshard.core.storage.target_names import is_target_name
+from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import Location
 
 _MAX_LISTED = 5
@@ -99,7 +100,7 @@ def check_replaced_files(directory: Location, state: Listing, own: Collection[st
 
 def _target_listing(state: Listing, own: Collection[str]) -> Listing:
     def is_file(name: str) -> bool:
-        return is_unified_name(name) or name in own
+        return is_target_name(name) or name in own
 
     return Listing(is_file, {RANK_FOLDER: _RANK_LISTING, re.compile(re.escape(STATE_DIRECTORY)): state})
 

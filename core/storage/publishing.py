@@ -24,13 +24,13 @@ from reshard.core.storage.failures import mapped_errors
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.listing import find_files, list_folder, unless_missing
 from reshard.core.storage.removal import remove_files
-from reshard.core.storage.unified_names import is_unified_name
+from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.urls import Location
 
 PARTIAL_SUFFIX = ".reshard-partial"
 REPLACED_SUFFIX = ".reshard-replaced"
 RANK_FOLDER = re.compile(r"rank_[0-9]+")
-"""Directory names in a checkpoint; a unified one has no directories."""
+"""Directory names in a checkpoint of rank folders; others have no directories."""
 STATE_DIRECTORY = ".reshard"
 """Directory in a target for everything that is not a checkpoint file."""
 MANIFEST_NAME = "manifest.json"
@@ -78,7 +78,7 @@ def foreign_names(location: Location, own: Collection[str] = ()) -> list[str]:
     return [
         name
         for name in list_names(location)
-        if not (RANK_FOLDER.fullmatch(name) or is_unified_name(name) or name == STATE_DIRECTORY or name in own)
+        if not (RANK_FOLDER.fullmatch(name) or is_target_name(name) or name == STATE_DIRECTORY or name in own)
     ]
 
 
@@ -98,7 +98,7 @@ def remove_tree(location: Location) -> None:
 def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
     """Return a checkpoint's complete files that are not among `known` (paths below the directory).
 
-    A checkpoint's files are in rank folders, or have the name of a unified checkpoint's file or index.
+    A checkpoint's files are in rank folders, or have a name of files beside them (see `target_names`).
     """
     known_locations = [directory.child(path) for path in known]
     known_paths = {file.path for location in known_locations for file in parts_of(location) or (location,)}
@@ -106,7 +106,7 @@ def other_files(directory: Location, known: Iterable[str]) -> list[Location]:
     return [
         file
         for file in find_files(directory)
-        if (RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_unified_name(file.path[start:]))
+        if (RANK_FOLDER.fullmatch(file.path[start:].partition("/")[0]) or is_target_name(file.path[start:]))
         and file.path not in known_paths
         and not (directory.is_local and is_temporary(file.name))
     ]

@@ -25,7 +25,6 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from reshard.core.tensor.slices import Shape
 
-MAX_METADATA_BYTES = 2 << 30
 MAX_RANKS = 1 << 20
 _MAX_AXES = 32
 _MEMBER_BYTES = 120

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from reshard.core.errors import CheckpointError, LimitError, StorageError, StrategyError, is_transient
 from reshard.core.runtime.metadata import check_metadata, parsing
-from reshard.core.storage.checkpoint2_names import METADATA_NAME, TRACKER_NAME, iteration_name
+from reshard.core.storage.checkpoint2_names import MAX_METADATA_BYTES, METADATA_NAME, TRACKER_NAME, iteration_name
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.reading import open_source, read_bytes, read_small_file
 from reshard.core.storage.tracker import read_tracker
@@ -94,7 +94,7 @@ def write_strategy(strategy: Strategy, url: str) -> None:
 
 
 def _read_metadata(location: Location) -> Strategy:
-    from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, parse_metadata  # loads msgspec
+    from reshard.core.strategy.checkpoint2_metadata import parse_metadata  # loads msgspec
 
     return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location)).strategy
 

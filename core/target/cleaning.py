@@ -40,8 +40,8 @@ from reshard.core.storage.publishing import (
 )
 from reshard.core.storage.remote_lease import watched_holders
 from reshard.core.storage.removal import remove_file
+from reshard.core.storage.target_names import is_target_name
 from reshard.core.storage.transfers import at_once
-from reshard.core.storage.unified_names import is_unified_name
 from reshard.core.storage.uploads import UnfinishedUpload, takes_parts, unfinished_uploads
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.write_guard import check_claim
@@ -385,7 +385,7 @@ def _is_of_conversion(final: Location, file: Location) -> bool:
     """True if conversions write files of this name; others, such as config.json, may be on their way to a target."""
     name = file.path.removeprefix(f"{final.path}/")
     folder = name.partition("/")[0]
-    return folder == STATE_DIRECTORY or RANK_FOLDER.fullmatch(folder) is not None or is_unified_name(name)
+    return folder == STATE_DIRECTORY or RANK_FOLDER.fullmatch(folder) is not None or is_target_name(name)
 
 
 def _uploaded(upload: UnfinishedUpload) -> Leftover:

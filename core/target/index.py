@@ -1,4 +1,4 @@
-"""The index of a unified target: made from the plan, written with the manifest, and checked like the files."""
+"""The documents beside a target's files, such as an index: made from the plan, written with the manifest, checked."""
 
 import math
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from itertools import chain
 
 import xxhash
 
+from reshard.core.checkpoint.common_document import Common, build_common
 from reshard.core.checkpoint.formats.weight_maps import (
     MAX_INDEX_BYTES,
     dump_sorted_weight_map,
@@ -14,39 +15,86 @@ from reshard.core.checkpoint.formats.weight_maps import (
     read_weight_map,
 )
 from reshard.core.checkpoint.manifest import IndexSummary, ShardRecord
-from reshard.core.errors import CatalogError, CheckpointError, StorageError, is_transient
+from reshard.core.errors import CatalogError, CheckpointError, StorageError, StrategyError, is_transient
 from reshard.core.plan.appended import AppendedParameter
 from reshard.core.plan.model import ReshardedParameter
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.runtime.wording import printable
+from reshard.core.storage.checkpoint2_names import COMMON_NAME, MAX_METADATA_BYTES, METADATA_NAME, UNLISTED_PARAMETERS
 from reshard.core.storage.reading import read_small_file
 from reshard.core.storage.unified_names import INDEX_NAME, OTHERS_NAME, index_name
 from reshard.core.storage.urls import Location
 from reshard.core.tensor.dtypes import TEXT
 
+_KINDS = {METADATA_NAME: "metadata", COMMON_NAME: "state of the training"}
+"""Names of documents -> what they are; others are indexes."""
+
 
 @dataclass(frozen=True)
 class IndexFile:
-    """The index's file name, relative to the target, and its content."""
+    """A document's file name, relative to the target, and its content."""
 
     name: str
     data: bytes
 
     @property
     def summary(self) -> IndexSummary:
-        """The index's entry in the manifest."""
+        """The document's entry in the manifest."""
         return IndexSummary(file=self.name, size_bytes=len(self.data), digest=xxhash.xxh3_128_hexdigest(self.data))
 
 
-def index_of(plan: ConversionPlan) -> IndexFile | None:
-    """Return the index of a plan's target; None if it has none.
+@dataclass(frozen=True)
+class Documents:
+    """The documents that a target has beside its files.
+
+    Attributes:
+        index: which tensor is in which file; None for a single file.
+        common: the state of the training, of an iteration of Checkpoint 2.0; None for other layouts.
+    """
+
+    index: IndexFile | None = None
+    common: IndexFile | None = None
+
+    @property
+    def each(self) -> tuple[IndexFile, ...]:
+        """The documents that there are."""
+        return tuple(document for document in (self.index, self.common) if document is not None)
+
+
+def document_names(plan: ConversionPlan) -> tuple[str, ...]:
+    """Return the names of the documents of a plan's target."""
+    index = _index_name(plan)
+    return (*([index] if index else []), *([COMMON_NAME] if plan.inputs.iteration else []))
+
+
+def documents_of(plan: ConversionPlan) -> Documents:
+    """Return the documents of a plan's target."""
+    name = _index_name(plan)
+    iteration = plan.inputs.iteration
+    if iteration is None:
+        return Documents(IndexFile(name, _weight_map(plan)) if name else None)
+    # other targets do without its library
+    from reshard.core.target.iteration_metadata import build_metadata
+
+    common = IndexFile(COMMON_NAME, build_common(Common(dict(iteration.common))))
+    return Documents(IndexFile(name, build_metadata(plan)) if name else None, common)
+
+
+def _index_name(plan: ConversionPlan) -> str:
+    """The index's name; empty if the target has none."""
+    inputs = plan.inputs
+    if inputs.iteration is not None:
+        is_single_card = inputs.target_strategy is None or len(inputs.target_strategy.ranks) == 1
+        return "" if is_single_card else METADATA_NAME
+    return index_name(inputs.unified.naming, len(plan.match.files)) if inputs.unified else ""
+
+
+def _weight_map(plan: ConversionPlan) -> bytes:
+    """The index of a unified target.
 
     It lists tensors only: texts are in the files' metadata, where no loader looks for them.
     """
     files = plan.match.files
-    name = index_name(plan.inputs.unified.naming, len(files)) if plan.inputs.unified else ""
-    if not name:
-        return None
     weights: dict[str, str] = {}
     total_bytes = element_count = 0
     # without the ranks' plans, which would compute the boxes of all parameters
@@ -57,24 +105,25 @@ def index_of(plan: ConversionPlan) -> IndexFile | None:
             weights[each.name] = file
             element_count += math.prod(each.shape)
             total_bytes += math.prod(each.shape) * each.dtype.itemsize
-    if name == INDEX_NAME:
-        return IndexFile(name, dump_sorted_weight_map(weights, total_bytes, element_count))
-    return IndexFile(name, dump_weight_map(weights, total_bytes))
+    if _index_name(plan) == INDEX_NAME:
+        return dump_sorted_weight_map(weights, total_bytes, element_count)
+    return dump_weight_map(weights, total_bytes)
 
 
-def index_problem(directory: Location, index: IndexSummary) -> str | None:
-    """Return the problem with the index in a directory, as a sentence; None if there is none."""
-    location = directory.child(index.file)
+def document_problem(directory: Location, document: IndexSummary) -> str | None:
+    """Return the problem with a document in a directory, as a sentence; None if there is none."""
+    location = directory.child(document.file)
+    most_bytes = MAX_METADATA_BYTES if document.file == METADATA_NAME else MAX_INDEX_BYTES
     try:
-        data = read_small_file(location, min(max(index.size_bytes, 1), MAX_INDEX_BYTES))
+        data = read_small_file(location, min(max(document.size_bytes, 1), most_bytes))
     except CheckpointError:
-        return f"{location}: is larger than what was written, which has {index.size_bytes} bytes"
+        return f"{location}: is larger than what was written, which has {document.size_bytes} bytes"
     except StorageError as error:
         if is_transient(error):
             raise
         return str(error)
-    if len(data) != index.size_bytes or xxhash.xxh3_128_hexdigest(data) != index.digest:
-        return f"{location}: is not the index that was written"
+    if len(data) != document.size_bytes or xxhash.xxh3_128_hexdigest(data) != document.digest:
+        return f"{location}: is not the {_KINDS.get(document.file, 'index')} that was written"
     return None
 
 
@@ -85,8 +134,10 @@ def places_problem(directory: Location, index: IndexSummary, records: Iterable[S
     """
     location = directory.child(index.file)
     try:
+        if index.file == METADATA_NAME:
+            return _listing_problem(location, index, records)
         weights = read_weight_map(location)
-    except CatalogError as error:
+    except (CatalogError, StrategyError) as error:
         return str(error)
     for record in records:
         for parameter in () if record.file == OTHERS_NAME else record.parameters:
@@ -95,3 +146,19 @@ def places_problem(directory: Location, index: IndexSummary, records: Iterable[S
                 entry = f"is in {said}" if said else "is nowhere"
                 return f"{location}: says that parameter {parameter.name!r} {entry}, it is in {printable(record.file)}"
     return f"{location}: names {next(iter(weights))!r}, which is in no file" if weights else None
+
+
+def _listing_problem(location: Location, index: IndexSummary, records: Iterable[ShardRecord]) -> str | None:
+    """The first difference between metadata.json and the records of all files; None if there is none."""
+    from reshard.core.strategy.checkpoint2_metadata import parse_metadata
+
+    metadata = parse_metadata(read_small_file(location, max(index.size_bytes, 1)), str(location))
+    files = dict(metadata.files)
+    for record in records:
+        listed = files.pop(record.file, None)
+        names = {parameter.name for parameter in record.parameters} - UNLISTED_PARAMETERS
+        wrong = sorted(names.symmetric_difference(listed.tensors if listed else ()))
+        if wrong:
+            there = "is in" if wrong[0] in names else "is not in"
+            return f"{location}: is wrong about parameter {wrong[0]!r}, which {there} {printable(record.file)}"
+    return f"{location}: lists {printable(next(iter(files)))}, which is no file of the checkpoint" if files else None

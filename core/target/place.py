@@ -21,7 +21,7 @@ from reshard.core.target.companions import recorded_companions
 from reshard.core.target.workspace import IDENTITY_NAME, STATE_LISTING, read_identity
 
 
-def check_free(final: Location, source: Location, *, overwrite: bool, unified: bool = False) -> None:
+def check_free(final: Location, source: Location, *, overwrite: bool, brings_others: bool = False) -> None:
     """Check before planning, from the target alone, that it can be written.
 
     Whether a conversion of the same source is in the way is decided after planning: it may have the same plan.
@@ -38,7 +38,7 @@ def check_free(final: Location, source: Location, *, overwrite: bool, unified: b
                 "or pass --overwrite to replace it"
             )
         if names and manifest is None and read_identity(final.child(STATE_DIRECTORY)) is None:
-            refuse_occupied(final, overwrite=overwrite, unified=unified)
+            refuse_occupied(final, overwrite=overwrite, brings_others=brings_others)
 
 
 def check_place(final: Location) -> None:
@@ -69,16 +69,17 @@ def _names_at(final: Location) -> list[str]:
 
 
 def refuse_occupied(
-    final: Location, *, overwrite: bool, unified: bool = False, touched: Callable[[], str] = str
+    final: Location, *, overwrite: bool, brings_others: bool = False, touched: Callable[[], str] = str
 ) -> None:
     """Refuse a target that is not empty, unless it is a checkpoint that may be overwritten.
 
-    `touched` returns an addition to the message.
+    `brings_others`: loaders of the target expect other files beside its own. `touched` returns an addition to the
+    message.
     """
     foreign = foreign_names(final, recorded_companions(final))
     if foreign:
         # for example config.json, which loaders of unified checkpoints expect beside the files
-        later = ", and back when the checkpoint is complete; --like copies a model's files" if unified else ""
+        later = ", and back when the checkpoint is complete; --like copies a model's files" if brings_others else ""
         raise TargetError(
             f"{final}: is not empty and holds foreign files ({', '.join(map(printable, foreign[:5]))}). "
             f"Name another target, or move them away{later}"

@@ -16,12 +16,13 @@ from functools import cached_property
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.manifest import PLAN_NAME, Manifest, dump_record, with_plan_digest
-from reshard.core.errors import InputError, StorageError, TargetBusyError, TargetError, VerificationError
+from reshard.core.errors import CatalogError, InputError, StorageError, TargetBusyError, TargetError, VerificationError
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.plan.plan_file import dump_plan, load_sources, plan_identity
 from reshard.core.request.conversion import VerifyLevel
 from reshard.core.runtime.keys import target_key
 from reshard.core.runtime.progress import current_progress
+from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.file_versions import TOUCHED, is_only_touched, is_same_version
 from reshard.core.storage.lease import living_holders
 from reshard.core.storage.lease_holder import LeaseHolder, new_holder
@@ -41,12 +42,13 @@ from reshard.core.storage.publishing import (
     working_location,
 )
 from reshard.core.storage.removal import remove_file, remove_files
+from reshard.core.storage.tracker import read_tracker, write_tracker
 from reshard.core.storage.unified_names import COMPANION_NAMES
-from reshard.core.storage.urls import Location
+from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers
 from reshard.core.target.companions import recorded_companions, write_companions
-from reshard.core.target.index import index_of, index_problem, places_problem
+from reshard.core.target.index import document_names, document_problem, documents_of, places_problem
 from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
 from reshard.core.target.workspace import (
     IDENTITY_NAME,
@@ -65,6 +67,14 @@ class Target:
     final: Location
     plan: ConversionPlan
     overwrite: bool = False
+
+    @classmethod
+    def of(cls, url: str, plan: ConversionPlan, *, overwrite: bool = False) -> "Target":
+        """Return the target of a plan at the URL that a request names: an iteration may have a directory in it."""
+        location, iteration = parse_url(url), plan.inputs.iteration
+        if iteration is not None and iteration.tracked:
+            location = location.child(iteration_name(iteration.number))
+        return cls(location, plan, overwrite)
 
     @cached_property
     def identity(self) -> str:
@@ -114,6 +124,8 @@ class Target:
             check_beside(self.final)
             if self.is_mended_in_place:
                 check_unlinked(self.final, STATE_LISTING)
+        if self.plan.inputs.iteration is not None and self.plan.inputs.iteration.tracked:
+            self._tracked_iteration()
         unfinished = read_identity(self.workspace.state)
         published_here = not self.final.is_local and self._read_manifest() is not None
         if unfinished not in (None, self.identity) and not published_here and not self.overwrite:
@@ -130,15 +142,14 @@ class Target:
         refuse_occupied(
             self.final,
             overwrite=self.overwrite,
-            unified=self.plan.inputs.unified is not None,
+            brings_others=self.plan.inputs.unified is not None,
             touched=lambda: self._touched_text(Workspace(self.final, "")),
         )
 
     def check_nothing_foreign(self) -> None:
         """Raise TargetError if the finished target's rank folders contain any files but its own."""
-        index = index_of(self.plan)
         known = [self.plan.file_name(rank) for rank in self.plan.target_ranks]
-        others = other_files(self.final, [*known, *([index.name] if index else [])])
+        others = other_files(self.final, [*known, *document_names(self.plan)])
         if others and self.is_committed():  # otherwise another conversion has replaced it just now
             raise TargetError(
                 f"{others[0]}: does not belong to this checkpoint, and MindSpore may take it for a rank's newest file "
@@ -167,10 +178,28 @@ class Target:
         """Finish the commit of an interrupted run, and record the level of a new verification."""
         if self.final.is_local:
             self._remove_replaced()
+        self._track()
         manifest = self.read_committed()
         if manifest is not None and manifest.verified.is_below(level):
             raised = manifest.model_copy(update={"verified": level})
             write_bytes(self.final.child(STATE_DIRECTORY, MANIFEST_NAME), dump_record(raised))
+
+    def _track(self) -> None:
+        """Name the iteration in the tracker, unless that names a newer one."""
+        iteration = self.plan.inputs.iteration
+        if iteration is None or not iteration.tracked:
+            return
+        root, named = self.final.parent, self._tracked_iteration()
+        if named is not None and named > iteration.number:
+            current_progress().note(f"{root.child(TRACKER_NAME)} names iteration {named}, which is newer, as before")
+        elif named != iteration.number:
+            write_tracker(root, iteration.number)
+
+    def _tracked_iteration(self) -> int | None:
+        try:
+            return read_tracker(self.final.parent)
+        except CatalogError as error:
+            raise TargetError(f"{error}. Remove it, or correct it") from error
 
     def _remove_replaced(self) -> None:
         replaced = replaced_location(self.final)
@@ -203,7 +232,7 @@ class Target:
             if self.final.is_local and self.is_committed():  # by a run that did other ranks, a moment ago
                 return
             remove_leftovers(workspace, self.final, manifest.files, in_place=self.is_mended_in_place)
-            self._write_index(workspace.directory)
+            self._write_documents(workspace.directory)
             if self.plan.inputs.companions:
                 write_companions(workspace.directory, self.plan.inputs.companions)
             # left by a removal that was killed before the same plan was carried out here again
@@ -211,17 +240,19 @@ class Target:
             # another run may have written the first one with another zlib: the manifest has the digest of this one
             write_bytes(workspace.state.child(PLAN_NAME), plan)
             publish_manifest(workspace, self.final, manifest)
+        self._track()
 
-    def _write_index(self, directory: Location) -> None:
-        """Write the index of a unified target, and verify it."""
-        index = index_of(self.plan)
-        if index is None:
-            return
-        write_bytes(directory.child(index.name), index.data)
-        records = read_records(self.workspace, self.plan.target_ranks)
-        problem = index_problem(directory, index.summary) or places_problem(directory, index.summary, records)
-        if problem is not None:
-            raise VerificationError(problem)
+    def _write_documents(self, directory: Location) -> None:
+        """Write the documents beside the files, and verify them."""
+        documents = documents_of(self.plan)
+        for document in documents.each:
+            write_bytes(directory.child(document.name), document.data)
+            problem = document_problem(directory, document.summary)
+            if problem is None and document is documents.index:
+                records = read_records(self.workspace, self.plan.target_ranks)
+                problem = places_problem(directory, document.summary, records)
+            if problem is not None:
+                raise VerificationError(problem)
 
     def _read_manifest(self) -> Manifest | None:
         """Return the target's manifest; None if there is none, or a damaged one that may be overwritten."""
@@ -258,10 +289,9 @@ class Target:
         # loaders would find those of an old model beside new files
         replaced = COMPANION_NAMES if self.final.is_local else recorded_companions(self.final)
         remove_file(state.child(MANIFEST_NAME))
-        for name in replaced:
+        # loaders would find old ones with new files
+        for name in (*replaced, *document_names(self.plan)):
             remove_file(self.workspace.directory.child(name))
-        if (index := index_of(self.plan)) is not None:  # loaders would find an old index with new files
-            remove_file(self.workspace.directory.child(index.name))
         if found is not None:
             remove_file(state.child(IDENTITY_NAME))
         remove_files(left)

@@ -85,6 +85,36 @@ class ParameterLayout:
             raise LayoutError(f"its tensor map {self.tensor_map} names a device axis twice")
         return tensor_map
 
+    def folded(self, axis_count: int) -> "ParameterLayout":
+        """Return the layout of the same shards without an optimizer shard, for a tensor with `axis_count` axes.
+
+        The device axes that the optimizer shard uses follow those of tensor axis 0; one that it uses in part is split
+        in two in the device matrix.
+
+        Raises:
+            LayoutError: the layout contradicts itself or does not fit a tensor of that many axes.
+        """
+        tensor_map = self.map_for(axis_count)
+        used = dict(_optimizer_shard_axes(self, tensor_map))
+        matrix: list[int] = []
+        places: dict[int, int] = {}  # device axis from the left -> its place in the new matrix
+        for axis, length in enumerate(self.device_matrix):
+            part = used.get(axis, length)
+            matrix += [part] if part == length else [length // part, part]
+            places[axis] = len(matrix) - 1
+        last, new_last = len(self.device_matrix) - 1, len(matrix) - 1
+        entries = [[new_last - places[last - axis] for axis in axes] for axes in tensor_map]
+        if entries:
+            entries[0] += [new_last - places[axis] for axis in used]
+        return dataclasses.replace(
+            self,
+            device_matrix=tuple(matrix),
+            tensor_map=tuple(map(tuple, entries)),
+            nested=True,
+            optimizer_shard_step=0,
+            optimizer_shard_size=0,
+        )
+
 
 @dataclass(frozen=True)
 class ShardGrid:

@@ -53,7 +53,9 @@ def planned_file(plan: ConversionPlan, entries: tuple[OutputEntry, ...]) -> File
     inputs = plan.inputs
     unified = inputs.unified
     framework = PYTORCH if unified and unified.naming == UnifiedNaming.HUGGINGFACE else MINDSPORE
-    return _planned_file(inputs.format, entries, None if unified else inputs.replicas > 0, inputs.write_crc, framework)
+    # nor does a Checkpoint 2.0 say in its files that redundancy was removed
+    removed = None if inputs.counts_files else inputs.replicas > 0
+    return _planned_file(inputs.format, entries, removed, inputs.write_crc, framework)
 
 
 # the ranks of a stage hold the same parameters in the same shapes: their files differ in contents only

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
-from reshard.core.request.conversion import TargetLayout, VerifyLevel
+from reshard.core.request.conversion import VerifyLevel
 from reshard.core.request.verification import VerificationRequest
 from reshard.core.runtime.keys import KeyNames, named_keys, target_key
 from reshard.core.runtime.log import timed
@@ -21,7 +21,7 @@ from reshard.core.storage.named_options import named_storages
 from reshard.core.storage.publishing import other_files
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.companions import companion_problems
-from reshard.core.target.index import index_problem, places_problem
+from reshard.core.target.index import document_problem, places_problem
 from reshard.core.target.workspace import Workspace, record_digest
 from reshard.core.verification.files import verify_rank
 from reshard.core.verification.report import VerificationReport
@@ -95,7 +95,7 @@ def verify_target(url: str, level: VerifyLevel, progress: Progress | None = None
         seconds=round(time.monotonic() - started, 3),
         problems=tuple(map(utf8_text, problems)),
         notes=(f"{location}: {UNDIGESTED}",) if manifest.plan_digest is None else (),
-        kind=FILE if manifest.layout is TargetLayout.UNIFIED else RANK,
+        kind=FILE if manifest.layout.counts_files else RANK,
     )
 
 
@@ -133,11 +133,11 @@ def _directory_problems(workspace: Workspace, manifest: Manifest, *, are_ranks_r
             f"{location}: its manifest lists {len(manifest.ranks)} of {manifest.target_world_size} ranks: it was "
             "changed"
         )
-    if manifest.index:
-        problem = index_problem(location, manifest.index)
-        if problem is None and are_ranks_right:
+    for document in manifest.documents:
+        problem = document_problem(location, document)
+        if problem is None and are_ranks_right and document is manifest.index:
             records = (workspace.read_record(summary.rank) for summary in manifest.ranks)
-            problem = places_problem(location, manifest.index, records)
+            problem = places_problem(location, document, records)
         if problem is not None:
             yield problem
     yield from companion_problems(location, manifest.companions)

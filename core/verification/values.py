@@ -256,9 +256,10 @@ class ContentCheck:
         """Report parameters of the target's strategy that are not in the target, unless known to be missing."""
         match, strategy = self._plan.match, self._plan.inputs.target_strategy
         known_missing = {*match.missing, *match.elsewhere}
+        targets = {(match.pipeline_stage(number), name) for number, name in self._targets}
         for stage in strategy.stages if strategy else ():
             for name in stage.layouts:
-                if (stage.stage, name) not in self._targets and name not in known_missing:
+                if (stage.stage, name) not in targets and name not in known_missing:
                     self._report(f"parameter {name!r}: is in the target's strategy, but not in the target", ())
 
     def _compare(self, name: str, where: str, ranks: tuple[int, ...], expected: int, found: int) -> None:

@@ -38,6 +38,7 @@ sidebar = {
     "Tutorial": ["docs/tutorial"],
     "Guides": [
         "docs/guides/recipes",
+        "docs/guides/mindformers",
         "docs/guides/changes",
         "docs/guides/storage",
         "docs/guides/protected",

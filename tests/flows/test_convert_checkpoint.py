@@ -33,6 +33,7 @@ from tests.support.checkpoints import ALL_CASES, Case, case, read_tree
 from tests.support.columns import COLUMN_RANKS, column_case
 from tests.support.conversions import failing
 from tests.support.flow_runs import Run
+from tests.support.iterations import iteration_case, iteration_request, read_metadata, tracked
 
 FOUR_TO_THREE = case(7009)
 """MindSpore itself refuses it: the device counts do not divide."""
@@ -85,6 +86,18 @@ def test_converts_what_it_made_by_the_strategy_that_it_was_made_by(target: Path,
     report = convert_checkpoint(FOUR_TO_THREE.request(tmp_path / "again", **options))
     assert read_tree(tmp_path / "again") == FOUR_TO_THREE.want
     assert any("its strategy is its own" in note for note in report.notes)
+
+
+def test_an_iteration_is_written_and_tracked(target: Path) -> None:
+    iteration = iteration_case(6)
+    request = iteration_request(
+        iteration.source, target, target_strategy=str(iteration.iteration / "metadata.json"), verify="content"
+    )
+    run = converted(request)
+    assert run.state.is_completed()
+    assert run.state.result().target == str(target / "iteration_00000040")
+    assert read_metadata(target / "iteration_00000040")["state_dict_metadata"]
+    assert tracked(target) == "40"
 
 
 def test_an_occupied_target_is_refused_before_anything_is_read(target: Path) -> None:

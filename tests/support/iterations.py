@@ -70,6 +70,32 @@ class IterationCase:
         path.write_text(json.dumps(document))
 
 
+def iteration_request(source: Path | str, target: Path | str, **options: object) -> ConversionRequest:
+    """The request for a conversion to a Checkpoint 2.0."""
+    given = {"source": str(source), "target": str(target), "layout": "checkpoint2", "workers": 2}
+    return build_request(**given | options)
+
+
+def read_iteration(directory: Path) -> dict[str, Contents]:
+    """The files of tensors in an iteration's directory, by name."""
+    return {path.name: read_safetensors(path) for path in sorted(directory.glob("*.safetensors"))}
+
+
+def read_metadata(directory: Path) -> dict[str, Any]:
+    """metadata.json of an iteration, without the names of device axes, which are anybody's choice."""
+    document: dict[str, Any] = json.loads((directory / "metadata.json").read_text())
+    for tensor in document["state_dict_metadata"].values():
+        if tensor["layout"] is not None:
+            names = tensor["layout"].pop("alias_name")
+            assert len(set(names)) == len(names) == len(tensor["layout"]["device_matrix"])
+    return document
+
+
+def tracked(root: Path) -> str:
+    """The iteration that the tracker names."""
+    return (root / "latest_checkpointed_iteration.txt").read_text()
+
+
 def iteration_case(number: int) -> IterationCase:
     """One of the cases, by its number."""
     [name] = [name for name in CASES if name.startswith(f"case_{number}_")]

@@ -12,15 +12,13 @@ from reshard.core.checkpoint.catalog.survey import CheckpointSurvey
 from reshard.core.checkpoint.model import CheckpointFormat, FileIndex
 from reshard.core.errors import CatalogError, CheckpointError, InputError
 from reshard.core.runtime.wording import listed, listed_lines, rank_names
-from reshard.core.storage.checkpoint2_names import METADATA_NAME
+from reshard.core.storage.checkpoint2_names import METADATA_NAME, UNLISTED_PARAMETERS
 from reshard.core.storage.reading import read_version
 from reshard.core.storage.urls import parse_url
 
 if TYPE_CHECKING:
     from reshard.core.strategy.checkpoint2_metadata import Metadata
 
-UNLISTED_PARAMETERS = frozenset({"global_step"})
-"""Parameters that are in files, but never in the metadata."""
 _MAX_ERRORS = 20
 _MAX_NAMES = 6
 

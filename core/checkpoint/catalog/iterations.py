@@ -13,6 +13,7 @@ from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed
 from reshard.core.storage.checkpoint2_names import (
     COMMON_NAME,
+    MAX_METADATA_BYTES,
     METADATA_NAME,
     MODEL,
     TRACKER_NAME,
@@ -116,8 +117,28 @@ def find_iteration(url: str, step: str = "") -> Iteration | None:
     if names is None:
         return None
     if holds_iterations(names):
-        return _chosen(location, names, step)
+        return _of_number(location, *_choose(location, names, step))
     return read_iteration(location, names, step) if is_iteration(names) else None
+
+
+def find_number(url: str, step: str = "") -> int | None:
+    """Return the number of the iteration that a URL and a step mean, by names alone; None if there is none.
+
+    Raises:
+        CatalogError: there is no such iteration, or none is complete.
+        StorageError: the storage does not answer.
+    """
+    location = parse_url(url)
+    if RANK_FIELD in location.path:
+        return None
+    if location.name == METADATA_NAME:
+        location = location.parent
+    names = unless_missing(lambda: names_in(location))
+    if names is None:
+        return None
+    if holds_iterations(names):
+        return _choose(location, names, step)[0]
+    return parse_iteration(location.name) if is_iteration(names) else None
 
 
 def holds_iterations(names: Sequence[str]) -> bool:
@@ -178,13 +199,14 @@ def incomplete(names: Sequence[str]) -> str:
     return "" if COMMON_NAME in names else f"it has no {COMMON_NAME}"
 
 
-def _chosen(root: Location, names: Sequence[str], step: str) -> Iteration:
+def _choose(root: Location, names: Sequence[str], step: str) -> tuple[int, tuple[str, ...]]:
+    """The number of the iteration to read, and notes on the choice."""
     numbers = list_iterations(names)
     there = listed(list(map(str, reversed(numbers))), _MAX_LISTED)
     if step:
         if not step.isdigit() or int(step) not in numbers:
             raise CatalogError(f"{root}: has no iteration {step}; it has {there}")
-        return _of_number(root, int(step), ())
+        return int(step), ()
     tracked = read_tracker(root)
     if tracked is None:
         return _newest_complete(root, numbers)
@@ -194,7 +216,7 @@ def _chosen(root: Location, names: Sequence[str], step: str) -> Iteration:
             f"{source_option('step')}"
         )
     newer = [number for number in numbers if number > tracked]
-    return _of_number(root, tracked, tuple(_newer_note(root, number, tracked) for number in newer))
+    return tracked, tuple(_newer_note(root, number, tracked) for number in newer)
 
 
 def _newer_note(root: Location, number: int, tracked: int) -> str:
@@ -203,13 +225,13 @@ def _newer_note(root: Location, number: int, tracked: int) -> str:
     return f"iteration {number} is newer, and passed over: {why}"
 
 
-def _newest_complete(root: Location, numbers: Sequence[int]) -> Iteration:
+def _newest_complete(root: Location, numbers: Sequence[int]) -> tuple[int, tuple[str, ...]]:
     notes: list[str] = []
     for number in reversed(numbers):
         problem = incomplete(names_in(_directory(root, number)))
         if not problem:
             note = f"there is no {TRACKER_NAME}: iteration {number} is the newest complete one"
-            return _of_number(root, number, (note, *notes))
+            return number, (note, *notes)
         notes.append(f"iteration {number} is passed over: {problem}")
     raise CatalogError(f"{root}: no iteration is complete: {'; '.join(notes[:_MAX_LISTED])}")
 
@@ -246,7 +268,7 @@ def names_in(location: Location) -> list[str]:
 
 
 def _read_metadata(location: Location) -> "Metadata":
-    from reshard.core.strategy.checkpoint2_metadata import MAX_METADATA_BYTES, parse_metadata  # loads msgspec
+    from reshard.core.strategy.checkpoint2_metadata import parse_metadata  # loads msgspec
 
     try:
         return parse_metadata(read_small_file(location, MAX_METADATA_BYTES), str(location))

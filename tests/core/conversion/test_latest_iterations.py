@@ -5,12 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from reshard.core.conversion.latest import LatestOutcome, LatestReport, convert_latest
-from reshard.core.errors import CatalogError
+from reshard.core.errors import CatalogError, InputError
 from reshard.core.request.latest import LatestConversionRequest
 from tests.support.checkpoints import read_tree
-from tests.support.iterations import IterationCase, iteration_case
+from tests.support.iterations import IterationCase, iteration_case, tracked
+from tests.support.training import latest_request, save_step
 
 
 @pytest.fixture
@@ -69,3 +71,29 @@ def test_an_incomplete_tracked_iteration_is_passed_over(case: IterationCase, tmp
 def test_one_iteration_is_not_where_training_saves(case: IterationCase, tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="is one iteration. Name the directory that training saves all into"):
         convert_latest(LatestConversionRequest(source=str(case.iteration), target=str(tmp_path / "out")))
+
+
+def test_iterations_become_iterations_and_old_ones_go(case: IterationCase, tmp_path: Path) -> None:
+    track(case, 33)
+    options = {"layout": "checkpoint2", "keep_checkpoint_max": 1, "patience_seconds": 0, "settle_seconds": 0}
+    first = taken(case, tmp_path / "out", **options)
+    assert (first.step, first.target) == ("33", str(tmp_path / "out" / "iteration_00000033"))
+    track(case, 40)
+    report = taken(case, tmp_path / "out", **options)
+    assert (report.step, report.removed) == ("40", ("33",))
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["iteration_00000040", "latest_checkpointed_iteration.txt"]
+    assert tracked(tmp_path / "out") == "40"
+    assert taken(case, tmp_path / "out", **options).outcome is LatestOutcome.NOTHING_NEW
+
+
+def test_steps_without_an_iteration_are_refused(tmp_path: Path) -> None:
+    save_step(tmp_path / "training", "1_5")
+    request = latest_request(tmp_path / "training", tmp_path / "out", layout="checkpoint2")
+    with pytest.raises(InputError, match=r"step 1_5 of .* has no number of an iteration, .* convert --iteration N"):
+        convert_latest(request)
+
+
+def test_the_target_is_the_directory_of_all_iterations(case: IterationCase, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"'iteration_00000040' is named after one iteration: name the directory"):
+        taken(case, tmp_path / "iteration_00000040", layout="checkpoint2")

@@ -1,6 +1,7 @@
 """Unified targets: what files they are, who reads them, and how they are resumed, checked, replaced and removed."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -67,8 +68,19 @@ def read_as_transformers_does(directory: Path) -> Contents:
             assert file.keys()
     found = {name: contents[file][name] for name, file in index["weight_map"].items()}
     assert sum(map(len, contents.values())) == len(found)
-    assert index["metadata"] == {"total_size": sum(len(content) for _, _, content in found.values())}
+    assert index["metadata"] == {
+        "total_parameters": sum(math.prod(shape) for _, shape, _ in found.values()),
+        "total_size": sum(len(content) for _, _, content in found.values()),
+    }
     return found
+
+
+def header_names(path: Path) -> list[str]:
+    """The tensors of a file in the order of their contents."""
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    header.pop("__metadata__")
+    return sorted(header, key=lambda name: header[name]["data_offsets"])
 
 
 def names_in(directory: Path) -> list[str]:
@@ -148,8 +160,10 @@ def test_whole_tensors_in_even_files_and_an_index(target: Path) -> None:
     assert read_as_transformers_does(target) == whole_model()
     sizes = [os.path.getsize(path) for path in sorted(target.glob("*.safetensors"))]
     assert [size for size in sizes if size > 100_000] == [196_736]  # one tensor
-    order = list(json.loads((target / INDEX).read_text())["weight_map"])
+    files = json.loads((target / INDEX).read_text())["weight_map"]
+    assert list(files) == sorted(files)
     # as the source has them: the first stage's, then the second's
+    order = [name for path in sorted(target.glob("*.safetensors")) for name in header_names(path)]
     assert order.index("layers.5.weight_5") < order.index("global_step") < order.index("layers.0.weight_0")
 
 

@@ -45,6 +45,8 @@ def test_two_fields_are_enough() -> None:
         "write_crc": False,
         "append_info": [],
         "layout": TargetLayout.RANKS,
+        "common": [],
+        "iteration": "",
         "max_shard_size": "5GB",
         "unified_naming": UnifiedNaming.HUGGINGFACE,
         "like": "",

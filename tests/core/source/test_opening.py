@@ -141,7 +141,7 @@ def test_links_from_the_source_into_the_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "unified", "needed"),
+    ("changes", "once", "needed"),
     [
         (Changes(), False, False),
         (Changes(), True, True),
@@ -149,8 +149,8 @@ def test_links_from_the_source_into_the_target(tmp_path: Path) -> None:
         (Changes.model_validate({"rename": [{"name": "a", "to": "b"}]}), False, True),
     ],
 )
-def test_what_every_rank_has_to_have_alike(changes: Changes, unified: bool, needed: bool) -> None:
-    assert TargetOutline(changes=changes, unified=unified).needs_equal_ranks is needed
+def test_what_every_rank_has_to_have_alike(changes: Changes, once: bool, needed: bool) -> None:
+    assert TargetOutline(changes=changes, once=once).needs_equal_ranks is needed
 
 
 def test_contents_are_compared_where_no_layout_tells_who_holds_the_same() -> None:
@@ -166,7 +166,7 @@ def test_a_target_is_outlined(tmp_path: Path) -> None:
     request: ConversionRequest = FOUR_TO_THREE.request(tmp_path / "out", exclude=["adam*"])
     outline = outline_target(request)
     assert outline.strategy is not None
-    assert (outline.url, outline.changes.exclude, outline.unified) == (str(tmp_path / "out"), ("adam*",), False)
+    assert (outline.url, outline.changes.exclude, outline.once) == (str(tmp_path / "out"), ("adam*",), False)
 
 
 def test_several_ranks_need_a_strategy() -> None:

@@ -28,6 +28,25 @@ def test_boxes_are_what_literal_splitting_gives(data: st.DataObject) -> None:
     assert seen.min() == seen.max() == devices // len(cut.owners)
 
 
+@given(st.data())
+def test_folding_the_optimizer_shard_keeps_every_shard_where_it_is(data: st.DataObject) -> None:
+    devices = data.draw(st.sampled_from(DEVICE_COUNTS))
+    axis_count = data.draw(st.integers(1, 3))
+    layout = as_layout(data.draw(layouts(devices, axis_count)))
+    folded = layout.folded(axis_count)
+    assert (folded.optimizer_shard_step, folded.optimizer_shard_size) == (0, 0)
+    assert folded.device_count == devices
+    before, after = layout.shard_grid(axis_count), folded.shard_grid(axis_count)
+    assert after == before
+    np.testing.assert_array_equal(after.cells, before.cells)
+
+
+def test_an_axis_that_is_used_in_part_is_split_in_two() -> None:
+    layout = ParameterLayout((4, 2), ((0,), ()), nested=True, optimizer_shard_step=2, optimizer_shard_size=2)
+    folded = layout.folded(2)
+    assert (folded.device_matrix, folded.tensor_map) == ((2, 2, 2), ((0, 1), ()))
+
+
 def test_all_repeated_axes_is_the_product_of_them() -> None:
     everything = ParameterLayout((2, 3, 2), ((1,), ()), True, optimizer_shard_step=1, optimizer_shard_size=-1)
     counted = ParameterLayout((2, 3, 2), ((1,), ()), True, optimizer_shard_step=1, optimizer_shard_size=4)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reshard.core.checkpoint.formats.weight_maps import dump_weight_map
+from reshard.core.checkpoint.formats.weight_maps import dump_sorted_weight_map
 from reshard.core.checkpoint.model import FilePlan, OutputEntry
 from reshard.core.conversion.convert import convert
 from reshard.core.errors import InputError, ReshardError, VerificationError
@@ -358,10 +358,10 @@ def _copy_another_rank(patch: Patch) -> None:
 
 
 def _write_a_wrong_index(patch: Patch) -> None:
-    def wrong(weights: Mapping[str, str], total_bytes: int) -> bytes:
-        return _with_swapped_files(dump_weight_map(weights, total_bytes))
+    def wrong(weights: Mapping[str, str], total_bytes: int, element_count: int) -> bytes:
+        return _with_swapped_files(dump_sorted_weight_map(weights, total_bytes, element_count))
 
-    patch.setattr("reshard.core.target.index.dump_weight_map", wrong)
+    patch.setattr("reshard.core.target.index.dump_sorted_weight_map", wrong)
 
 
 def _with_swapped_files(index: bytes) -> bytes:

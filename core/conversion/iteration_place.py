@@ -1,0 +1,103 @@
+"""Where an iteration of MindFormers' Checkpoint 2.0 is written, and what its common.json says."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from reshard.core.checkpoint.catalog.file_names import NO_EPOCH, parse_step
+from reshard.core.checkpoint.catalog.iterations import find_number
+from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.catalog.survey import survey
+from reshard.core.checkpoint.common_document import NEWER_KEYS, read_common
+from reshard.core.checkpoint.content_samples import read_samples
+from reshard.core.checkpoint.model import TensorEntry
+from reshard.core.errors import CatalogError, InputError, PlanError
+from reshard.core.plan.iteration_target import GLOBAL_STEP
+from reshard.core.plan.model import IterationLayout
+from reshard.core.request.common_texts import Number
+from reshard.core.request.conversion import ConversionRequest, TargetLayout
+from reshard.core.storage.checkpoint2_names import COMMON_KEYS, COMMON_NAME, parse_iteration, parse_tensor_file
+from reshard.core.storage.joined import parts_of
+from reshard.core.storage.listing import exists
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.tensor.casting import NUMPY_TYPES
+
+Request = TypeVar("Request", bound=ConversionRequest)
+
+
+def placed(request: Request) -> Request:
+    """Return a request whose iteration is known, and the step of a source that has iterations; others unchanged.
+
+    Raises:
+        InputError: neither the request nor the source says which iteration it is.
+        CatalogError: the source has no such iteration, or none that is complete.
+        StorageError: the source cannot be listed.
+    """
+    if request.layout is not TargetLayout.CHECKPOINT2:
+        return request
+    found = find_number(request.source, request.step)
+    step = request.step if found is None else str(found)
+    named = parse_iteration(parse_url(request.target).name) if request.target else None
+    number = int(request.iteration) if request.iteration else found if named is None else named
+    if number is None:
+        survey(request.source, request.step)  # it may be that there is no source
+        raise InputError(
+            f"{request.source}: does not say which iteration it is, as a Checkpoint 2.0 does: give its number with "
+            "--iteration"
+        )
+    return request.model_copy(update={"step": step, "iteration": str(number)})
+
+
+def iteration_layout(request: ConversionRequest, catalog: CheckpointCatalog) -> IterationLayout | None:
+    """Return the iteration that a placed request asks for; None if it asks for another layout.
+
+    Raises:
+        CatalogError: the source's common.json is damaged, or its files hold something else than numbers.
+        PlanError: the global step is unknown.
+        StorageError: a file cannot be read.
+    """
+    if request.layout is not TargetLayout.CHECKPOINT2:
+        return None
+    values = {**_source_values(catalog), **request.common_values}
+    if values.get(GLOBAL_STEP) is None:
+        raise PlanError(
+            f"{catalog.url}: neither its files nor its common.json say at which {GLOBAL_STEP} it was saved, and "
+            f"MindFormers resumes from there: give it with --common {GLOBAL_STEP}=N"
+        )
+    common = tuple((key, values[key]) for key in (*COMMON_KEYS, *NEWER_KEYS) if key in values)
+    return IterationLayout(int(request.iteration), common, request.is_tracked)
+
+
+def _source_values(catalog: CheckpointCatalog) -> Mapping[str, Number]:
+    directory = _iteration_directory(catalog)
+    if directory is not None and exists(directory.child(COMMON_NAME)):
+        return read_common(directory).values
+    values: dict[str, Number] = {}
+    step = parse_step(catalog.step) if catalog.step else None
+    if step is not None and step.epoch != NO_EPOCH:
+        values |= {"epoch_num": step.epoch, "step_num": step.step}
+    for key in COMMON_KEYS:
+        record = next((each for each in catalog.records.values() if key in each.index.entries), None)
+        if record is not None:
+            values[key] = _number(catalog, record, record.index.entries[key])
+    return values
+
+
+def _iteration_directory(catalog: CheckpointCatalog) -> Location | None:
+    """The directory of a source's files if these are of a Checkpoint 2.0."""
+    location = parse_url(next(iter(catalog.records.values())).location)
+    files = parts_of(location) or (location,)
+    return location.parent if all(parse_tensor_file(file.name) for file in files) else None
+
+
+def _number(catalog: CheckpointCatalog, record: CatalogRecord, entry: TensorEntry) -> int | float:
+    dtype = NUMPY_TYPES.get(entry.dtype.name)
+    if entry.text is not None or dtype is None or entry.size_bytes != dtype.itemsize or len(entry.extents) != 1:
+        raise CatalogError(
+            f"{record.location}: {entry.name!r} is {entry.dtype} {list(entry.shape)}, not the number that it is in "
+            "common.json: leave it out, --exclude, and give the number with --common"
+        )
+    [content] = read_samples(catalog, [record.rank], entry.name, entry.size_bytes)
+    value: int | float = np.frombuffer(content, dtype).item()
+    return value

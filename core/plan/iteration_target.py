@@ -1,0 +1,141 @@
+"""Targets in the form of MindFormers' Checkpoint 2.0: for each rank a file of the network and one of the optimizer.
+
+The files count as the target's ranks. Those of one kind and pipeline stage are a stage of the plan, sharded as the
+target's strategy shards that stage; so they are planned, deduplicated, written, verified and resumed as other ranks.
+
+Parameters that no strategy knows are on every rank, and have no layout: all source ranks must hold the same values.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from reshard.core.errors import PlanError, raise_problems
+from reshard.core.plan.model import FileStage, ParameterMatch, PassedThroughParameter, PlanInputs, ReshardedParameter
+from reshard.core.plan.presets import is_training_state
+from reshard.core.plan.stage_shards import names_in_order
+from reshard.core.plan.unified import written_once
+from reshard.core.storage.checkpoint2_names import COMMON_KEYS, MODEL, OPTIMIZER, tensor_file_name
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.dtypes import MAP_TENSOR, TEXT
+from reshard.core.tensor.layout import ParameterLayout, whole_layout
+
+GLOBAL_STEP = "global_step"
+"""MindFormers saves it in every optimizer file, and in none if redundancy is removed; it loads that of common.json."""
+_ONCE = "and a Checkpoint 2.0 has one value of it for all ranks"
+_SINGLE_CARD = StageStrategy(0, {}, devices=1)
+
+
+def iteration_match(inputs: PlanInputs, match: ParameterMatch) -> ParameterMatch:
+    """Turn the match of a target of rank folders into that of an iteration, whose ranks are its files.
+
+    Raises:
+        PlanError: a parameter has no place in a Checkpoint 2.0, is sharded unevenly, or differs between source ranks.
+    """
+    catalog, strategy = inputs.catalog, inputs.target_strategy
+    if strategy is not None and (strategy.ranks.start > 0 or match.part is not None):
+        raise PlanError(
+            f"{strategy.origin}: is the strategy of one pipeline stage, and a Checkpoint 2.0 has the files of all: "
+            "name the directory of all ranks' strategies"
+        )
+    problems: list[str] = []
+    outside = [written_once(catalog, passed, _ONCE, problems) for passed in match.passed_through]
+    problems += _misfits(match.passed_through)
+    problems += _uneven(match.resharded, strategy)
+    in_common = _in_common(match, inputs)
+    outside = [each for each in outside if each.name not in in_common]
+    parameters = [*match.resharded, *outside]
+    names = {each.name for each in parameters}
+    kinds = {name: OPTIMIZER if is_training_state(name, names) else MODEL for name in names}
+    stages = _file_stages(strategy, [kind for kind in (MODEL, OPTIMIZER) if kind in kinds.values()])
+    outside_names = frozenset(each.name for each in outside)
+    placed = [
+        replace(
+            each,
+            target_layouts=dict(
+                _layouts_without_strategy(each, kinds, stages, once=inputs.replicas > 0)
+                if each.name in outside_names
+                else _layouts(each, kinds, stages)
+            ),
+        )
+        for each in parameters
+    ]
+    problems += _empty_stages(placed, stages)
+    raise_problems(PlanError, f"{catalog.url}: cannot become a Checkpoint 2.0", problems)
+    place = {name: number for number, name in enumerate(names_in_order(catalog))}
+    placed.sort(key=lambda each: min(place[source.name] for source in each.sources))
+    return replace(
+        match,
+        resharded=tuple(placed),
+        passed_through=(),
+        outside=tuple(each.name for each in outside),
+        files=tuple(_file_names(stages)),
+        file_stages=tuple(stages),
+        in_common=in_common,
+    )
+
+
+def _in_common(match: ParameterMatch, inputs: PlanInputs) -> tuple[str, ...]:
+    """The parameters that common.json holds, and no file."""
+    names = [passed.name for passed in match.passed_through if passed.name in COMMON_KEYS]
+    others = {each.name for each in match.resharded} | {each.name for each in match.passed_through} - set(names)
+    keeps_step = inputs.replicas == 0 and any(is_training_state(name, others) for name in others)
+    return tuple(name for name in names if not (keeps_step and name == GLOBAL_STEP))
+
+
+def _misfits(passed_through: Sequence[PassedThroughParameter]) -> Iterator[str]:
+    for each in passed_through:
+        if each.dtype is MAP_TENSOR or (each.dtype is TEXT and each.name not in COMMON_KEYS):
+            kind = "text" if each.dtype is TEXT else str(each.dtype)
+            yield f"parameter {each.name!r} is a {kind}, for which it has no place: leave it out, --exclude {each.name}"
+
+
+def _uneven(resharded: Sequence[ReshardedParameter], strategy: Strategy | None) -> Iterator[str]:
+    origin = strategy.origin if strategy else ""
+    for each in resharded:
+        if any(layout.param_split_shape for layout in each.target_layouts.values()):
+            yield (
+                f"parameter {each.name!r} is sharded unevenly by {origin} (param_split_shape), which the layouts of a "
+                "Checkpoint 2.0 cannot describe"
+            )
+
+
+def _file_stages(strategy: Strategy | None, kinds: Sequence[str]) -> list[FileStage]:
+    stages: list[FileStage] = []
+    for kind in kinds:
+        for stage in strategy.stages if strategy else (_SINGLE_CARD,):
+            ranks = strategy.stage_ranks(stage) if strategy else range(1)
+            first = stages[-1].files.stop if stages else 0
+            stages.append(FileStage(len(stages), kind, stage.stage, ranks, range(first, first + len(ranks))))
+    return stages
+
+
+def _layouts(
+    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage]
+) -> Iterator[tuple[int, ParameterLayout]]:
+    for stage in stages:
+        if stage.kind == kinds[parameter.name] and stage.stage in parameter.target_layouts:
+            yield stage.number, parameter.target_layouts[stage.stage]
+
+
+def _layouts_without_strategy(
+    parameter: ReshardedParameter, kinds: Mapping[str, str], stages: Sequence[FileStage], *, once: bool
+) -> Iterator[tuple[int, ParameterLayout]]:
+    """A layout of whole tensors on every stage; `once`: on the first only, where MindFormers looks for it."""
+    for stage in stages:
+        if stage.kind == kinds[parameter.name] and not (once and stage.stage != stages[0].stage):
+            yield stage.number, whole_layout(len(parameter.shape), len(stage.ranks))
+
+
+def _empty_stages(parameters: Sequence[ReshardedParameter], stages: Sequence[FileStage]) -> Iterator[str]:
+    filled = {number for each in parameters for number in each.target_layouts}
+    for stage in stages:
+        if stage.number not in filled:
+            what = "network" if stage.kind == MODEL else "optimizer"
+            yield f"the target's stage {stage.stage} gets no parameter of the {what}, but every rank has a file of it"
+
+
+def _file_names(stages: Sequence[FileStage]) -> Iterator[str]:
+    count = max(stage.ranks.stop for stage in stages)
+    for stage in stages:
+        for rank in stage.ranks:
+            yield tensor_file_name(stage.kind, rank, count)

@@ -1,0 +1,365 @@
+"""Conversions to Checkpoint 2.0 directories, compared with those that MindFormers wrote."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from reshard.core.conversion.convert import convert
+from reshard.core.conversion.planning import describe_plan
+from reshard.core.errors import InputError, TargetError, VerificationError
+from reshard.core.plan.plan import ConversionPlan
+from reshard.core.request.conversion import VerifyLevel, build_request
+from reshard.core.strategy.checkpoint2_metadata import parse_metadata
+from reshard.core.target.iteration_metadata import build_metadata
+from reshard.core.verification.published import verify_target
+from tests.support.checkpoints import case as rank_case
+from tests.support.checkpoints import read_tree
+from tests.support.conversions import damage, stop_before_commit
+from tests.support.iterations import (
+    CASES,
+    IterationCase,
+    iteration_case,
+    iteration_request,
+    read_iteration,
+    read_metadata,
+    tracked,
+)
+from tests.support.places import FIXTURES
+
+TWO_BY_TWO = iteration_case(2)
+PIPELINE = iteration_case(4)
+SEVERAL = iteration_case(6)
+OLD = rank_case(7009)
+ALLOWED = {"allow_missing": ["adam_*"]}
+
+
+def own_strategy(case: IterationCase) -> str:
+    path = case.iteration / "metadata.json"
+    return str(path) if path.exists() else ""
+
+
+def refusal(source: Path | str, target: Path | str, **options: object) -> str:
+    with pytest.raises(InputError) as caught:
+        convert(iteration_request(source, target, **options))
+    assert not Path(target).exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("case_5", "case_6"))])
+def test_under_its_own_strategy_a_checkpoint_becomes_what_mindformers_wrote(name: str, tmp_path: Path) -> None:
+    case = IterationCase(FIXTURES / "checkpoint2" / name)
+    out = tmp_path / "out"
+    convert(iteration_request(case.source, out, target_strategy=own_strategy(case), verify="content", **ALLOWED))
+    made = out / case.iteration.name
+    assert tracked(out) == tracked(case.source)
+    assert json.loads((made / "common.json").read_text()) == json.loads((case.iteration / "common.json").read_text())
+    names = read_iteration(made).keys()
+    assert names == {path.name for path in case.iteration.glob("*.safetensors")}
+    if (case.iteration / "metadata.json").exists():
+        assert read_metadata(made) == read_metadata(case.iteration)
+    else:
+        assert not (made / "metadata.json").exists()
+    for file, contents in read_iteration(made).items():
+        # MindFormers leaves a copy out that it takes for shared by pipeline stages
+        wanted = read_iteration(case.iteration)[file]
+        assert wanted.items() <= contents.items()
+
+
+def test_files_of_a_prefix_get_the_plain_names(tmp_path: Path) -> None:
+    convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
+    wanted = {name.removeprefix("llama-sft_1-"): each for name, each in read_iteration(SEVERAL.iteration).items()}
+    assert read_iteration(tmp_path / "iteration_00000040") == wanted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_there_and_back(name: str, tmp_path: Path) -> None:
+    """Under another strategy as a Checkpoint 2.0, and from that to the shards that MindFormers' loader gives."""
+    case = IterationCase(FIXTURES / "checkpoint2" / name)
+    strategy = str(case.target_strategy)
+    convert(iteration_request(case.source, tmp_path / "there", target_strategy=strategy, verify="content", **ALLOWED))
+    convert(case.request(tmp_path / "back", tmp_path / "there", verify="content"))
+    assert read_tree(tmp_path / "back") == case.want
+
+
+def test_from_rank_folders_and_back(tmp_path: Path) -> None:
+    """How a running project moves to the new format, and returns."""
+    old = OLD.request(tmp_path / "new", layout="checkpoint2", iteration="40", verify="content")
+    convert(old)
+    assert tracked(tmp_path / "new") == "40"
+    convert(OLD.request(tmp_path / "back", source=str(tmp_path / "new"), source_strategy="", verify="content"))
+    common = json.loads((tmp_path / "new" / "iteration_00000040" / "common.json").read_text())
+    assert common["global_step"] == int.from_bytes(OLD.want[0]["global_step"][2], "little")
+    assert read_tree(tmp_path / "back") == OLD.want
+
+
+def test_redundancy_is_removed_and_global_step_moves_to_common(tmp_path: Path) -> None:
+    options = {"target_strategy": own_strategy(TWO_BY_TWO), "remove_redundancy": True, "verify": "content"}
+    report = convert(iteration_request(TWO_BY_TWO.source, tmp_path / "out", **options))
+    made = tmp_path / "out" / TWO_BY_TWO.iteration.name
+    files = read_iteration(made)
+    entries = read_metadata(made)["storage_data"]
+    assert all(len(entry) == 1 for entry in entries.values())
+    assert sum(map(len, files.values())) == len(entries)
+    assert "in common.json of the target, and in none of its files: global_step" in report.notes
+    convert(TWO_BY_TWO.request(tmp_path / "back", tmp_path / "out"))
+    wanted = {
+        rank: {name: each for name, each in contents.items() if name != "global_step"}
+        for rank, contents in TWO_BY_TWO.want.items()
+    }
+    assert read_tree(tmp_path / "back") == wanted
+
+
+def test_a_strategy_of_one_card_has_no_metadata(tmp_path: Path) -> None:
+    convert(iteration_request(TWO_BY_TWO.source, tmp_path, verify="content"))
+    made = tmp_path / TWO_BY_TWO.iteration.name
+    assert {path.name for path in made.iterdir()} == {
+        ".reshard",
+        "common.json",
+        "model-0000000-0000001.safetensors",
+        "opt-0000000-0000001.safetensors",
+    }
+    contents = {name: each for file in read_iteration(made).values() for name, each in file.items()}
+    contents.pop("global_step")
+    assert contents == TWO_BY_TWO.whole
+
+
+def test_weights_alone_need_no_optimizer_files(tmp_path: Path) -> None:
+    options = {"target_strategy": own_strategy(TWO_BY_TWO), "select": "weights-only"}
+    convert(iteration_request(TWO_BY_TWO.source, tmp_path, **options))
+    made = tmp_path / TWO_BY_TWO.iteration.name
+    assert all(name.startswith("model-") for name in read_iteration(made))
+    assert not any("adam" in name for name in read_metadata(made)["state_dict_metadata"])
+
+
+def test_a_parameter_without_a_layout_goes_to_every_rank(tmp_path: Path) -> None:
+    listed = read_metadata(PIPELINE.iteration)["state_dict_metadata"]
+    names = [name for name, tensor in listed.items() if tensor["layout"] is None]
+    assert names == ["mlp.router.scale", "mlp.router.expert_bias"]
+    convert(iteration_request(PIPELINE.source, tmp_path, target_strategy=str(PIPELINE.target_strategy), **ALLOWED))
+    made = tmp_path / PIPELINE.iteration.name
+    for name in names:
+        tensor = read_metadata(made)["state_dict_metadata"][name]
+        assert (tensor["layout"], tensor["properties"]["replica_id"]) == (None, 0)
+        owners = [contents for contents in read_iteration(made).values() if name in contents]
+        assert [each[name] for each in owners] == [PIPELINE.whole[name]] * len(PIPELINE.want)
+
+
+class TestPlace:
+    def test_other_iterations_stay_untouched(self, tmp_path: Path) -> None:
+        shutil.copytree(SEVERAL.source, tmp_path / "output")
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "output").rglob("*.safetensors")}
+        options = {"target_strategy": own_strategy(TWO_BY_TWO), "verify": "content"}
+        convert(iteration_request(TWO_BY_TWO.source, tmp_path / "output", **options))
+        assert tracked(tmp_path / "output") == "45960"
+        assert {path: path.stat().st_mtime_ns for path in before} == before
+
+    def test_the_tracker_never_goes_back(self, tmp_path: Path) -> None:
+        strategy = own_strategy(SEVERAL)
+        convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=strategy))
+        convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=strategy, step="33"))
+        assert tracked(tmp_path) == "40"
+        assert (tmp_path / "iteration_00000033" / "metadata.json").exists()
+
+    def test_a_directory_of_one_iteration_gets_no_tracker(self, tmp_path: Path) -> None:
+        target = tmp_path / "iteration_00000007"
+        convert(iteration_request(SEVERAL.source, target, target_strategy=own_strategy(SEVERAL)))
+        assert [path.name for path in tmp_path.iterdir()] == [target.name]
+        assert (target / "metadata.json").exists()
+
+    def test_a_number_of_its_own(self, tmp_path: Path) -> None:
+        convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL), iteration="7"))
+        assert tracked(tmp_path) == "7"
+        assert json.loads((tmp_path / "iteration_00000007" / "common.json").read_text())["global_step"] == 40
+
+    def test_a_damaged_tracker_is_refused_before_anything_is_written(self, tmp_path: Path) -> None:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text("forty")
+        with pytest.raises(TargetError, match=r"is not the number of an iteration: b'forty'. Remove it, or correct it"):
+            convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
+        assert [path.name for path in tmp_path.iterdir()] == ["latest_checkpointed_iteration.txt"]
+
+
+class TestRuns:
+    def test_a_killed_run_is_resumed_and_tracked_at_the_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        request = iteration_request(
+            SEVERAL.source, tmp_path / "out" / "iteration_00000040", target_strategy=own_strategy(SEVERAL)
+        )
+        stop_before_commit(monkeypatch, request)
+        report = convert(request)
+        assert {rank.outcome.value for rank in report.ranks} == {"resumed"}
+        assert convert(request).written_bytes == 0
+
+    def test_a_run_killed_before_the_tracker_was_written_is_completed_by_the_next(self, tmp_path: Path) -> None:
+        request = iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL))
+        convert(request)
+        (tmp_path / "latest_checkpointed_iteration.txt").unlink()
+        convert(request)
+        assert tracked(tmp_path) == "40"
+
+    def test_another_conversion_of_the_iteration_needs_overwrite(self, tmp_path: Path) -> None:
+        convert(iteration_request(SEVERAL.source, tmp_path, target_strategy=own_strategy(SEVERAL)))
+        other = {"target_strategy": str(SEVERAL.target_strategy)}
+        with pytest.raises(TargetError, match=r"iteration_00000040: is not empty.* pass --overwrite to replace it"):
+            convert(iteration_request(SEVERAL.source, tmp_path, **other))
+        convert(iteration_request(SEVERAL.source, tmp_path, overwrite=True, verify="content", **other))
+        assert verify_target(str(tmp_path / "iteration_00000040"), VerifyLevel.CONTENT).problems == ()
+
+    def test_some_files_here_the_rest_elsewhere(self, tmp_path: Path) -> None:
+        options = {"target_strategy": own_strategy(SEVERAL)}
+        first = convert(iteration_request(SEVERAL.source, tmp_path, ranks="0,3", **options))
+        assert (first.committed, first.missing_ranks) == (False, (1, 2))
+        assert not (tmp_path / "latest_checkpointed_iteration.txt").exists()
+        assert convert(iteration_request(SEVERAL.source, tmp_path, ranks="1-2", **options)).committed
+        assert tracked(tmp_path) == "40"
+
+    def test_planning_writes_nothing(self, tmp_path: Path) -> None:
+        target = tmp_path / "out"
+        plan, summary = describe_plan(iteration_request(SEVERAL.source, target, target_strategy=own_strategy(SEVERAL)))
+        assert [plan.file_name(rank) for rank in plan.target_ranks] == list(read_names(SEVERAL))
+        assert (summary.target_kind, summary.target_world_size) == ("file", 4)
+        assert not target.exists()
+
+
+def read_names(case: IterationCase) -> list[str]:
+    return [name.removeprefix("llama-sft_1-") for name in read_iteration(case.iteration)]
+
+
+class TestVerification:
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Path:
+        convert(iteration_request(TWO_BY_TWO.source, tmp_path, target_strategy=own_strategy(TWO_BY_TWO)))
+        return tmp_path / TWO_BY_TWO.iteration.name
+
+    @pytest.mark.parametrize("level", [VerifyLevel.STRUCTURE, VerifyLevel.CHECKSUM, VerifyLevel.CONTENT])
+    def test_what_was_written_is_right(self, target: Path, level: VerifyLevel) -> None:
+        assert verify_target(str(target), level).problems == ()
+
+    def test_a_changed_byte_is_found(self, target: Path) -> None:
+        damage(target / "opt-0000001-0000004.safetensors")
+        [problem] = verify_target(str(target), VerifyLevel.CHECKSUM).problems
+        assert "opt-0000001-0000004.safetensors" in problem
+
+    @pytest.mark.parametrize(
+        ("name", "kind"), [("metadata.json", "metadata"), ("common.json", "state of the training")]
+    )
+    def test_a_changed_document_is_found_and_written_again(self, target: Path, name: str, kind: str) -> None:
+        document = target / name
+        right = document.read_bytes()
+        document.chmod(0o600)
+        document.write_bytes(right[:-2] + b"  ")
+        [problem] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+        assert problem == f"{document}: is not the {kind} that was written"
+        convert(iteration_request(TWO_BY_TWO.source, target.parent, target_strategy=own_strategy(TWO_BY_TWO)))
+        assert document.read_bytes() == right
+
+    def test_metadata_that_places_a_parameter_elsewhere_is_not_committed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The written metadata is compared with the files' records, not with the plan that it was made from."""
+
+        def misplaced(plan: ConversionPlan) -> bytes:
+            document = json.loads(build_metadata(plan))
+            del document["storage_data"]["('output_layer.weight', (0,))"]
+            return json.dumps(document).encode()
+
+        monkeypatch.setattr("reshard.core.target.iteration_metadata.build_metadata", misplaced)
+        with pytest.raises(
+            VerificationError, match=r"is wrong about parameter 'output_layer.weight', which is in model-0"
+        ):
+            convert(iteration_request(TWO_BY_TWO.source, tmp_path, target_strategy=own_strategy(TWO_BY_TWO)))
+        assert not (tmp_path / TWO_BY_TWO.iteration.name).exists()
+
+    def test_foreign_files_of_another_iteration_are_named(self, target: Path) -> None:
+        shutil.copy(target / "opt-0000001-0000004.safetensors", target / "opt-0000004-0000005.safetensors")
+        [problem] = verify_target(str(target), VerifyLevel.STRUCTURE).problems
+        assert "opt-0000004-0000005.safetensors: does not belong to this checkpoint" in problem
+
+    def test_written_metadata_parses_to_the_strategy_it_was_made_from(self, target: Path) -> None:
+        wanted = parse_metadata((TWO_BY_TWO.iteration / "metadata.json").read_bytes(), "MindFormers'")
+        made = parse_metadata((target / "metadata.json").read_bytes(), "ours")
+        assert made.strategy.stages == wanted.strategy.stages
+
+
+class TestRefusals:
+    def test_an_unknown_iteration(self, tmp_path: Path) -> None:
+        source = OLD.directory / "src"
+        said = refusal(source, tmp_path / "out", source_strategy=str(OLD.directory / "src_strategy.ckpt"))
+        assert said == (
+            f"{source}: does not say which iteration it is, as a Checkpoint 2.0 does: give its number with --iteration"
+        )
+
+    def test_a_missing_source_is_what_is_wrong(self, tmp_path: Path) -> None:
+        assert refusal(tmp_path / "none", tmp_path / "out").startswith(f"{tmp_path / 'none'}: cannot read it")
+
+    def test_an_unknown_global_step(self, tmp_path: Path) -> None:
+        case = SEVERAL.copied(tmp_path / "case")
+        (case.iteration / "common.json").write_text('{"step_num": 40}')
+        said = refusal(case.source, tmp_path / "out", target_strategy=own_strategy(case))
+        assert said.endswith(
+            "neither its files nor its common.json say at which global_step it was saved, and MindFormers resumes from "
+            "there: give it with --common global_step=N"
+        )
+        options = {"target_strategy": own_strategy(case), "common": ["global_step=41", "loss_scale=null"]}
+        convert(iteration_request(case.source, tmp_path / "out", **options))
+        written = json.loads((tmp_path / "out" / "iteration_00000040" / "common.json").read_text())
+        assert written == {"step_num": 40, "global_step": 41, "loss_scale": None}
+
+    def test_fewer_slices_than_ranks(self, tmp_path: Path) -> None:
+        options = {"target_strategy": own_strategy(TWO_BY_TWO), "remove_redundancy": True}
+        said = refusal(TWO_BY_TWO.source, tmp_path / "out", include=["embedding.*"], **options)
+        assert said.startswith("redundancy cannot be removed: there are fewer slices than target ranks")
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"common": ["steps=4"]}, "MindFormers knows no key 'steps' in common.json: epoch_num, step_num,"),
+            ({"common": ["global_step"]}, "'global_step' is not KEY=VALUE"),
+            ({"common": ["step_num=1", "step_num=2"]}, "step_num is given twice"),
+            ({"common": ["step_num=true"]}, "step_num is a number or null in common.json, not 'true'"),
+            ({"common": ["step_num=NaN"]}, "step_num is a number or null in common.json, not 'NaN'"),
+            ({"iteration": "new"}, "must be the number of an iteration, such as 40"),
+            ({"format": "ckpt"}, "writes .safetensors files: leave out --format"),
+            ({"prefix": "net_"}, "the files of a Checkpoint 2.0 have names of their own: leave it out"),
+            ({"write_crc": True}, "MindFormers reads no CRC in a Checkpoint 2.0: leave it out"),
+            ({"append_info": ["epoch_num=1"]}, "give values with --common"),
+            ({"encrypt_key": "env:KEY"}, "of which MindSpore knows no encrypted ones: name no key"),
+            ({"max_shard_size": "1GB"}, "is of a unified target only"),
+            (
+                {"layout": "ranks", "iteration": "4"},
+                "is of a Checkpoint 2.0 only: ask for one with --layout checkpoint2",
+            ),
+            ({"layout": "ranks", "common": ["step_num=4"]}, "is of a Checkpoint 2.0 only"),
+            (
+                {"target": "out/iteration_00000040", "iteration": "4"},
+                "the target is named after iteration 40: leave it out",
+            ),
+        ],
+    )
+    def test_options(self, options: dict[str, object], said: str) -> None:
+        with pytest.raises(InputError) as caught:
+            build_request(**{"source": "source", "target": "target", "layout": "checkpoint2"} | options)
+        assert said in str(caught.value)
+
+    def test_a_text_has_no_place(self, tmp_path: Path) -> None:
+        request = TWO_BY_TWO.request(tmp_path / "ranks", format="ckpt", append_info=["version=text:2"])
+        convert(request)
+        said = refusal(tmp_path / "ranks", tmp_path / "out", iteration="4", target_strategy=own_strategy(TWO_BY_TWO))
+        assert "parameter 'version' is a text, for which it has no place: leave it out, --exclude version" in said
+
+
+def test_values_that_callbacks_append_become_common(tmp_path: Path) -> None:
+    request = TWO_BY_TWO.request(tmp_path / "ranks", append_info=["epoch_num=3", "step_num=5", "loss_scale=2.5"])
+    convert(request)
+    strategy = own_strategy(TWO_BY_TWO)
+    report = convert(iteration_request(tmp_path / "ranks", tmp_path / "out", iteration="4", target_strategy=strategy))
+    made = tmp_path / "out" / "iteration_00000004"
+    [step] = {int.from_bytes(each["global_step"][2], "little") for each in TWO_BY_TWO.want.values()}
+    written = json.loads((made / "common.json").read_text())
+    assert written == {"epoch_num": 3, "step_num": 5, "global_step": step, "loss_scale": 2.5}
+    assert any(note.startswith("in common.json of the target, and in none of its files: ") for note in report.notes)
+    assert not any(
+        {"epoch_num", "step_num", "loss_scale"} & contents.keys() for contents in read_iteration(made).values()
+    )
