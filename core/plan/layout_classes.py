@@ -159,7 +159,10 @@ def _class_key(parameter: ReshardedParameter, stage: int) -> object:
         # there may be a piece for each row, and parameters that are made alike have the very same
         return sources, id(parameter.pieces), parameter.dtype, layout
     axis_count = len(parameter.shape)
-    is_uneven = any(each.shard_grid(axis_count).uneven for each in (*(c.layout for c in parameter.copies), layout))
+    layouts = (*(copy.layout for copy in parameter.copies), layout)
+    if any(each.boxes for each in layouts):
+        return parameter.copies, layout, parameter.shape
+    is_uneven = any(each.shard_grid(axis_count).uneven for each in layouts)
     return parameter.copies, layout, axis_count, parameter.shape[0] if is_uneven else None
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box
+from reshard.core.tensor.boxes import BoxFinder
+from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 NO_RANK = -1
@@ -94,6 +95,8 @@ def _lost_units(copies: tuple[SourceCopy, ...], unit_counts: Shape) -> list[tupl
 
 def common_units(shape: Shape, grids: Sequence[ShardGrid]) -> Shape:
     """Return the number of units along each axis of a tensor of `shape`; no border of any grid lies inside one."""
+    if any(isinstance(grid, BoxGrid) for grid in grids):
+        return shape
     return tuple(
         shape[0]
         if axis == 0 and any(grid.uneven for grid in grids)
@@ -119,7 +122,7 @@ class GridBoxes:
         """Return the box of the shard in a cell."""
         box = self._boxes.get(cell)
         if box is None:
-            box = self._boxes[cell] = cell_box(self._bounds, cell)
+            box = self._boxes[cell] = self._box_in(cell)
         return box
 
     def overlaps(self, box: TensorSlice) -> Sequence[tuple[Shape, TensorSlice]]:
@@ -128,6 +131,9 @@ class GridBoxes:
         if known is None:
             known = self._overlaps[box] = list(self._overlapping(box))
         return known
+
+    def _box_in(self, cell: Shape) -> TensorSlice:
+        return cell_box(self._bounds, cell)
 
     def _overlapping(self, box: TensorSlice) -> Iterator[tuple[Shape, TensorSlice]]:
         axes = [
@@ -141,13 +147,28 @@ class GridBoxes:
             )
 
 
+class ListedBoxes(GridBoxes):
+    """Boxes that a layout lists one by one."""
+
+    def __init__(self, grid: BoxGrid, unit_counts: Shape) -> None:
+        super().__init__(grid, unit_counts)
+        self._grid = grid
+        self._finder = BoxFinder([box for _, box in grid.boxes.owned])
+
+    def _box_in(self, cell: Shape) -> TensorSlice:
+        return self._grid.box_in(cell)
+
+    def _overlapping(self, box: TensorSlice) -> Iterator[tuple[Shape, TensorSlice]]:
+        return (((number,), common) for number, common in self._finder.overlapping(box))
+
+
 @lru_cache(maxsize=64)
 def boxes_of(grid: ShardGrid, unit_counts: Shape) -> GridBoxes:
     """Return the boxes of a grid over a tensor of so many units; grids with the same shards share them.
 
     A source without redundancy has thousands of layout classes and a handful of grids.
     """
-    return GridBoxes(grid, unit_counts)
+    return ListedBoxes(grid, unit_counts) if isinstance(grid, BoxGrid) else GridBoxes(grid, unit_counts)
 
 
 class CopyShards:

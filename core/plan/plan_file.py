@@ -34,7 +34,9 @@ from reshard.core.storage.unified_names import COMPANION_NAMES
 from reshard.core.storage.urls import parse_url
 from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.strategy.records import check_layouts
+from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.layout import ParameterLayout
+from reshard.core.tensor.slices import Shape, TensorSlice
 
 SCHEMA_VERSION = 2
 _PLAN = "plan"
@@ -275,7 +277,7 @@ def _checked_stage(stage: Any) -> int:
 
 
 def _layout_to_json(layout: ParameterLayout) -> list[Any]:
-    return [
+    fields: list[Any] = [
         layout.device_matrix,
         layout.tensor_map,
         layout.nested,
@@ -286,10 +288,13 @@ def _layout_to_json(layout: ParameterLayout) -> list[Any]:
         layout.indices_offset,
         layout.tensor_shape,
     ]
+    if layout.boxes is not None:
+        fields.append([[rank, box.start, box.stop] for rank, box in layout.boxes.owned])
+    return fields
 
 
 def _layout_from_json(data: list[Any]) -> ParameterLayout:
-    matrix, tensor_map, nested, step, size, field, split, offsets, shape = data
+    matrix, tensor_map, nested, step, size, field, split, offsets, shape, *boxes = data
     return ParameterLayout(
         device_matrix=tuple(matrix),
         tensor_map=tuple(map(tuple, tensor_map)),
@@ -300,4 +305,11 @@ def _layout_from_json(data: list[Any]) -> ParameterLayout:
         param_split_shape=tuple(split),
         indices_offset=tuple(offsets),
         tensor_shape=None if shape is None else tuple(shape),
+        boxes=_boxes_from_json(boxes[0], tuple(shape)) if boxes else None,
     )
+
+
+def _boxes_from_json(data: list[Any], shape: Shape) -> ShardBoxes:
+    boxes = ShardBoxes(shape, tuple((rank, TensorSlice(tuple(start), tuple(stop))) for rank, start, stop in data))
+    boxes.check_tiling()
+    return boxes

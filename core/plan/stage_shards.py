@@ -91,11 +91,11 @@ def _group_by_stage(catalog: CheckpointCatalog, source: Strategy, problems: list
             missing_ranks = missing_of.get(keys)
             if missing_ranks is None:
                 missing_ranks = missing_of[keys] = all_ranks.difference(*map(ranks_of.__getitem__, keys))
-            if layout.param_split_shape:  # even files that are alike may be wrong for one of their ranks
+            if layout.is_uneven:  # even files that are alike may be wrong for one of their ranks
                 having = [catalog.records[rank] for rank in ranks if rank not in missing_ranks]
             else:
                 having = [distinct[key][0] for key in keys]
-            shards = _shards(name, having, ranks.start, of_each=bool(layout.param_split_shape))
+            shards = _shards(name, having, ranks.start, of_each=layout.is_uneven)
             problem = _disagreement(ranks.start, shards, layout)
             if problem:
                 problems.append(problem)
@@ -134,7 +134,9 @@ def _disagreement(first_rank: int, shards: Sequence[tuple[int, TensorEntry]], la
     rank, entry = shards[0]
     for other_rank, other in shards[1:]:
         same_shape = other.shape == entry.shape
-        if layout.param_split_shape:
+        if layout.boxes is not None:
+            same_shape = True  # each has the shape of its box
+        elif layout.param_split_shape:
             same_shape = other.shape[1:] == entry.shape[1:]
         if entry.dtype is not other.dtype or not same_shape:
             return (
@@ -222,6 +224,8 @@ def integrated_by_shapes(
 def _whole_by_shapes(stages: Sequence[StageShards], known: Shape | None) -> bool | None:
     """True if ranks hold a sharded parameter whole; None if shapes do not decide."""
     shape, dtype = stages[0].entry.shape, stages[0].entry.dtype
+    if any(each.layout.boxes for each in stages):
+        return False
     if 0 in shape or dtype in (TEXT, MAP_TENSOR):  # the shards of an empty tensor are as large as the whole
         return None
     try:

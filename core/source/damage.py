@@ -122,9 +122,9 @@ def _alike_parameters(
             parameter.name in index.entries for index in left
         )
         if is_read or is_missed:
-            is_uneven = any(copy.layout.param_split_shape for copy in parameter.copies)
-            length = parameter.shape[0] if is_uneven else None
-            alike.setdefault((layout, parameter.copies, len(parameter.shape), length), []).append(parameter)
+            is_uneven = any(copy.layout.is_uneven for copy in parameter.copies)
+            known = parameter.shape if is_uneven else len(parameter.shape)
+            alike.setdefault((layout, parameter.copies, known), []).append(parameter)
     return alike.values()
 
 

@@ -3,6 +3,7 @@
 A *layout* is a parameter's entry in a strategy file: a device matrix, a tensor map, an optimizer shard. A *shard grid*
 follows from it for a tensor of a given number of axes. Axes are divided as a whole, by model parallelism first and by
 the optimizer shard inside it on axis 0, so a shard is always one box and the shards of a grid fill the tensor once.
+Other frameworks list the box of each rank instead: such a layout has `boxes`, and a grid whose cells are these.
 
 Ranks here are stage ranks: 0 .. devices-1 inside one stage, the row-major coordinates of the device matrix. Device axes
 are numbered from the right in tensor maps (0 is the rightmost), as in MindSpore's files.
@@ -18,6 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from reshard.core.errors import LayoutError
+from reshard.core.tensor.boxes import ShardBoxes
 from reshard.core.tensor.slices import Shape, TensorSlice
 
 ALL_REPEATED_AXES = -1
@@ -41,6 +43,7 @@ class ParameterLayout:
         param_split_shape: lengths of the pieces of axis 0 if they are uneven, else empty.
         indices_offset: goes with `param_split_shape`; kept, though it does not change the placement.
         tensor_shape: shape of the whole tensor, which only JSON strategy files have; not compared.
+        boxes: the box of each rank, which then decides alone; None: the grid that the rest describes.
     """
 
     device_matrix: Shape
@@ -52,6 +55,12 @@ class ParameterLayout:
     param_split_shape: Shape = ()
     indices_offset: Shape = ()
     tensor_shape: Shape | None = dataclasses.field(default=None, compare=False)
+    boxes: ShardBoxes | None = None
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if ranks may own shards of different shapes."""
+        return bool(self.param_split_shape) or self.boxes is not None
 
     @property
     def device_count(self) -> int:
@@ -64,6 +73,8 @@ class ParameterLayout:
         Raises:
             LayoutError: the layout contradicts itself or does not fit a tensor of that many axes.
         """
+        if self.boxes is not None:
+            return _box_grid(self.boxes, self.device_count, axis_count)
         return _shard_grid(self, axis_count)
 
     def map_for(self, axis_count: int) -> tuple[Shape, ...]:
@@ -138,7 +149,7 @@ class ShardGrid:
         """Devices of the stage."""
         return len(self.cells)
 
-    @cached_property
+    @property
     def is_whole(self) -> bool:
         """True if every rank owns the whole tensor."""
         return math.prod(self.pieces) == 1
@@ -211,6 +222,72 @@ class ShardGrid:
         return tuple(range(0, length + 1, step)) if step else (0,) * (count + 1)
 
 
+@dataclass(frozen=True)
+class BoxGrid(ShardGrid):
+    """Shards given box by box. The cell of a rank is (its box's number,); ranks without a box share the cell (-1,).
+
+    `bounds` are the borders of all boxes along each axis, so they do not give the box in a cell.
+    """
+
+    boxes: ShardBoxes = dataclasses.field(kw_only=True)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return False: a box may be all of the tensor, but not every rank owns it."""
+        return False
+
+    @cached_property
+    def owners(self) -> dict[Shape, tuple[int, ...]]:
+        """Cell -> the stage rank that owns its box."""
+        return {(number,): (rank,) for number, (rank, _) in enumerate(self.boxes.owned)}
+
+    def cell_of(self, stage_rank: int) -> Shape:
+        """Return a rank's cell."""
+        return (int(self.cells[stage_rank, 0]),)
+
+    def box_in(self, cell: Shape) -> TensorSlice:
+        """Return the box in a cell: an empty one at the tensor's end in the cell of ranks that own none."""
+        [number] = cell
+        return TensorSlice(self.boxes.shape, self.boxes.shape) if number < 0 else self.boxes.owned[number][1]
+
+    def bounds(self, shape: Shape) -> tuple[Shape, ...]:
+        """Return the borders of the boxes along each axis of the whole tensor.
+
+        Raises:
+            LayoutError: the tensor has another shape.
+        """
+        self._check_shape(shape)
+        filled = [box for _, box in self.boxes.owned if box.size]
+        return tuple(
+            tuple(sorted({0, length, *(edge for box in filled for edge in (box.start[axis], box.stop[axis]))}))
+            for axis, length in enumerate(shape)
+        )
+
+    def box_of(self, stage_rank: int, shape: Shape) -> TensorSlice:
+        """Return the box that a rank owns.
+
+        Raises:
+            LayoutError: the whole tensor has another shape.
+        """
+        self._check_shape(shape)
+        return self.box_in(self.cell_of(stage_rank))
+
+    def whole_shape(self, stage_rank: int, shard_shape: Shape) -> Shape:
+        """Return the shape of the whole tensor.
+
+        Raises:
+            LayoutError: the rank's box has another shape.
+        """
+        box = self.box_in(self.cell_of(stage_rank))
+        if box.shape != shard_shape:
+            raise LayoutError(f"its box {box} does not have the shape of its shard, {list(shard_shape)}")
+        return self.boxes.shape
+
+    def _check_shape(self, shape: Shape) -> None:
+        if shape != self.boxes.shape:
+            raise LayoutError(f"its shape is {list(shape)}, its boxes are of a tensor of {list(self.boxes.shape)}")
+
+
 def cell_box(bounds: Sequence[Shape], cell: Shape) -> TensorSlice:
     """Return the box in a cell of a grid with `bounds` along each axis."""
     return TensorSlice(
@@ -222,6 +299,24 @@ def cell_box(bounds: Sequence[Shape], cell: Shape) -> TensorSlice:
 def whole_layout(axis_count: int, device_count: int = 1) -> ParameterLayout:
     """Return the layout of a tensor that each of `device_count` devices owns whole."""
     return ParameterLayout((device_count,), ((),) * axis_count, nested=True)
+
+
+def boxes_layout(boxes: ShardBoxes, device_count: int) -> ParameterLayout:
+    """Return the layout of a tensor whose shards are given box by box, over `device_count` devices."""
+    axes = ((),) * len(boxes.shape)
+    return ParameterLayout((device_count,), axes, nested=True, tensor_shape=boxes.shape, boxes=boxes)
+
+
+@lru_cache(maxsize=4096)
+def _box_grid(boxes: ShardBoxes, device_count: int, axis_count: int) -> BoxGrid:
+    if axis_count != len(boxes.shape):
+        raise LayoutError(f"its layout has {len(boxes.shape)} tensor axes, the tensor has {axis_count}")
+    if any(not 0 <= rank < device_count for rank, _ in boxes.owned):
+        raise LayoutError(f"its boxes are of ranks up to {boxes.owned[-1][0]}, of {device_count} devices")
+    cells = np.full((device_count, 1), -1, dtype=np.int64)
+    for number, (rank, _) in enumerate(boxes.owned):
+        cells[rank, 0] = number
+    return BoxGrid((len(boxes.owned), *(1,) * (axis_count - 1)), (), cells, boxes=boxes)
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
-from reshard.core.tensor.layout import ParameterLayout, ShardGrid, cell_box, whole_layout
+from reshard.core.tensor.layout import BoxGrid, ParameterLayout, ShardGrid, cell_box, whole_layout
 from reshard.core.tensor.segments import Piece
 from reshard.core.tensor.slices import Shape, TensorSlice, contiguous_boxes
 
@@ -171,7 +171,10 @@ class ShardFingerprints:
 
     def box(self, rank: int) -> TensorSlice:
         """The box that the layout gives a rank, in the whole tensor."""
-        return cell_box(_bounds(self._grid, self._shape), self._grid.cell_of(rank - self._first_rank))
+        cell = self._grid.cell_of(rank - self._first_rank)
+        if isinstance(self._grid, BoxGrid):
+            return self._grid.box_in(cell)
+        return cell_box(_bounds(self._grid, self._shape), cell)
 
     def ranks_of(self, box: TensorSlice) -> tuple[int, ...]:
         """The ranks that the layout gives a box."""

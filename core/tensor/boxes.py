@@ -1,0 +1,118 @@
+"""Shards given box by box, as PyTorch's checkpoints list them: in any number, of any shapes, on any ranks.
+
+The boxes of a tensor *tile* it if every element lies in exactly one of them. A sum of boxes is determined by its signed
+corners: the corner of a box counts +1 or -1, by turns along each axis. So boxes tile a tensor if and only if their
+corners add up to those of the whole, and the first corner that does not is an element in no box or in several.
+"""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from reshard.core.errors import LayoutError
+from reshard.core.tensor.slices import Shape, TensorSlice
+
+_MAX_DIVIDED_AXES = 8
+"""Real tensors are divided along up to three; a box has two to the power of that many corners."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardBoxes:
+    """The boxes of a tensor of `shape`, each owned by one rank.
+
+    Attributes:
+        owned: (stage rank, box), by ascending rank; a rank owns at most one box, which may be empty.
+    """
+
+    shape: Shape
+    owned: tuple[tuple[int, TensorSlice], ...]
+
+    # a checkpoint has thousands of boxes, and a layout is hashed for each parameter, several times
+    def __hash__(self) -> int:
+        """Hash the contents, once."""
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the contents."""
+        if self is other:
+            return True
+        return isinstance(other, ShardBoxes) and (self.shape, self.owned) == (other.shape, other.owned)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.owned))
+
+    @cached_property
+    def by_rank(self) -> dict[int, TensorSlice]:
+        """Stage rank -> its box."""
+        return dict(self.owned)
+
+    def check_tiling(self) -> None:
+        """Raise LayoutError unless the boxes tile the tensor."""
+        for rank, box in self.owned:
+            if len(box.start) != len(self.shape) or not TensorSlice.whole(self.shape).contains(box):
+                raise LayoutError(f"the box {box} (number {rank}) does not lie in its shape {list(self.shape)}")
+        element, count = _first_untiled([box for _, box in self.owned], self.shape)
+        if count < 0:
+            raise LayoutError(f"its shards are incomplete: element {list(element)} of {list(self.shape)} is in none")
+        if count > 0:
+            raise LayoutError(
+                f"its shards overlap: element {list(element)} of {list(self.shape)} is in {count + 1} of them"
+            )
+
+
+class BoxFinder:
+    """Finds the boxes of a list that overlap another box; they are sorted along the axis with the most borders."""
+
+    def __init__(self, boxes: Sequence[TensorSlice]) -> None:
+        filled = [(number, box) for number, box in enumerate(boxes) if box.size]
+        axes = range(len(filled[0][1].start)) if filled else range(0)
+        self._axis = max(axes, key=lambda axis: len({box.start[axis] for _, box in filled}), default=None)
+        if (axis := self._axis) is not None:
+            filled.sort(key=lambda item: item[1].start[axis])
+            self._starts = [box.start[axis] for _, box in filled]
+            self._longest = max(box.shape[axis] for _, box in filled)
+        self._filled = filled
+
+    def overlapping(self, wanted: TensorSlice) -> Iterator[tuple[int, TensorSlice]]:
+        """Yield the number and the common box of each box that overlaps the wanted one."""
+        near = self._filled
+        if self._axis is not None:
+            first = bisect_left(self._starts, wanted.start[self._axis] - self._longest)
+            near = near[first : bisect_left(self._starts, wanted.stop[self._axis])]
+        for number, box in near:
+            common = box.intersect(wanted)
+            if common is not None:
+                yield number, common
+
+
+def _first_untiled(boxes: Sequence[TensorSlice], shape: Shape) -> tuple[Shape, int]:
+    """The first element that is not in exactly one box, and how many too many (or too few, negative) hold it."""
+    filled = [box for box in boxes if box.size]
+    if not math.prod(shape):
+        return (), 0
+    whole = TensorSlice.whole(shape)
+    axes = [axis for axis in range(len(shape)) if any(box.shape[axis] != shape[axis] for box in filled)]
+    if len(axes) > _MAX_DIVIDED_AXES:
+        raise LayoutError(f"its shards divide {len(axes)} axes, reshard allows {_MAX_DIVIDED_AXES}")
+    corners: Counter[Shape] = Counter()
+    for box in filled:
+        _add_corners(corners, box, axes, 1)
+    _add_corners(corners, whole, axes, -1)
+    wrong = min((corner for corner, count in corners.items() if count), default=None)
+    if wrong is None:
+        return (), 0
+    element = [0] * len(shape)
+    for axis, position in zip(axes, wrong, strict=True):
+        element[axis] = position
+    return tuple(element), corners[wrong]
+
+
+def _add_corners(corners: Counter[Shape], box: TensorSlice, axes: Sequence[int], times: int) -> None:
+    for ends in product((0, 1), repeat=len(axes)):
+        corner = tuple(box.stop[axis] if end else box.start[axis] for axis, end in zip(axes, ends, strict=True))
+        corners[corner] += times * (-1) ** sum(ends)
