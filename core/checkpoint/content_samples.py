@@ -5,7 +5,7 @@ from contextlib import closing
 from functools import partial
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.dense_view import open_record
 from reshard.core.checkpoint.remote_index.templates import expected_heads, header_mismatch
 from reshard.core.runtime.keys import source_key
 from reshard.core.storage.reading import read_bytes
@@ -33,7 +33,7 @@ def _read_sample(record: CatalogRecord, name: str, length: int) -> bytes:
         return b""
     extent = entry.extents[0]
     offset, head = expected_heads(entry)[0] if record.assumed else (extent.offset, b"")
-    with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
+    with closing(open_record(record)) as file:
         found = read_bytes(file, offset, len(head) + min(length, extent.length))
     if not found.startswith(head):
         raise header_mismatch(record.rank, record.location, name, offset)

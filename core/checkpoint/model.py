@@ -6,7 +6,7 @@ contents, known before the first byte is written because sizes follow from dtype
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reshard.core.tensor.dtypes import TEXT, DType
@@ -67,6 +67,19 @@ class TensorEntry:
         return tuple(extents)
 
 
+@dataclass(frozen=True)
+class StridedContent:
+    """Where the elements of a tensor are that a file does not hold in C order, without gaps.
+
+    Attributes:
+        offset: byte of the first element.
+        strides: bytes between neighbors along each axis, not negative.
+    """
+
+    offset: int
+    strides: Shape
+
+
 def text_entry(name: str, text: str) -> TensorEntry:
     """Return a text's entry, the same for every format: its length is that of its UTF-32 code units.
 
@@ -82,6 +95,8 @@ class FileIndex:
     Attributes:
         entries: parameter name -> entry, in the file's order.
         redundancy_removed: the file is marked: only one rank saved each slice that ranks share.
+        strided: entries that the file does not hold in C order. Their extents are past the file's end, where
+            `reshard.core.checkpoint.dense_view` shows their bytes in C order.
     """
 
     format: CheckpointFormat
@@ -89,6 +104,7 @@ class FileIndex:
     entries: Mapping[str, TensorEntry]
     has_crc: bool = False
     redundancy_removed: bool = False
+    strided: Mapping[str, StridedContent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

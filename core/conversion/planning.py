@@ -77,7 +77,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     _check_any_left(catalog)
     samples = None
     trusted = request.trust_strategy or not request.source_strategy
-    if strategy is not None and not catalog.unified:
+    if strategy is not None and not catalog.unified and not strategy.lists_boxes:
         warnings, samples = strategy_warnings(
             catalog, strategy, integrated_save=asked, trusted=trusted, shards=source.shards
         )

@@ -114,7 +114,7 @@ class _Machine:
             raise IndexError
         return self._data[start : self._position]
 
-    def _unpack(self, layout: struct.Struct) -> int:
+    def unpack(self, layout: struct.Struct) -> int:
         (value,) = layout.unpack(self._take(layout.size))
         return int(value)
 
@@ -146,7 +146,7 @@ class _Machine:
             raise PickleError("takes a mark for a value: damaged")
         return self._stack[-1]
 
-    def _push(self, value: object) -> None:
+    def push(self, value: object) -> None:
         self._stack.append(value)
 
     # opcodes, by what they do
@@ -157,7 +157,7 @@ class _Machine:
             raise PickleError(f"is of protocol {version}, which Python did not have when this was written")
 
     def skip_frame(self) -> None:
-        self._unpack(_U64)
+        self.unpack(_U64)
 
     def stop(self) -> None:
         self._result = self._pop()
@@ -165,7 +165,7 @@ class _Machine:
             raise PickleError("leaves values behind: damaged")
 
     def mark(self) -> None:
-        self._push(_MARK)
+        self.push(_MARK)
 
     def pop(self) -> None:
         self._stack.pop()
@@ -174,53 +174,53 @@ class _Machine:
         self._pop_to_mark()
 
     def duplicate(self) -> None:
-        self._push(self._top())
+        self.push(self._top())
 
     def decimal(self) -> None:
         text = self._line().removesuffix("L")
         if text in ("00", "01"):  # bools of protocol 0
-            self._push(text == "01")
+            self.push(text == "01")
             return
         digits = text.removeprefix("-")
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 2 * _MAX_INTEGER_BYTES):
             raise PickleError("has a number that is none: damaged")
-        self._push(int(text))
+        self.push(int(text))
 
     def long_integer(self) -> None:
         self._integer(self._take(1)[0])
 
     def very_long_integer(self) -> None:
-        self._integer(self._unpack(_U32))
+        self._integer(self.unpack(_U32))
 
     def _integer(self, length: int) -> None:
         if length > _MAX_INTEGER_BYTES:
             raise PickleError(f"has an integer of {length} bytes")
-        self._push(int.from_bytes(self._take(length), "little", signed=True))
+        self.push(int.from_bytes(self._take(length), "little", signed=True))
 
     def float(self) -> None:
         (value,) = _F64.unpack(self._take(_F64.size))
-        self._push(value)
+        self.push(value)
 
     def line_of_text(self) -> None:
-        self._push(self._line())
+        self.push(self._line())
 
-    def _text(self, length: int) -> None:
+    def text(self, length: int) -> None:
         if length > len(self._data):
             raise IndexError
-        self._push(self._take(length).decode("utf-8", "surrogatepass"))
+        self.push(self._take(length).decode("utf-8", "surrogatepass"))
 
     def tuple_of_marked(self) -> None:
-        self._push(tuple(self._pop_to_mark()))
+        self.push(tuple(self._pop_to_mark()))
 
-    def _tuple(self, count: int) -> None:
+    def tuple_of(self, count: int) -> None:
         values = [self._pop() for _ in range(count)]
-        self._push(tuple(reversed(values)))
+        self.push(tuple(reversed(values)))
 
     def list_of_marked(self) -> None:
-        self._push(self._pop_to_mark())
+        self.push(self._pop_to_mark())
 
     def dict_of_marked(self) -> None:
-        self._push(_pairs(self._pop_to_mark()))
+        self.push(_pairs(self._pop_to_mark()))
 
     def append(self) -> None:
         value = self._pop()
@@ -248,22 +248,22 @@ class _Machine:
             raise PickleError("sets an item of something that is no dict")
         target.extend(_pairs(values))
 
-    def _get(self, number: int) -> None:
+    def get(self, number: int) -> None:
         if number not in self._memo:
             raise PickleError(f"asks for memo {number}, which it has not set: damaged")
-        self._push(self._memo[number])
+        self.push(self._memo[number])
 
-    def _put(self, number: int) -> None:
+    def put(self, number: int) -> None:
         self._memo[number] = self._top()
 
     def memoize(self) -> None:
-        self._put(len(self._memo))
+        self.put(len(self._memo))
 
     def get_line(self) -> None:
-        self._get(_number(self._line()))
+        self.get(_number(self._line()))
 
     def put_line(self) -> None:
-        self._put(_number(self._line()))
+        self.put(_number(self._line()))
 
     def global_line(self) -> None:
         module = self._line()
@@ -284,13 +284,13 @@ class _Machine:
                 shown = text if len(text) <= _MAX_NAME_CHARACTERS else f"{text[:_MAX_NAME_CHARACTERS]}…"
                 raise PickleError(f"wants {shown!r}, which no checkpoint needs: it was not run")
             known = self._globals[key] = Global(module, name)
-        self._push(known)
+        self.push(known)
 
     def call(self) -> None:
         arguments, made_by = self._pop(), self._pop()
         if not isinstance(made_by, Global) or type(arguments) is not tuple:
             raise PickleError("constructs something by no name, or from no tuple")
-        self._push(Record(made_by, arguments))
+        self.push(Record(made_by, arguments))
 
     def set_state(self) -> None:
         state, target = self._pop(), self._top()
@@ -299,7 +299,7 @@ class _Machine:
         target.state = state
 
     def persistent(self) -> None:
-        self._push(PersistentId(self._pop()))
+        self.push(PersistentId(self._pop()))
 
 
 def _pairs(values: list[object]) -> Pairs:
@@ -324,19 +324,19 @@ _Operation = Callable[[_Machine], None]
 
 
 def _constant(value: object) -> _Operation:
-    return lambda machine: machine._push(value)
+    return lambda machine: machine.push(value)
 
 
 def _fresh(make: Callable[[], object]) -> _Operation:
-    return lambda machine: machine._push(make())
+    return lambda machine: machine.push(make())
 
 
 def _packed_integer(layout: struct.Struct) -> _Operation:
-    return lambda machine: machine._push(machine._unpack(layout))
+    return lambda machine: machine.push(machine.unpack(layout))
 
 
 def _packed_text(layout: struct.Struct) -> _Operation:
-    return lambda machine: machine._text(machine._unpack(layout))
+    return lambda machine: machine.text(machine.unpack(layout))
 
 
 _KNOWN: dict[bytes, _Operation] = {
@@ -364,9 +364,9 @@ _KNOWN: dict[bytes, _Operation] = {
     b"\x8d": _packed_text(_U64),
     b")": _constant(()),
     b"t": _Machine.tuple_of_marked,
-    b"\x85": lambda machine: machine._tuple(1),
-    b"\x86": lambda machine: machine._tuple(2),
-    b"\x87": lambda machine: machine._tuple(3),
+    b"\x85": lambda machine: machine.tuple_of(1),
+    b"\x86": lambda machine: machine.tuple_of(2),
+    b"\x87": lambda machine: machine.tuple_of(3),
     b"]": _fresh(list),
     b"l": _Machine.list_of_marked,
     b"a": _Machine.append,
@@ -376,11 +376,11 @@ _KNOWN: dict[bytes, _Operation] = {
     b"s": _Machine.set_item,
     b"u": _Machine.set_marked,
     b"g": _Machine.get_line,
-    b"h": lambda machine: machine._get(machine._unpack(_U8)),
-    b"j": lambda machine: machine._get(machine._unpack(_U32)),
+    b"h": lambda machine: machine.get(machine.unpack(_U8)),
+    b"j": lambda machine: machine.get(machine.unpack(_U32)),
     b"p": _Machine.put_line,
-    b"q": lambda machine: machine._put(machine._unpack(_U8)),
-    b"r": lambda machine: machine._put(machine._unpack(_U32)),
+    b"q": lambda machine: machine.put(machine.unpack(_U8)),
+    b"r": lambda machine: machine.put(machine.unpack(_U32)),
     b"\x94": _Machine.memoize,
     b"c": _Machine.global_line,
     b"\x93": _Machine.global_of_stack,

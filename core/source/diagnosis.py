@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.damage_policy import DamagePolicy
+from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey
 from reshard.core.errors import CatalogError, InputError
@@ -30,7 +31,7 @@ from reshard.core.source.file_checks import (
 )
 from reshard.core.source.findings import OWN_STRATEGY, Finding, Severity
 from reshard.core.source.gaps import mixed_steps, scattered
-from reshard.core.source.opening import has_own_metadata
+from reshard.core.source.opening import has_own_metadata, is_self_described
 from reshard.core.source.own_strategy import read_own_strategy
 from reshard.core.source.sample_checks import SampleFindings, sample_findings
 from reshard.core.source.shape_checks import joined_shapes_text, shape_findings, similarity_findings
@@ -87,8 +88,10 @@ def diagnose(
         StorageError: a storage failed.
     """
     found = survey(source, step)
-    if found.iteration is not None and source_strategy:
-        raise CatalogError(has_own_metadata(found.url))
+    if is_self_described(found) and source_strategy:
+        raise CatalogError(has_own_metadata(found))
+    if found.dcp is not None:
+        return _diagnose_dcp(found, found.dcp, step, source_prefix, workers)
     strategy = read_strategy(source_strategy) if source_strategy else None
     if found.shape is CheckpointShape.UNIFIED:
         return _diagnose_unified(found, step, source_prefix, source_strategy)
@@ -292,6 +295,28 @@ def _diagnose_unified(found: CheckpointSurvey, step: str, source_prefix: str, so
             ("needs", "no strategy: its tensors are whole"),
         ),
         findings=(superfluous,) if source_strategy else (),
+    )
+
+
+def _diagnose_dcp(
+    found: CheckpointSurvey, dcp: DcpCheckpoint, step: str, source_prefix: str, workers: int
+) -> Diagnosis:
+    """Diagnose a DCP checkpoint, whose metadata was compared with the headers of all its tensors when it was opened."""
+    catalog = build_catalog(
+        found.url, None, step=step or None, source_prefix=source_prefix or None, workers=workers, found=found
+    )
+    held = f"DCP, {counted(len(dcp.paths), 'file')}, {_count_text(catalog)}"
+    notes = (("note", note) for note in catalog.notes)
+    return Diagnosis(
+        source=found.url,
+        strategy="",
+        fits=True,
+        facts=(
+            ("checkpoint", f"{found.url}: {held}"),
+            ("needs", "no strategy: its metadata says how tensors are sharded, and its files agree"),
+            *notes,
+        ),
+        findings=(),
     )
 
 

@@ -6,9 +6,16 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
+from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
-from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, survey, survey_iteration
+from reshard.core.checkpoint.catalog.survey import (
+    CheckpointShape,
+    CheckpointSurvey,
+    survey,
+    survey_dcp,
+    survey_iteration,
+)
 from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.checkpoint.manifest import read_manifest
@@ -29,6 +36,7 @@ from reshard.core.source.own_strategy import OwnStrategy, check_named, check_own
 from reshard.core.source.replicas import check_replicas
 from reshard.core.source.unheld import with_unheld_noted
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
+from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.joined import parts_of
 from reshard.core.storage.placement import check_apart
 from reshard.core.storage.urls import Location, parse_url
@@ -37,7 +45,7 @@ from reshard.core.strategy.model import Strategy
 
 _SMALL_CONTENT_BYTES = 2**20
 
-GivenStrategy = Strategy | OwnStrategy | Iteration | None
+GivenStrategy = Strategy | OwnStrategy | Iteration | DcpCheckpoint | None
 """The strategy of a source: named by the caller, read from its own records or its metadata, or none."""
 
 
@@ -109,7 +117,7 @@ def find_strategy(request: SourceRequest) -> GivenStrategy:
     """
     if request.source_strategy:
         return read_strategy(request.source_strategy)
-    return read_own_strategy(request.source) or find_iteration(request.source, request.step)
+    return find_dcp(request.source) or read_own_strategy(request.source) or find_iteration(request.source, request.step)
 
 
 def open_source(request: SourceRequest, target: TargetOutline = NO_TARGET) -> Source:
@@ -134,12 +142,14 @@ def open_by_strategy(request: SourceRequest, given: GivenStrategy, target: Targe
     """
     if target.url:
         check_apart(parse_url(request.source), parse_url(target.url))
-    strategy = given.strategy if isinstance(given, OwnStrategy | Iteration) else given
+    strategy = given.strategy if isinstance(given, OwnStrategy | Iteration | DcpCheckpoint) else given
     current_progress().begin("reading headers")
     with timed(f"{request.source}: files listed and headers read"):
-        found = survey_iteration(given) if isinstance(given, Iteration) else survey(request.source, request.step)
-        if found.iteration is not None and not isinstance(given, Iteration):
-            raise CatalogError(has_own_metadata(found.url))
+        found = _surveyed(request, given)
+        if is_self_described(found) and not isinstance(given, Iteration | DcpCheckpoint):
+            raise CatalogError(has_own_metadata(found))
+        if isinstance(given, DcpCheckpoint):
+            _check_dcp_options(request, found)
         catalog = _catalog(request, found, strategy, target)
     for record in catalog.records.values():
         detail(f"source rank {record.rank}: {record.location}, {size_text(record.size_bytes)}")
@@ -253,12 +263,39 @@ def _check_links(catalog: CheckpointCatalog, final: Location) -> None:
             check_apart(file, final)
 
 
-def has_own_metadata(url: str) -> str:
-    """The refusal of a strategy named for a Checkpoint 2.0."""
-    return (
-        f"{url}: is a Checkpoint 2.0: {METADATA_NAME} says how it is sharded, so leave out "
-        f"{source_option('source-strategy')}"
-    )
+def is_self_described(found: CheckpointSurvey) -> bool:
+    """True for a checkpoint whose own metadata says how it is sharded."""
+    return found.iteration is not None or found.dcp is not None
+
+
+def has_own_metadata(found: CheckpointSurvey) -> str:
+    """The refusal of a strategy named for a checkpoint that describes itself."""
+    name = METADATA_NAME if found.iteration else DCP_METADATA_NAME
+    kind = found.shape if found.iteration else "DCP checkpoint"
+    return f"{found.url}: is a {kind}: {name} says how it is sharded, so leave out {source_option('source-strategy')}"
+
+
+def _surveyed(request: SourceRequest, given: GivenStrategy) -> CheckpointSurvey:
+    if isinstance(given, Iteration):
+        return survey_iteration(given)
+    return survey_dcp(given) if isinstance(given, DcpCheckpoint) else survey(request.source, request.step)
+
+
+def _check_dcp_options(request: SourceRequest, found: CheckpointSurvey) -> None:
+    """Refuse options about files of MindSpore."""
+    wrong = [
+        option
+        for option, given in (
+            (source_option("integrated-save"), request.integrated_save is not IntegratedSave.AUTO),
+            (source_option("decrypt-key"), source_key() is not None),
+        )
+        if given
+    ]
+    if wrong:
+        raise CatalogError(
+            f"{found.url}: is a DCP checkpoint, which says itself what each file holds, and is never encrypted: leave "
+            f"out {' and '.join(wrong)}"
+        )
 
 
 def _names_in(location: Location) -> Collection[str]:

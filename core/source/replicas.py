@@ -11,11 +11,10 @@ from dataclasses import replace
 from operator import itemgetter
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.dense_view import open_record
 from reshard.core.checkpoint.digests import content_digests
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
 from reshard.core.checkpoint.formats.any_format import read_index
 from reshard.core.errors import CatalogError, LayoutError, raise_problems
-from reshard.core.runtime.keys import source_key
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import counted, rank_names
 from reshard.core.storage.urls import parse_url
@@ -96,7 +95,7 @@ def _box_text(grid: ShardGrid, stage_rank: int, shape: Shape) -> str:
 
 
 def _digests(record: CatalogRecord, slices: dict[str, _Slice]) -> Iterator[tuple[_Slice, str]]:
-    with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
+    with closing(open_record(record)) as file:
         index = read_index(file) if record.assumed else record.index
         entries = [entry for entry in index.entries.values() if entry.name in slices]
         for entry, digest in zip(entries, content_digests(file, entries, _BLOCK_BYTES), strict=True):

@@ -76,6 +76,11 @@ class Strategy:
             devices = ", ".join(f"stage {stage.stage}: {stage.device_count}" for stage in self.stages)
             raise StrategyError(f"{self.origin}: stages have different numbers of devices ({devices})")
 
+    @cached_property
+    def lists_boxes(self) -> bool:
+        """True if it lists the box of each shard, so that it can only be its checkpoint's own."""
+        return any(layout.boxes is not None for stage in self.stages for layout in stage.layouts.values())
+
     @property
     def devices_per_stage(self) -> int:
         """Number of devices of each stage."""

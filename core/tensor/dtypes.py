@@ -67,6 +67,33 @@ _BY_NAME = {dtype.name: dtype for dtype in (*_TENSOR_DTYPES, INT4, TEXT, MAP_TEN
 _BY_SAFETENSORS_TAG = {dtype.safetensors_tag: dtype for dtype in _TENSOR_DTYPES if dtype.safetensors_tag}
 
 
+_TORCH_NAMES = {
+    **{dtype.name.lower(): dtype.safetensors_tag for dtype in _TENSOR_DTYPES},
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+    "complex128": "C128",
+}
+"""torch's name -> `.safetensors` tag, or what would be one."""
+TORCH_DTYPES = tuple(_TORCH_NAMES)
+_TORCH_BYTES = {"C128": 16, "C64": 8}
+
+
+def dtype_from_torch(name: str) -> DType:
+    """Return the dtype, perhaps foreign, of torch's name without `torch.`, one of `TORCH_DTYPES`.
+
+    Raises:
+        CheckpointError: the name is not in the table.
+    """
+    tag = _TORCH_NAMES.get(name)
+    if tag is None:
+        raise CheckpointError(f"unknown dtype torch.{name}")
+    return _BY_SAFETENSORS_TAG.get(tag) or foreign_dtype(tag, 1, _TORCH_BYTES.get(tag, 1))
+
+
 def dtype_from_name(name: str) -> DType:
     """Return the dtype of a `.ckpt` `tensor_type` (also the name used in records).
 

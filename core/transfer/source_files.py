@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
+from reshard.core.checkpoint.dense_view import dense
 from reshard.core.checkpoint.encryption.decrypted_source import decrypted
 from reshard.core.checkpoint.model import TensorEntry
 from reshard.core.checkpoint.remote_index.templates import expected_heads
@@ -36,7 +37,7 @@ class LocalFiles:
                 # each is opened at least twice, and following links takes as long as a small read
                 self._locations[rank] = parse_url(self._records[rank].location)
             stored = _open_unchanged(self._records[rank], self._locations[rank])
-            source = self._open[rank] = decrypted(stored, source_key())
+            source = self._open[rank] = dense(decrypted(stored, source_key()), self._records[rank].index)
         self._open.move_to_end(rank)
         return source
 
@@ -59,7 +60,7 @@ class RemoteFiles:
         self._records = [plan.inputs.catalog.records[rank] for rank in sorted(set(ranks))]
         # here, not in `open`: locating the blocks of an encrypted file takes requests, which would wait for others
         files = [decrypted(file, source_key()) for file in self._opened()]
-        self._open = dict(zip((record.rank for record in self._records), files, strict=True))
+        self._open = {record.rank: dense(file, record.index) for record, file in zip(self._records, files, strict=True)}
         self._checked: set[tuple[int, str]] = set()
         self._lock = Lock()
 

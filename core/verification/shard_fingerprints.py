@@ -19,12 +19,10 @@ import numpy as np
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.content_blocks import ElementRange, read_blocks, text_bytes
-from reshard.core.checkpoint.encryption.opening import open_checkpoint
+from reshard.core.checkpoint.dense_view import open_record
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError
-from reshard.core.runtime.keys import source_key
 from reshard.core.storage.file_versions import difference_text
-from reshard.core.storage.urls import parse_url
 from reshard.core.tensor.casting import cast_bits
 from reshard.core.tensor.dtypes import DType
 from reshard.core.tensor.fingerprint import MODULUS, box_fingerprint, combined
@@ -72,7 +70,7 @@ def sum_contributions(
     if ranges is None:
         ranges = [ElementRange.whole(record.index.entries[name]) for name in contributions]
     sums = {each.key: 0 for range_ in ranges for each in contributions[range_.entry.name]}
-    with closing(open_checkpoint(parse_url(record.location), source_key())) as file:
+    with closing(open_record(record)) as file:
         if file.version != record.version:
             raise CatalogError(
                 f"rank_{record.rank}: {record.location} changed since its headers were read "

@@ -63,6 +63,9 @@ class SourceComparison:
 
     def _check_readable(self, source: str) -> None:
         """Check that a file's headers are unchanged: an encrypted file read without its key would yield garbage."""
+        strategy = self._plan.inputs.source_strategy
+        if strategy is not None and strategy.lists_boxes:  # DCP's files are never encrypted
+            return
         record = next(iter(self._plan.inputs.catalog.records.values()))
         try:
             with closing(open_checkpoint(parse_url(record.location), source_key())) as file:

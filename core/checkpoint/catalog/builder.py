@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FILE, DamagePolicy, is_damage, with_advice
+from reshard.core.checkpoint.catalog.dcp_catalog import dcp_catalog
 from reshard.core.checkpoint.catalog.file_names import parse_step
 from reshard.core.checkpoint.catalog.iteration_catalog import iteration_catalog
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, no_digest, read_records
@@ -48,8 +49,8 @@ def build_catalog(
 
     Args:
         url: a directory with `rank_N` folders; a directory with checkpoint files or a checkpoint file, which are
-            rank 0's; a pattern with `{rank}` that matches each rank's folder or file; a unified checkpoint; or a
-            Checkpoint 2.0, whose metadata says which ranks it has.
+            rank 0's; a pattern with `{rank}` that matches each rank's folder or file; a unified checkpoint; a
+            Checkpoint 2.0, whose metadata says which ranks it has; or a DCP checkpoint, whose files count as ranks.
         ranks: ranks of the source strategy; None without a strategy: rank 0 holds everything.
         step: the step to use, `10_5` or `10_5_breakpoint`; None for the newest one that every rank has.
         source_prefix: the prefix of the files to use, if there are several.
@@ -76,6 +77,9 @@ def build_catalog(
     if found.shape is CheckpointShape.UNIFIED:
         _check_nothing_to_choose(found, ranks, step or source_prefix, damage)
         return _unified_catalog(found, digest, check_crc, workers)
+    if found.dcp is not None:
+        _check_saved_once(found, step or source_prefix, damage)
+        return dcp_catalog(found.dcp, workers)
     if found.iteration is not None:
         _check_no_prefix(found, source_prefix)
         reader = RecordReader(digest, check_crc, assume_alike=False)
@@ -242,6 +246,19 @@ def _check_no_prefix(found: CheckpointSurvey, source_prefix: str | None) -> None
     if source_prefix:
         raise CatalogError(
             f"{found.url}: is a Checkpoint 2.0, whose metadata names its files: leave out --source-prefix"
+        )
+
+
+def _check_saved_once(found: CheckpointSurvey, choice: str | None, damage: DamagePolicy) -> None:
+    """Refuse options that DCP checkpoints do not have."""
+    if choice:
+        raise CatalogError(
+            f"{found.url}: is one DCP checkpoint, it has no steps or prefixes: leave out {source_option('step')} and "
+            "--source-prefix"
+        )
+    if damage.recovers:
+        raise CatalogError(
+            f"{found.url}: is a DCP checkpoint, which has each slice once: nothing can be recovered, --recover"
         )
 
 

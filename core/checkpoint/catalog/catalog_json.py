@@ -1,6 +1,7 @@
 """A catalog as JSON, for the plan file: compact lists; each distinct index once, referred to by its number.
 
-`entries` are [name, dtype, shape, [offset, length, …]] and, for a text entry, its text; `records` are
+`entries` are [name, dtype, shape, [offset, length, …]] and, for a text entry, its text; `strided` are, by name,
+[offset, strides] of entries that are not in C order; `records` are
 [rank, location, size_bytes, version, number of the index, digests]. `assumed` lists the ranks of assumed records apart
 from these: how much of the headers was read does not change what a conversion writes. `lost` are [rank, why].
 """
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
-from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, StridedContent, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError
 from reshard.core.runtime.wording import NameText
 from reshard.core.tensor.dtypes import dtype_from_ckpt
@@ -77,7 +78,7 @@ def _index_to_json(index: FileIndex) -> dict[str, Any]:
         "has_crc": index.has_crc,
         "redundancy_removed": index.redundancy_removed,
         "entries": [_entry_to_json(entry) for entry in index.entries.values()],
-    }
+    } | ({"strided": _strided_to_json(index.strided)} if index.strided else {})
 
 
 def _index_from_json(data: Mapping[str, Any]) -> FileIndex:
@@ -88,7 +89,14 @@ def _index_from_json(data: Mapping[str, Any]) -> FileIndex:
         entries={entry.name: entry for entry in entries},
         has_crc=data["has_crc"],
         redundancy_removed=data["redundancy_removed"],
+        strided={
+            name: StridedContent(offset, tuple(strides)) for name, (offset, strides) in data.get("strided", {}).items()
+        },
     )
+
+
+def _strided_to_json(strided: Mapping[str, StridedContent]) -> dict[str, Any]:
+    return {name: [content.offset, content.strides] for name, content in strided.items()}
 
 
 def _entry_to_json(entry: TensorEntry) -> list[Any]:

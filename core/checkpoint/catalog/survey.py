@@ -1,8 +1,9 @@
 """Lists which ranks a checkpoint has, and each one's files; opens no checkpoint file.
 
-A checkpoint is named in one of six ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
-files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, if unified, its directory or index, or, if it
-is a Checkpoint 2.0, the directory of an iteration or of all. Only indexes and metadata are read.
+A checkpoint is named in one of seven ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
+files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, if unified, its directory or index, if it is
+a Checkpoint 2.0, the directory of an iteration or of all, or, if PyTorch's Distributed Checkpoint (DCP) wrote it, its
+directory. Only indexes and metadata are read.
 """
 
 import posixpath
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, joint_files
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
@@ -20,6 +22,7 @@ from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_w
 from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.storage.checkpoint2_names import COMMON_NAME, METADATA_NAME
+from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD, matched_rank, spelled_for
 from reshard.core.storage.publishing import MANIFEST_NAME, STATE_DIRECTORY
@@ -49,6 +52,7 @@ class CheckpointShape(StrEnum):
     PATTERN = "pattern"
     UNIFIED = "unified"
     ITERATION = "Checkpoint 2.0"
+    DCP = "DCP"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class CheckpointSurvey:
         unfinished: it is the target of an incomplete conversion.
         index: index of a unified checkpoint, whose files count as ranks; None for a single file.
         iteration: the iteration of a Checkpoint 2.0; ranks that hold nothing have no files.
+        dcp: the checkpoint of DCP, whose files count as ranks.
     """
 
     url: str
@@ -81,6 +86,7 @@ class CheckpointSurvey:
     unfinished: bool = False
     index: WeightIndex | None = None
     iteration: Iteration | None = None
+    dcp: DcpCheckpoint | None = None
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -133,6 +139,9 @@ def survey(url: str, step: str = "") -> CheckpointSurvey:
         if kind not in ("file", "directory"):
             raise CatalogError(f"{location}: is neither a file nor a directory")
         is_file = kind == "file"
+        dcp = find_dcp(url) if not is_file or location.name == DCP_METADATA_NAME else None
+        if dcp is not None:
+            return survey_dcp(dcp)
         iteration = find_iteration(url, step) if not is_file or location.name == METADATA_NAME else None
         if iteration is not None:
             return survey_iteration(iteration)
@@ -155,6 +164,20 @@ def survey_iteration(iteration: Iteration) -> CheckpointSurvey:
         names_files=True,
         unfinished=_lacks_manifest(iteration.location, iteration.names),
         iteration=iteration,
+    )
+
+
+def survey_dcp(checkpoint: DcpCheckpoint) -> CheckpointSurvey:
+    """List the files of a DCP checkpoint."""
+    known = {DCP_METADATA_NAME, STATE_DIRECTORY, *checkpoint.paths}
+    return CheckpointSurvey(
+        checkpoint.url,
+        CheckpointShape.DCP,
+        {rank: (_whole_file(checkpoint.location.child(part.path)),) for rank, part in enumerate(checkpoint.parts)},
+        ignored=tuple(name for name in checkpoint.names if name not in known),
+        names_files=True,
+        unfinished=_lacks_manifest(checkpoint.location, checkpoint.names),
+        dcp=checkpoint,
     )
 
 

@@ -62,6 +62,12 @@ def read_index(file: SourceFile) -> FileIndex:
         return _index(file, _read_header(file, parse))
 
 
+def read_metadata(file: SourceFile) -> Mapping[str, str]:
+    """Return the header's metadata, which frameworks use each in their own way."""
+    with parsing(file.location) as parse:
+        return _read_header(file, parse).metadata
+
+
 def stored_crc(file: SourceFile) -> int | None:
     """Return the CRC-32 in a file's header; None if there is none."""
     with parsing(file.location) as parse:

@@ -1,0 +1,233 @@
+"""Finds the checkpoint of PyTorch's Distributed Checkpoint (DCP) at a URL: its metadata, or what takes its place.
+
+Its files count as ranks of one stage. A file with several chunks of one tensor counts as several, each with one of
+them, so that a rank has a tensor at most once.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from reshard.core.checkpoint.catalog.iterations import names_in
+from reshard.core.checkpoint.formats import safetensors
+from reshard.core.checkpoint.model import FileIndex, TensorEntry
+from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError
+from reshard.core.runtime.wording import counted, listed
+from reshard.core.storage.dcp_names import (
+    DCP_METADATA_NAME,
+    file_order,
+    is_dcp,
+    own_metadata_names,
+    shard_names,
+)
+from reshard.core.storage.listing import kind_of, unless_missing
+from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.reading import open_source, read_small_file
+from reshard.core.storage.transfers import at_once
+from reshard.core.storage.unified_names import is_index_name
+from reshard.core.storage.urls import Location, parse_url
+from reshard.core.strategy.dcp_metadata import (
+    MAX_METADATA_BYTES,
+    Chunk,
+    DcpMetadata,
+    ListedTensor,
+    Place,
+    listed_tensor,
+    parse_dcp_metadata,
+)
+from reshard.core.strategy.model import StageStrategy, Strategy
+from reshard.core.tensor.boxes import ShardBoxes
+from reshard.core.tensor.layout import ParameterLayout, boxes_layout
+from reshard.core.tensor.slices import Shape, TensorSlice
+
+_MAX_LISTED = 6
+_SHARDING_INFO = "DCP_SHARDING_INFO"
+_MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Chunks of one file, at most one of each tensor: what counts as a rank. `path` is below the directory."""
+
+    path: str
+    chunks: Mapping[str, Chunk]
+
+
+@dataclass(frozen=True)
+class DcpCheckpoint:
+    """A checkpoint of DCP.
+
+    Attributes:
+        url: the checkpoint, as it was named.
+        location: its directory.
+        metadata: what its metadata says, or what its files say together.
+        names: all names in the directory.
+        indexes: path -> index of a file that was opened to find the metadata.
+    """
+
+    url: str
+    location: Location
+    metadata: DcpMetadata
+    names: tuple[str, ...]
+    indexes: Mapping[str, FileIndex]
+
+    @cached_property
+    def parts(self) -> tuple[FilePart, ...]:
+        """The ranks, in their order."""
+        chunks: dict[str, list[dict[str, Chunk]]] = {}
+        for tensor in self.metadata.tensors.values():
+            counts: dict[str, int] = {}
+            for chunk in tensor.chunks:
+                of_file = chunks.setdefault(chunk.place.path, [])
+                number = counts.get(chunk.place.path, 0)
+                counts[chunk.place.path] = number + 1
+                if number == len(of_file):
+                    of_file.append({})
+                of_file[number][tensor.name] = chunk
+        parts = tuple(FilePart(path, part) for path in sorted(chunks, key=file_order) for part in chunks[path])
+        if len(parts) > _MAX_RANKS:
+            raise CatalogError(f"{self.url}: has {len(parts)} files, more than {_MAX_RANKS}")
+        return parts
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """All files of tensors and objects, in order."""
+        objects = {place.path for place in self.metadata.objects.values()}
+        return tuple(sorted({part.path for part in self.parts} | objects, key=file_order))
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """Every tensor's boxes over the ranks."""
+        owned: dict[str, list[tuple[int, TensorSlice]]] = {name: [] for name in self.metadata.tensors}
+        for rank, part in enumerate(self.parts):
+            for name, chunk in part.chunks.items():
+                owned[name].append((rank, chunk.box))
+        known: dict[ShardBoxes, ParameterLayout] = {}
+        layouts = {}
+        for name, tensor in self.metadata.tensors.items():
+            boxes = ShardBoxes(tensor.shape, tuple(owned[name]))
+            layouts[name] = known.setdefault(boxes, boxes_layout(boxes, len(self.parts)))
+        return Strategy((StageStrategy(0, layouts, devices=len(self.parts)),), self.metadata.origin)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is left out of it, for the user."""
+        objects = self.metadata.objects
+        if not objects:
+            return ()
+        what = f"{counted(len(objects), 'object')} that are no tensors, and that only PyTorch can read"
+        return (f"left out: {what}: {listed(list(objects), _MAX_LISTED)}",)
+
+
+def find_dcp(url: str) -> DcpCheckpoint | None:
+    """Return the checkpoint of DCP at a URL: its directory, or the metadata in it; None if there is none.
+
+    Raises:
+        CatalogError: it is incomplete, or its files contradict each other.
+        CheckpointError: a file without metadata beside it cannot be read.
+        StrategyError: its metadata is damaged.
+        StorageError: the storage does not answer.
+    """
+    location = parse_url(url)
+    if RANK_FIELD in location.path:
+        return None
+    if location.name == DCP_METADATA_NAME:
+        location = location.parent
+    elif unless_missing(lambda: kind_of(location)) != "directory":
+        return None
+    names = unless_missing(lambda: names_in(location))
+    if names is None or not is_dcp(names) or any(map(is_index_name, names)):
+        return None
+    if DCP_METADATA_NAME in names:
+        file = location.child(DCP_METADATA_NAME)
+        metadata, indexes = parse_dcp_metadata(_read_metadata(file), str(file)), dict[str, FileIndex]()
+    else:
+        _check_complete(location, names)
+        metadata, indexes = _read_sharding_infos(location, shard_names(names))
+    return DcpCheckpoint(str(location), location, metadata, tuple(names), indexes)
+
+
+def _check_complete(location: Location, names: Sequence[str]) -> None:
+    """Refuse a directory whose metadata is missing, unless its files are those that have none."""
+    own = own_metadata_names(names)
+    if own:
+        raise CatalogError(
+            f"{location}: has no {DCP_METADATA_NAME}, but {listed(own, _MAX_LISTED)}: each rank saved a checkpoint of "
+            "its own (use_collectives=False), and which of them make one is not recorded"
+        )
+    if not shard_names(names):
+        raise CatalogError(
+            f"{location}: has files of a DCP checkpoint, but no {DCP_METADATA_NAME}, which is written last: it was not "
+            "saved completely"
+        )
+
+
+def _read_metadata(location: Location) -> bytes:
+    try:
+        return read_small_file(location, MAX_METADATA_BYTES)
+    except StorageError as error:
+        if error.transient:
+            raise
+        raise CatalogError(str(error)) from error
+
+
+def _read_sharding_infos(location: Location, names: Sequence[str]) -> tuple[DcpMetadata, dict[str, FileIndex]]:
+    """Put together what the headers of a writer without metadata say."""
+    found = dict(zip(names, at_once(lambda name: _read_sharding_info(location.child(name)), names), strict=True))
+    chunks: dict[str, list[tuple[TensorEntry, Chunk]]] = {}
+    for name, (index, starts) in found.items():
+        for entry in index.entries.values():
+            start = starts.get(entry.name, (0,) * len(entry.shape))
+            if len(start) != len(entry.shape):
+                raise CheckpointError(
+                    f"{location.child(name)}: {_SHARDING_INFO} of parameter {entry.name!r} is {list(start)[:8]}, its "
+                    f"shape {list(entry.shape)}"
+                )
+            stop = tuple(low + length for low, length in zip(start, entry.shape, strict=True))
+            place = Place(name, 0, -1, entry.name)
+            chunks.setdefault(entry.name, []).append((entry, Chunk(TensorSlice(start, stop), place)))
+    tensors = {name: _tensor_of(location, name, of_name) for name, of_name in chunks.items()}
+    return DcpMetadata(str(location), tensors, {}), {name: index for name, (index, _) in found.items()}
+
+
+def _tensor_of(location: Location, name: str, chunks: Sequence[tuple[TensorEntry, Chunk]]) -> ListedTensor:
+    first = chunks[0][0]
+    for entry, chunk in chunks:
+        if entry.dtype is not first.dtype or len(entry.shape) != len(first.shape):
+            raise CatalogError(
+                f"{location}: parameter {name!r} is {first.dtype} {list(first.shape)} in {chunks[0][1].place.path}, "
+                f"but {entry.dtype} {list(entry.shape)} in {chunk.place.path}"
+            )
+    # no file says it: a missing last shard would make a smaller tensor
+    shape = tuple(max(ends) for ends in zip(*(chunk.box.stop for _, chunk in chunks), strict=True))
+    try:
+        return listed_tensor(name, first.dtype, shape, [chunk for _, chunk in chunks])
+    except LayoutError as error:
+        raise CatalogError(f"{location}: {error}. Files may be missing, or of another checkpoint") from None
+
+
+def _read_sharding_info(location: Location) -> tuple[FileIndex, dict[str, Shape]]:
+    with closing(open_source(location)) as file:
+        index = safetensors.read_index(file)
+        metadata = safetensors.read_metadata(file)
+    text = metadata.get(_SHARDING_INFO)
+    if text is None:
+        raise CheckpointError(
+            f"{location}: is named like a shard that DCP wrote for Hugging Face, but its header has no {_SHARDING_INFO}"
+        )
+    try:
+        document = msgspec.json.decode(text, type=dict[str, _SavedAt])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CheckpointError(f"{location}: {_SHARDING_INFO}: {error}") from error
+    starts = {name: tuple(each.saved_offsets) for name, each in document.items()}
+    wrong = next((name for name, start in starts.items() if not all(0 <= low < 2**62 for low in start)), None)
+    if wrong is not None:
+        raise CheckpointError(f"{location}: {_SHARDING_INFO} of parameter {wrong!r} is {list(starts[wrong])[:8]}")
+    return index, starts
+
+
+class _SavedAt(msgspec.Struct):
+    saved_offsets: list[int]

@@ -1,0 +1,193 @@
+"""Builds the catalog of a DCP checkpoint: opens its files, and compares each tensor's header with the metadata."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, FilePart
+from reshard.core.checkpoint.catalog.records import CatalogRecord, CheckpointCatalog
+from reshard.core.checkpoint.dense_view import place_strided
+from reshard.core.checkpoint.formats import safetensors, torch_zip
+from reshard.core.checkpoint.formats.torch_zip import StoredTensor
+from reshard.core.checkpoint.model import CheckpointFormat, FileIndex, TensorEntry
+from reshard.core.checkpoint.remote_index.indexing import workers_on
+from reshard.core.errors import CatalogError, CheckpointError, InputError
+from reshard.core.runtime.wording import listed, listed_lines
+from reshard.core.storage.dcp_names import DCP_METADATA_NAME
+from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.reading import SourceFile, open_source, read_bytes
+from reshard.core.storage.urls import Location
+from reshard.core.strategy.dcp_metadata import Chunk, ListedTensor, Place
+from reshard.core.tensor.slices import Extent
+
+_MAX_ERRORS = 20
+_MAX_NAMES = 6
+_SAFETENSORS_SUFFIX = ".safetensors"
+
+
+def dcp_catalog(checkpoint: DcpCheckpoint, workers: int) -> CheckpointCatalog:
+    """Catalog the files of a DCP checkpoint.
+
+    Raises:
+        CatalogError: files are missing, or several are unusable or contradict the metadata.
+        CheckpointError: one file is unusable, or contradicts the metadata.
+        StorageError: a transient failure of the storage.
+    """
+    parts: dict[str, list[FilePart]] = {path: [] for path in checkpoint.paths}
+    for part in checkpoint.parts:
+        parts[part.path].append(part)
+    locations = {path: checkpoint.location.child(path) for path in parts}
+
+    def read(path: str) -> list[CatalogRecord] | None:
+        return unless_missing(lambda: _read_file(checkpoint, locations[path], parts[path]))
+
+    with workers_on(locations.values(), workers) as threads:
+        outcomes = dict(zip(parts, threads.outcomes(read, parts), strict=True))
+    missing = [path for path, outcome in outcomes.items() if outcome is None]
+    if missing:
+        raise CatalogError(
+            f"{checkpoint.url}: files that {DCP_METADATA_NAME} lists are missing: {listed(missing, _MAX_NAMES)}. Get "
+            "them as well: DCP saves each slice once"
+        )
+    errors = [outcome for outcome in outcomes.values() if isinstance(outcome, InputError)]
+    if errors:
+        raise _joined(checkpoint.url, errors)
+    read_records = [record for outcome in outcomes.values() if isinstance(outcome, list) for record in outcome]
+    records = {rank: _numbered(record, rank) for rank, record in enumerate(read_records)}
+    return CheckpointCatalog(checkpoint.url, CheckpointFormat.SAFETENSORS, None, records, checkpoint.notes)
+
+
+def _numbered(record: CatalogRecord, rank: int) -> CatalogRecord:
+    return CatalogRecord(rank, record.location, record.size_bytes, record.version, record.index)
+
+
+def _read_file(checkpoint: DcpCheckpoint, location: Location, parts: Sequence[FilePart]) -> list[CatalogRecord]:
+    """The records of a file's parts, their ranks not yet known."""
+    path = location.path.removeprefix(checkpoint.location.path).lstrip("/")
+    with closing(open_source(location)) as file:
+        _check_objects(checkpoint, path, file)
+        if not parts:
+            return []
+        found = _stored(checkpoint, path, file, [chunk for part in parts for chunk in part.chunks.values()])
+        records = []
+        for part in parts:
+            index = _index(file, part, checkpoint.metadata.tensors, found)
+            records.append(CatalogRecord(0, str(location), file.size_bytes, file.version, index))
+        return records
+
+
+def _check_objects(checkpoint: DcpCheckpoint, path: str, file: SourceFile) -> None:
+    for name, place in checkpoint.metadata.objects.items():
+        if place.path == path and place.offset + max(place.length, 0) > file.size_bytes:
+            raise CheckpointError(_beyond(file, f"object {name!r}", place))
+
+
+def _beyond(file: SourceFile, what: str, place: Place) -> str:
+    return (
+        f"{file.location}: {what}: its {max(place.length, 0)} bytes at {place.offset} end after the file's end at "
+        f"{file.size_bytes}: truncated"
+    )
+
+
+def _stored(
+    checkpoint: DcpCheckpoint, path: str, file: SourceFile, chunks: Sequence[Chunk]
+) -> dict[Place, StoredTensor]:
+    """Find the tensors of chunks in their file."""
+    for chunk in chunks:
+        if chunk.place.offset + max(chunk.place.length, 0) > file.size_bytes:
+            raise CheckpointError(_beyond(file, f"parameter {chunk.place.key!r}", chunk.place))
+    places = sorted({chunk.place for chunk in chunks}, key=lambda place: (place.offset, place.length, place.key))
+    known = checkpoint.indexes.get(path)
+    if known is not None or path.endswith(_SAFETENSORS_SUFFIX):
+        return dict(_in_safetensors(file, known or safetensors.read_index(file), 0, places))
+    if _is_archive(file, places[0]):
+        extents = [Extent(place.offset, max(place.length, 0)) for place in places]
+        return dict(zip(places, torch_zip.read_stored_tensors(file, extents), strict=True))
+    found: dict[Place, StoredTensor] = {}
+    by_offset: dict[int, list[Place]] = {}
+    for place in places:
+        by_offset.setdefault(place.offset, []).append(place)
+    for offset, here in by_offset.items():
+        found |= _in_safetensors(file, safetensors.read_index(_Rest(file, offset)), offset, here)
+    return found
+
+
+def _is_archive(file: SourceFile, place: Place) -> bool:
+    """True for a tensor in an archive of its own; False for one in a safetensors file that begins there.
+
+    A file has tensors of one kind.
+    """
+    if place.length < len(torch_zip.START):
+        return False
+    return read_bytes(file, place.offset, len(torch_zip.START)) == torch_zip.START
+
+
+def _in_safetensors(
+    file: SourceFile, index: FileIndex, offset: int, places: Sequence[Place]
+) -> Iterator[tuple[Place, StoredTensor]]:
+    """The tensors of a safetensors file that begins at a byte of the file."""
+    twice = [key for key, count in Counter(place.key for place in places).items() if count > 1]
+    if twice:
+        raise CheckpointError(
+            f"{file.location}: is said to hold several shards of parameter {twice[0]!r}, but a safetensors file has "
+            "one tensor of a name: the others were overwritten when it was saved"
+        )
+    for place in places:
+        entry = index.entries.get(place.key)
+        if entry is None or not entry.extents:
+            raise CheckpointError(f"{file.location}: at byte {offset}: has no tensor {place.key!r}")
+        [extent] = entry.extents
+        if place.length not in (-1, extent.length):
+            raise CheckpointError(
+                f"{file.location}: tensor {place.key!r} has {extent.length} bytes, the metadata says {place.length}"
+            )
+        yield place, StoredTensor(entry.dtype, entry.shape, Extent(offset + extent.offset, extent.length), None)
+
+
+class _Rest:
+    """A file from one of its bytes on."""
+
+    def __init__(self, file: SourceFile, offset: int) -> None:
+        self.location = file.location
+        self.size_bytes = file.size_bytes - offset
+        self.version = file.version
+        self._file = file
+        self._offset = offset
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self._file.read_into(self._offset + offset, buffer)
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return self._file.read_many([(self._offset + offset, length) for offset, length in ranges])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _index(
+    file: SourceFile, part: FilePart, tensors: Mapping[str, ListedTensor], found: Mapping[Place, StoredTensor]
+) -> FileIndex:
+    """The index of a part of a file; its tensors must be what the metadata says."""
+    entries: dict[str, TensorEntry] = {}
+    strided = {}
+    for name, chunk in part.chunks.items():
+        stored, said = found[chunk.place], tensors[name].dtype
+        if stored.shape != chunk.box.shape or (said is not None and stored.dtype is not said):
+            raise CheckpointError(
+                f"{file.location}: at byte {chunk.place.offset}: parameter {name!r} is {stored.dtype} "
+                f"{list(stored.shape)}, the metadata says {said or stored.dtype} {list(chunk.box.shape)}"
+            )
+        extents = () if stored.extent is None else (stored.extent,)
+        entries[name] = TensorEntry(name, stored.dtype, stored.shape, extents)
+        if stored.strided is not None:
+            strided[name] = stored.strided
+    for name, extent in place_strided([entries[name] for name in strided], file.size_bytes).items():
+        entries[name] = TensorEntry(name, entries[name].dtype, entries[name].shape, (extent,))
+    return FileIndex(CheckpointFormat.SAFETENSORS, file.size_bytes, entries, strided=strided)
+
+
+def _joined(url: str, errors: Sequence[InputError]) -> InputError:
+    if len(errors) == 1:
+        return errors[0]
+    lines = listed_lines([str(error) for error in errors], _MAX_ERRORS)
+    return CatalogError("\n  ".join([f"{url}: {len(errors)} of its files cannot be used:", *lines]))
