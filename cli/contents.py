@@ -116,6 +116,33 @@ def _print_iteration(document: Document) -> None:
         )
 
 
+def _print_dcp(document: Document) -> None:
+    parameters, files, objects = document["parameters"], document["files"], document["objects"]
+    shards = sum(len(each["shards"]) for each in parameters)
+    dtypes = sorted({each["dtype"] or "?" for each in parameters})
+    facts = [
+        ("DCP checkpoint", document["url"]),
+        ("parameters", f"{len(parameters)}, in {counted(shards, 'shard')}: {', '.join(dtypes)}"),
+        ("files", f"{len(files)}: {listed([each['file'] for each in files], 8)}"),
+        *([("objects", f"{len(objects)}, which only PyTorch can read: {listed(objects, 8)}")] if objects else []),
+        *([("ignored", listed(document["ignored"], 8))] if document["ignored"] else []),
+        *([("UNFINISHED", "a conversion into it was not completed")] if document["unfinished"] else []),
+    ]
+    print_facts(facts)
+    click.echo()
+    print_table(
+        ("parameter", "dtype", "shape", "shards", "of shapes"),
+        [(each["name"], each["dtype"] or "?", str(each["shape"]), *_shards_text(each)) for each in parameters],
+        right=("shards",),
+        optional=("of shapes", "dtype"),
+    )
+
+
+def _shards_text(parameter: Document) -> tuple[int, str]:
+    shapes = list(dict.fromkeys(str(each["shape"]) for each in parameter["shards"]))
+    return len(parameter["shards"]), listed(shapes, 4)
+
+
 def _print_unified(document: Document) -> None:
     files = document["files"]
     parameters = [each for file in files for each in file["parameters"]]
@@ -223,6 +250,7 @@ _PRINTERS: dict[str, Callable[[Document], None]] = {
     "checkpoint file": _print_file,
     "checkpoint": _print_checkpoint,
     "Checkpoint 2.0": _print_iteration,
+    "DCP checkpoint": _print_dcp,
     "converted checkpoint": _print_converted,
     "unified checkpoint": _print_unified,
     "strategy": _print_strategy,

@@ -128,6 +128,10 @@ class StepWatch:
         found = survey(self._request.source)
         if found.shape is CheckpointShape.ITERATION:
             raise CatalogError(f"{found.url}: is one iteration. Name the directory that training saves all into")
+        if found.shape is CheckpointShape.DCP:
+            raise CatalogError(
+                f"{found.url}: is one DCP checkpoint, and has no steps: convert it with `reshard convert`"
+            )
         if found.shape is CheckpointShape.FILE:
             raise CatalogError(f"{found.url}: is one file. Name the directory that training saves into")
         if found.shape is CheckpointShape.UNIFIED:

@@ -91,8 +91,12 @@ def _group_by_stage(catalog: CheckpointCatalog, source: Strategy, problems: list
             missing_ranks = missing_of.get(keys)
             if missing_ranks is None:
                 missing_ranks = missing_of[keys] = all_ranks.difference(*map(ranks_of.__getitem__, keys))
+            owners: Iterable[int] = ranks
+            if layout.boxes is not None:  # a rank without a box lacks nothing
+                owners = [ranks.start + rank for rank, _ in layout.boxes.owned]
+                missing_ranks = missing_ranks.intersection(owners)
             if layout.is_uneven:  # even files that are alike may be wrong for one of their ranks
-                having = [catalog.records[rank] for rank in ranks if rank not in missing_ranks]
+                having = [catalog.records[rank] for rank in owners if rank not in missing_ranks]
             else:
                 having = [distinct[key][0] for key in keys]
             shards = _shards(name, having, ranks.start, of_each=layout.is_uneven)

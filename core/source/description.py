@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from reshard.core.checkpoint.catalog.builder import build_catalog
+from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import parse_name
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, list_iterations, names_in
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
@@ -19,6 +20,7 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
+from reshard.core.storage.dcp_names import DCP_METADATA_NAME
 from reshard.core.storage.listing import file_info, list_folder
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
@@ -51,7 +53,7 @@ def describe(url: str) -> Document:
     if kind not in ("file", "directory"):
         # opening a pipe would wait for a writer
         raise InputError(f"{location}: is neither a file nor a directory")
-    if kind == "file" and (is_index_name(location.name) or location.name == METADATA_NAME):
+    if kind == "file" and (is_index_name(location.name) or location.name in (METADATA_NAME, DCP_METADATA_NAME)):
         return _describe_checkpoint(url)
     if kind == "file":
         if not _is_strategy(location):
@@ -61,7 +63,7 @@ def describe(url: str) -> Document:
     manifest = read_manifest(location)
     if manifest is not None:
         return _describe_converted(location, manifest)
-    if find_iteration(url) is not None:
+    if find_dcp(url) is not None or find_iteration(url) is not None:
         return _describe_checkpoint(url)
     return _describe_strategy(url) if _holds_strategies(location) else _describe_checkpoint(url)
 
@@ -142,6 +144,8 @@ def _describe_checkpoint(url: str) -> Document:
         return _describe_unified(found)
     if found.iteration is not None:
         return _describe_iteration(found, found.iteration)
+    if found.dcp is not None:
+        return _describe_dcp(found, found.dcp)
     return {
         "kind": "checkpoint",
         "url": found.url,
@@ -212,6 +216,33 @@ def _describe_iteration(found: CheckpointSurvey, iteration: Iteration) -> Docume
             for tensor in (metadata.tensors.values() if metadata else ())
         ],
         "notes": list(iteration.notes),
+        "ignored": list(found.ignored),
+        "unfinished": found.unfinished,
+    }
+
+
+def _describe_dcp(found: CheckpointSurvey, dcp: DcpCheckpoint) -> Document:
+    """Describe a DCP checkpoint by its metadata; its files are not opened."""
+    held: dict[str, int] = {}
+    for part in dcp.parts:
+        held[part.path] = held.get(part.path, 0) + len(part.chunks)
+    return {
+        "kind": "DCP checkpoint",
+        "url": found.url,
+        "files": [{"file": path, "shards": held.get(path, 0)} for path in dcp.paths],
+        "parameters": [
+            {
+                "name": tensor.name,
+                "dtype": None if tensor.dtype is None else tensor.dtype.name,
+                "shape": list(tensor.shape),
+                "shards": [
+                    {"start": list(chunk.box.start), "shape": list(chunk.box.shape), "file": chunk.place.path}
+                    for chunk in tensor.chunks
+                ],
+            }
+            for tensor in dcp.metadata.tensors.values()
+        ],
+        "objects": list(dcp.metadata.objects),
         "ignored": list(found.ignored),
         "unfinished": found.unfinished,
     }

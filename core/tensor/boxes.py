@@ -46,11 +46,6 @@ class ShardBoxes:
     def _hash(self) -> int:
         return hash((self.shape, self.owned))
 
-    @cached_property
-    def by_rank(self) -> dict[int, TensorSlice]:
-        """Stage rank -> its box."""
-        return dict(self.owned)
-
     def check_tiling(self) -> None:
         """Raise LayoutError unless the boxes tile the tensor."""
         for rank, box in self.owned:

@@ -118,7 +118,7 @@ class DcpCheckpoint:
         objects = self.metadata.objects
         if not objects:
             return ()
-        what = f"{counted(len(objects), 'object')} that are no tensors, and that only PyTorch can read"
+        what = f"{counted(len(objects), 'object')} of Python, which only PyTorch can read"
         return (f"left out: {what}: {listed(list(objects), _MAX_LISTED)}",)
 
 

@@ -18,6 +18,7 @@ from reshard.core.storage.listing import unless_missing
 from reshard.core.storage.reading import SourceFile, open_source, read_bytes
 from reshard.core.storage.urls import Location
 from reshard.core.strategy.dcp_metadata import Chunk, ListedTensor, Place
+from reshard.core.tensor.dtypes import DType, foreign_dtype
 from reshard.core.tensor.slices import Extent
 
 _MAX_ERRORS = 20
@@ -178,12 +179,19 @@ def _index(
                 f"{list(stored.shape)}, the metadata says {said or stored.dtype} {list(chunk.box.shape)}"
             )
         extents = () if stored.extent is None else (stored.extent,)
-        entries[name] = TensorEntry(name, stored.dtype, stored.shape, extents)
+        entries[name] = TensorEntry(name, _dtype(stored), stored.shape, extents)
         if stored.strided is not None:
             strided[name] = stored.strided
     for name, extent in place_strided([entries[name] for name in strided], file.size_bytes).items():
         entries[name] = TensorEntry(name, entries[name].dtype, entries[name].shape, (extent,))
     return FileIndex(CheckpointFormat.SAFETENSORS, file.size_bytes, entries, strided=strided)
+
+
+def _dtype(stored: StoredTensor) -> DType:
+    """The dtype of a tensor; a foreign one if the stored bytes are not its values."""
+    if not stored.is_lazy:
+        return stored.dtype
+    return foreign_dtype(f"conjugated or negated {stored.dtype}", 1, stored.dtype.itemsize)
 
 
 def _joined(url: str, errors: Sequence[InputError]) -> InputError:

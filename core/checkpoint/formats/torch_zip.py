@@ -70,12 +70,14 @@ class StoredTensor:
     Attributes:
         extent: its bytes, if they are in C order without gaps.
         strided: where its elements are, otherwise.
+        is_lazy: its values are the conjugates or negatives of the stored ones.
     """
 
     dtype: DType
     shape: Shape
     extent: Extent | None
     strided: StridedContent | None
+    is_lazy: bool = False
 
 
 def read_stored_tensors(file: SourceFile, archives: Sequence[Extent]) -> list[StoredTensor]:
@@ -264,6 +266,7 @@ class _View:
     storage_bytes: int
     start: int
     strides: Shape
+    is_lazy: bool
 
     def placed(self, data_offset: int) -> StoredTensor:
         """The tensor in a file whose byte `data_offset` is the storage's first."""
@@ -278,12 +281,14 @@ class _View:
             length == 1 or stride == expected
             for length, stride, expected in zip(self.shape, self.strides, dense, strict=True)
         )
+        extent, strided = None, None
         if is_empty:
-            return StoredTensor(self.dtype, self.shape, Extent(data_offset, 0), None)
-        if is_dense:
-            return StoredTensor(self.dtype, self.shape, Extent(offset, (last - self.start + 1) * item), None)
-        strided = StridedContent(offset, tuple(stride * item for stride in self.strides))
-        return StoredTensor(self.dtype, self.shape, None, strided)
+            extent = Extent(data_offset, 0)
+        elif is_dense:
+            extent = Extent(offset, (last - self.start + 1) * item)
+        else:
+            strided = StridedContent(offset, tuple(stride * item for stride in self.strides))
+        return StoredTensor(self.dtype, self.shape, extent, strided, self.is_lazy)
 
 
 def _parse_view(data: bytes) -> _View:
@@ -303,17 +308,12 @@ def _parse_view(data: bytes) -> _View:
         raise CheckpointError("its pickle describes a tensor without a dtype")
     else:
         dtype, storage_bytes = storage_dtype, elements * storage_dtype.itemsize
-    if any(rest):
-        raise CheckpointError(
-            "its pickle says that the stored bytes are not its values (conjugated or negated): save it after "
-            "resolve_conj() and resolve_neg()"
-        )
     sizes, steps = _numbers(shape), _numbers(strides)
     if len(sizes) != len(steps) or type(start) is not int or not 0 <= start < 2**63:
         raise CheckpointError("its pickle gives no place in the storage: damaged")
     if not is_countable(sizes, dtype.itemsize):
         raise CheckpointError("its pickle gives a shape that no file can hold: damaged")
-    return _View(dtype, sizes, key, storage_bytes, start, steps)
+    return _View(dtype, sizes, key, storage_bytes, start, steps, is_lazy=any(rest))
 
 
 def _parse_storage(value: object) -> tuple[str, DType | None, int]:
