@@ -119,14 +119,14 @@ class SourceOptions(RequestModel):
 
     source: RequiredUrl = Field(
         description="The checkpoint: a directory with rank_0, rank_1, … in it, a pattern with {rank}, one file, a "
-        "directory of whole tensors with an index, as Hugging Face's, or a Checkpoint 2.0 of MindFormers. A path or "
-        "any URL that fsspec knows, without a password."
+        "directory of whole tensors with an index, as Hugging Face's, a Checkpoint 2.0 of MindFormers, or a "
+        "Distributed Checkpoint (DCP) of PyTorch. A path or any URL that fsspec knows, without a password."
     )
     source_strategy: Url = Field(
         default="",
         description="How the source is sharded: a strategy file, or a directory of the ranks' strategy files. Empty: "
-        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0, else not at all, one "
-        "rank.",
+        "by its own records if reshard made it, by its metadata if it is a Checkpoint 2.0 or DCP, else not at all, "
+        "one rank.",
     )
     source_storage: StorageName = Field(
         default="",

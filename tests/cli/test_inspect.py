@@ -14,6 +14,7 @@ from reshard.core.strategy.model import StageStrategy, Strategy
 from reshard.core.tensor.layout import ParameterLayout
 from tests.support.checkpoints import case
 from tests.support.ckpt_writer import checkpoint_bytes
+from tests.support.dcp import dcp_case
 from tests.support.places import FIXTURES
 
 FORMATS = FIXTURES / "formats"
@@ -36,6 +37,19 @@ def test_a_checkpoint_file(reshard: Callable[..., Any], name: str, has_crc: bool
     shown = reshard("inspect", FORMATS / name)
     assert "has one" in shown.out if has_crc else "none" in shown.out
     assert any(line.split() == ["dense.weight", "Float32", "[6,", "4]", "96", "B"] for line in shown.out.splitlines())
+
+
+def test_a_dcp_checkpoint(reshard: Callable[..., Any]) -> None:
+    case = dcp_case("optimizer")
+    found = reshard("inspect", case.source, "--json").json
+    assert (found["kind"], len(found["parameters"]), len(found["objects"])) == ("DCP checkpoint", 40, 37)
+    shards = next(each for each in found["parameters"] if each["name"] == "model.embed.weight")["shards"]
+    assert shards[0] == {"start": [0, 0], "shape": [3, 6], "file": "__0_0.distcp"}
+    assert found["files"][0]["file"] == "__0_0.distcp"
+    shown = reshard("inspect", case.source / ".metadata").out
+    assert "40, in " in shown
+    assert "37, which only PyTorch can read: " in shown
+    assert any(line.split()[:3] == ["model.embed.weight", "Float32", "[11,"] for line in shown.splitlines())
 
 
 def test_redundancy_removed(reshard: Callable[..., Any]) -> None:

@@ -11,14 +11,18 @@ from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
 from reshard.core.checkpoint.encryption.encrypted_output import EncryptedOutput
 from reshard.core.checkpoint.formats.any_format import check_crc, read_index
 from reshard.core.checkpoint.formats.scalars import json_value, read_scalars
+from reshard.core.checkpoint.formats.torch_zip import read_stored_tensors
 from reshard.core.checkpoint.map_parameters import build_map_parameter, parse_map_parameter
 from reshard.core.checkpoint.model import FileIndex
 from reshard.core.checkpoint.remote_index.indexing import Indexed, Workers, read_indexes
 from reshard.core.errors import CheckpointError, InputError
 from reshard.core.runtime.keys import EncryptionMode, Key
 from reshard.core.storage.uploads import Buffer
-from tests.fuzz.mutations import damaged_protobuf, damaged_safetensors
+from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
+from reshard.core.tensor.slices import Extent
+from tests.fuzz.mutations import damaged_archive, damaged_protobuf, damaged_safetensors
 from tests.fuzz.parsers import Parser
+from tests.support.dcp import saved_tensor
 from tests.support.places import FIXTURES
 from tests.support.remote_file import RemoteFile
 
@@ -184,3 +188,28 @@ CKPT_AMONG_OTHERS = Parser("ckpt-among-others", _ckpt_seeds, _index_among_others
 ENCRYPTED = Parser("encrypted", _encrypted_seeds, _parse_encrypted, (), _NAME)
 MAP_PARAMETER = Parser("map-parameter", _map_parameters, _parse_map_parameter, (damaged_protobuf,), _NAME)
 SAFETENSORS = Parser("safetensors", _safetensors_seeds, _parse_safetensors, (damaged_safetensors,), _NAME)
+
+
+def _archives() -> list[bytes]:
+    """Files of one tensor each, as torch wrote them, and views."""
+    seeds = []
+    for name in ("case_dtypes", "case_single"):
+        path = FIXTURES / "dcp" / name / "src"
+        for tensor in parse_dcp_metadata((path / ".metadata").read_bytes(), name).tensors.values():
+            place = tensor.chunks[0].place
+            seeds.append((path / place.path).read_bytes()[place.offset :][: place.length])
+    return [*seeds, saved_tensor(bytes(48), "FloatStorage", 4, (3, 2), (1, 4), 2)]
+
+
+def _parse_archive(data: bytes) -> None:
+    file = _file(data, f"/x/{_NAME}.distcp")
+    [tensor] = read_stored_tensors(file, [Extent(0, len(data))])
+    if tensor.extent is not None:
+        assert tensor.extent.offset + tensor.extent.length <= len(data)
+        return
+    assert tensor.strided is not None
+    ends = [(length - 1) * stride for length, stride in zip(tensor.shape, tensor.strided.strides, strict=True)]
+    assert tensor.strided.offset + sum(ends) + tensor.dtype.itemsize <= len(data)
+
+
+TORCH_ARCHIVE = Parser("torch-archive", _archives, _parse_archive, (damaged_archive,), _NAME)

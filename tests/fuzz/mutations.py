@@ -5,6 +5,7 @@ A mutator takes a source of randomness and a file's bytes, and gives other bytes
 
 import gzip
 import json
+import pickletools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -287,3 +288,69 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, place + count + 1
     return 0, len(data) + 1
+
+
+_HOSTILE_OPCODES = (
+    b"cos\nsystem\n",
+    b"\x8c\x02os\x8c\x06system\x93",
+    b"c__builtin__\neval\n",
+    b"R",
+    b"\x81",
+    b"b",
+    b"(",
+    b"t",
+    b"2",
+    b"0",
+    b"Q",
+    b"\x85",
+    b"\x94",
+    b"h\x00",
+    b"j\xff\xff\xff\x7f",
+    b"r\xff\xff\xff\xff",
+    b"\x8b\xff\xff\xff\x7f",
+    b"X\xff\xff\xff\xff",
+    b"\x8d" + b"\xff" * 8,
+    b"\x95" + b"\xff" * 8,
+)
+
+
+def damaged_pickle(random: Random, data: bytes) -> bytes:
+    """A pickle with an opcode left out, repeated, moved, or replaced by one that asks for something."""
+    borders = [0]
+    try:
+        borders += [place for _, _, place in pickletools.genops(data) if place]
+    except Exception:  # what it cannot read was damaged before
+        borders.append(random.randrange(len(data) + 1))
+    borders.append(len(data))
+    start = random.randrange(len(borders) - 1)
+    low, high = borders[start], borders[min(len(borders) - 1, start + random.choice((1, 1, 1, 2, 8)))]
+    chosen = data[low:high]
+    match random.randrange(5):
+        case 0:
+            return data[:low] + data[high:]
+        case 1:
+            return data[:high] + chosen * random.choice((1, 2, 300)) + data[high:]
+        case 2:
+            place = random.choice(borders)
+            return data[:place] + chosen + data[place:]
+        case 3:
+            return data[:low] + random.choice(_HOSTILE_OPCODES) + data[high:]
+        case _:
+            return data[:low] + random.choice(_HOSTILE_OPCODES) * random.choice((1, 2, 500)) + data[low:]
+
+
+def damaged_archive(random: Random, data: bytes) -> bytes:
+    """A zip archive with a number in one of its headers, or in the pickle, changed."""
+    places = [
+        place
+        for mark in (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07")
+        if (place := data.rfind(mark)) >= 0
+    ]
+    if not places or random.random() < 0.2:
+        start = data.find(b"\x80\x02")
+        end = data.find(b"PK", start)
+        return data if start < 0 or end < start else data[:start] + damaged_pickle(random, data[start:end]) + data[end:]
+    width = random.choice((2, 4, 8))
+    place = random.choice(places) + random.randrange(4, 56)
+    number = random.choice(_NUMBERS) % 2 ** (8 * width)
+    return data[:place] + number.to_bytes(width, "little") + data[place + width :]

@@ -1,14 +1,17 @@
 """Strategy files, protobuf and JSON, alone and merged; what is accepted can be written again. Files of groups."""
 
+import math
+
 from reshard.core.errors import StrategyError
 from reshard.core.storage.urls import parse_url
+from reshard.core.strategy.dcp_metadata import parse_dcp_metadata
 from reshard.core.strategy.groups import read_groups
 from reshard.core.strategy.json_file import build_json, parse_json
 from reshard.core.strategy.merging import merge_strategies
 from reshard.core.strategy.model import Strategy
 from reshard.core.strategy.protobuf_file import build_protobuf, parse_protobuf
 from reshard.core.strategy.strategy_pb2 import ParallelGroupItem, ParallelGroupMap, ParallelGroupRanks
-from tests.fuzz.mutations import damaged_json, damaged_protobuf
+from tests.fuzz.mutations import damaged_json, damaged_pickle, damaged_protobuf
 from tests.fuzz.parsers import Parser
 from tests.support.places import FIXTURES
 from tests.support.splitting import split_strategy
@@ -76,3 +79,28 @@ def _read_groups(data: bytes) -> None:
 PROTOBUF = Parser("strategy-protobuf", _protobuf_seeds, _parse_protobuf, (damaged_protobuf,), _ORIGIN)
 GROUPS = Parser("groups", _group_seeds, _read_groups, (damaged_protobuf, damaged_json))
 JSON = Parser("strategy-json", _json_seeds, _parse_json, (damaged_json,), _ORIGIN)
+
+
+def _dcp_seeds() -> list[bytes]:
+    """Directories' metadata, and pickles that would run something."""
+    paths = [path for path in sorted(FIXTURES.glob("dcp/*/src/.metadata")) if path.stat().st_size < 9000]
+    calls = b"cos\nsystem\n(X\x04\x00\x00\x00trueV\x0aRtR"
+    hostile = [
+        b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00truetR.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+        b"(S'true'\nios\nsystem\n.",
+        b"\x80\x02}q\x00h\x00h\x00s.",
+        b"N" + b"\x85" * 5000 + b".",
+        b"]" + b"q\x00h\x00a" * 500 + b".",
+        b"".join(b"Nr" + number.to_bytes(4, "little") + b"0" for number in range(0, 2**32, 2**24)) + b"N.",
+    ]
+    return [path.read_bytes() for path in paths] + [*hostile, calls]
+
+
+def _parse_dcp(data: bytes) -> None:
+    metadata = parse_dcp_metadata(data, _ORIGIN)
+    for tensor in metadata.tensors.values():
+        assert sum(chunk.box.size for chunk in tensor.chunks) == math.prod(tensor.shape)
+
+
+DCP_METADATA = Parser("dcp-metadata", _dcp_seeds, _parse_dcp, (damaged_pickle,), _ORIGIN)

@@ -30,6 +30,7 @@ from reshard.core.request.latest import LatestConversionRequest
 from reshard.core.request.resources import storages_of
 from reshard.core.storage.file_versions import read_stamps
 from tests.support.checkpoints import read_tree
+from tests.support.dcp import dcp_case
 from tests.support.training import (
     CASE,
     LONG_AGO_SECONDS,
@@ -239,6 +240,7 @@ def test_files_named_by_a_pattern(source: Path, target: Path) -> None:
     ("url", "reason"),
     [
         ("{source}/rank_0/CKP-2_1.ckpt", "is one file. Name the directory that training saves into"),
+        (str(dcp_case("single").source), "is one DCP checkpoint, and has no steps"),
         ("{source}/nowhere", "{source}/nowhere"),
         ("{source}/empty", "holds no complete checkpoint:\n  there are no files with a step"),
     ],
