@@ -314,8 +314,23 @@ _HOSTILE_OPCODES = (
 )
 
 
+_HOSTILE_PICKLES = (
+    b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00truetR.",
+    b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
+    b"(S'true'\nios\nsystem\n.",
+    b"\x80\x02}q\x00h\x00h\x00s.",
+    b"N" + b"\x85" * 100_000 + b".",
+    b"]q\x00" + b"h\x00a" * 50_000 + b".",
+    b"(" * 100_000 + b".",
+    b"".join(b"Nr" + number.to_bytes(4, "little") + b"0" for number in range(0, 2**32, 2**19)) + b"N.",
+)
+"""Calls, structures that contain themselves, depth, and a memo of many wide numbers."""
+
+
 def damaged_pickle(random: Random, data: bytes) -> bytes:
     """A pickle with an opcode left out, repeated, moved, or replaced by one that asks for something."""
+    if random.random() < 0.02:
+        return random.choice(_HOSTILE_PICKLES)
     borders = [0]
     try:
         borders += [place for _, _, place in pickletools.genops(data) if place]

@@ -82,19 +82,8 @@ JSON = Parser("strategy-json", _json_seeds, _parse_json, (damaged_json,), _ORIGI
 
 
 def _dcp_seeds() -> list[bytes]:
-    """Directories' metadata, and pickles that would run something."""
     paths = [path for path in sorted(FIXTURES.glob("dcp/*/src/.metadata")) if path.stat().st_size < 9000]
-    calls = b"cos\nsystem\n(X\x04\x00\x00\x00trueV\x0aRtR"
-    hostile = [
-        b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00truetR.",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.",
-        b"(S'true'\nios\nsystem\n.",
-        b"\x80\x02}q\x00h\x00h\x00s.",
-        b"N" + b"\x85" * 5000 + b".",
-        b"]" + b"q\x00h\x00a" * 500 + b".",
-        b"".join(b"Nr" + number.to_bytes(4, "little") + b"0" for number in range(0, 2**32, 2**24)) + b"N.",
-    ]
-    return [path.read_bytes() for path in paths] + [*hostile, calls]
+    return [path.read_bytes() for path in paths]
 
 
 def _parse_dcp(data: bytes) -> None:
