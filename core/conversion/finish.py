@@ -23,7 +23,6 @@ from reshard.core.runtime.progress import SilentProgress, current_progress
 from reshard.core.runtime.retry import retries_counted
 from reshard.core.runtime.wording import rank_names
 from reshard.core.target.companions import companion_summaries
-from reshard.core.target.index import documents_of
 from reshard.core.target.workspace import Workspace, read_records, record_digest
 from reshard.core.transfer.overflows import overflow_notes, total_overflows
 from reshard.core.verification.values import ContentCheck, content_problems_text
@@ -205,7 +204,7 @@ def _report(
 
 def _manifest(session: Session, found: _FinishedRanks, plan_data: bytes, *, compared: bool) -> Manifest:
     plan = session.plan
-    documents = documents_of(plan)
+    documents = session.target.documents
     least_verified = min((rank.verified for rank in found.results.values()), key=list(VerifyLevel).index)
     manifest = Manifest(
         identity=session.workspace.identity,

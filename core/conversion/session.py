@@ -28,7 +28,7 @@ from reshard.core.runtime.progress import current_progress
 from reshard.core.storage.publishing import check_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.target.companions import companion_problems, companion_summaries
-from reshard.core.target.index import document_problem, documents_of
+from reshard.core.target.index import document_problem
 from reshard.core.target.target import Target
 from reshard.core.target.workspace import Workspace
 from reshard.core.transfer.rank_groups import group_ranks
@@ -229,7 +229,7 @@ def _is_as_committed(target: Target, finished: Workspace, level: VerifyLevel, bu
 
 def _problem_beside(target: Target) -> str | None:
     """Return the first problem with the target's documents and companions; None if there is none."""
-    for document in documents_of(target.plan).each:
+    for document in target.documents.each:
         if problem := document_problem(target.final, document.summary):
             return problem
     return next(companion_problems(target.final, companion_summaries(target.plan)), None)

@@ -4,8 +4,10 @@ MindFormers' loader unpacks a layout by position, so it has exactly five keys, i
 pipeline stage with the parameter; shards are listed for all stages. Without a layout a parameter is on every rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ from reshard.core.storage.checkpoint2_names import UNLISTED_PARAMETERS
 from reshard.core.tensor.layout import ParameterLayout, ShardGrid
 from reshard.core.tensor.slices import Shape
 
+_ENCODE = msgspec.json.Encoder().encode
+
 
 @dataclass
 class _Shard:
@@ -29,28 +33,50 @@ class _Shard:
 
 def build_metadata(plan: ConversionPlan) -> bytes:
     """Return the bytes of metadata.json for the plan of a target of several ranks."""
-    keepers = {stage.number: _keepers(stage) for stage in plan.stages}
+    # piece by piece: as objects, the documents of large jobs would take many times their bytes
+    buffer = BytesIO()
+    listed = [parameter for parameter in plan.match.resharded if parameter.name not in UNLISTED_PARAMETERS]
+    buffer.write(b'{"state_dict_metadata":')
+    _write_object(buffer, _tensors(plan, listed))
+    buffer.write(b',"storage_data":')
+    _write_object(buffer, _places(plan, listed))
+    buffer.write(b"}")
+    return buffer.getvalue()
+
+
+def _write_object(buffer: BytesIO, members: Iterable[tuple[str, bytes]]) -> None:
+    separator = b"{"
+    for key, value in members:
+        buffer.write(separator + _ENCODE(key) + b":" + value)
+        separator = b","
+    buffer.write(b"}" if separator == b"," else b"{}")
+
+
+def _tensors(plan: ConversionPlan, parameters: Iterable[ReshardedParameter]) -> Iterator[tuple[str, bytes]]:
     outside = frozenset(plan.match.outside)
-    # as bytes at once: those of a large job would take gigabytes as objects
-    tensors: dict[str, msgspec.Raw] = {}
-    storage: dict[str, msgspec.Raw] = {}
-    for parameter in plan.match.resharded:
-        if parameter.name in UNLISTED_PARAMETERS:
-            continue
-        stages = [stage for stage in plan.match.file_stages if stage.number in parameter.target_layouts]
-        grids = [_grid(parameter, stage) for stage in stages]
-        tensors[parameter.name] = _raw(_tensor(parameter, stages, grids, has_layout=parameter.name not in outside))
+    for parameter in parameters:
+        tensor = _tensor(parameter, _stages(plan, parameter), has_layout=parameter.name not in outside)
+        yield parameter.name, _ENCODE(tensor)
+
+
+def _places(plan: ConversionPlan, parameters: Iterable[ReshardedParameter]) -> Iterator[tuple[str, bytes]]:
+    keepers = {stage.number: _keepers(stage) for stage in plan.stages}
+    for parameter in parameters:
         shards: dict[int, _Shard] = {}
-        for stage, grid in zip(stages, grids, strict=True):
+        for stage in _stages(plan, parameter):
             kept = keepers[stage.number].get(parameter.name)
-            for position, number in enumerate(shard_numbers(grid)):
+            numbers = _shard_numbers(parameter.target_layouts[stage.number], len(parameter.shape))
+            for position, number in enumerate(numbers):
                 shard = shards.setdefault(number, _Shard())
                 shard.owners.append(stage.ranks[position])
                 if kept is None or kept[position]:
                     shard.files[stage.ranks[position]] = plan.file_name(stage.files[position])
         for number, shard in shards.items():
-            storage[str((parameter.name, (number,)))] = _raw(list(_entries(shard)))
-    return msgspec.json.encode({"state_dict_metadata": tensors, "storage_data": storage})
+            yield str((parameter.name, (number,))), _ENCODE(list(_entries(shard)))
+
+
+def _stages(plan: ConversionPlan, parameter: ReshardedParameter) -> list[FileStage]:
+    return [stage for stage in plan.match.file_stages if stage.number in parameter.target_layouts]
 
 
 def five_keys(layout: ParameterLayout, axis_count: int, first_rank: int) -> dict[str, Any]:
@@ -70,39 +96,41 @@ def five_keys(layout: ParameterLayout, axis_count: int, first_rank: int) -> dict
     }
 
 
-def shard_numbers(grid: ShardGrid) -> list[int]:
-    """Return each stage rank's shard: its index row-major over the grid's pieces."""
+@lru_cache(maxsize=1024)
+def _shard_numbers(layout: ParameterLayout, axis_count: int) -> Sequence[int]:
+    """Return each stage rank's shard: its index row-major over the pieces of a tensor's axes."""
+    grid = layout.shard_grid(axis_count)
     if not grid.pieces:
         return [0] * grid.device_count
     numbers: list[int] = np.ravel_multi_index(tuple(grid.cells.T), grid.pieces).tolist()
     return numbers
 
 
-def _grid(parameter: ReshardedParameter, stage: FileStage) -> ShardGrid:
-    return parameter.target_layouts[stage.number].shard_grid(len(parameter.shape))
+@lru_cache(maxsize=1024)
+def _five_keys(layout: ParameterLayout, axis_count: int, first_rank: int) -> msgspec.Raw:
+    return msgspec.Raw(_ENCODE(five_keys(layout, axis_count, first_rank)))
 
 
-def _tensor(
-    parameter: ReshardedParameter, stages: list[FileStage], grids: list[ShardGrid], *, has_layout: bool
-) -> dict[str, Any]:
+def _tensor(parameter: ReshardedParameter, stages: Sequence[FileStage], *, has_layout: bool) -> dict[str, Any]:
+    axis_count = len(parameter.shape)
     chunks: dict[tuple[int, Shape], None] = {}
-    for grid in grids:
-        local = _local_shape(parameter.shape, grid)
-        chunks |= dict.fromkeys((number, local) for number in shard_numbers(grid))
+    for stage in stages:
+        layout = parameter.target_layouts[stage.number]
+        local = _local_shape(parameter.shape, layout.shard_grid(axis_count))
+        chunks |= dict.fromkeys((number, local) for number in _shard_numbers(layout, axis_count))
     lowest = stages[0]
     layout = parameter.target_layouts[lowest.number]
-    axis_count = len(parameter.shape)
     return {
         "properties": {
             "dtype": parameter.dtype.name,
-            "replica_id": _replica_numbers(grids[0]) if has_layout else 0,
+            "replica_id": _replica_numbers(_shard_numbers(layout, axis_count)) if has_layout else 0,
             "allow_shape_mismatch": False,
             "allow_to_save": True,
         },
-        "global_shape": list(parameter.shape),
-        "axis_fragmentations": list(grids[0].pieces),
-        "layout": five_keys(layout, axis_count, lowest.ranks.start) if has_layout else None,
-        "chunk": [{"global_offset": [number], "local_shape": list(shape)} for number, shape in chunks],
+        "global_shape": parameter.shape,
+        "axis_fragmentations": layout.shard_grid(axis_count).pieces,
+        "layout": _five_keys(layout, axis_count, lowest.ranks.start) if has_layout else None,
+        "chunk": [{"global_offset": [number], "local_shape": shape} for number, shape in chunks],
     }
 
 
@@ -110,23 +138,20 @@ def _local_shape(shape: Shape, grid: ShardGrid) -> Shape:
     return tuple(length // count for length, count in zip(shape, grid.pieces, strict=True))
 
 
-def _replica_numbers(grid: ShardGrid) -> list[int]:
+def _replica_numbers(shards: Sequence[int]) -> list[int]:
     """For each stage rank the number of lower ones that own the same shard."""
     seen: dict[int, int] = {}
     numbers = []
-    for shard in shard_numbers(grid):
+    for shard in shards:
         numbers.append(seen.get(shard, 0))
         seen[shard] = numbers[-1] + 1
     return numbers
 
 
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
-
-
 def _entries(shard: _Shard) -> Iterator[dict[str, Any]]:
+    owners = msgspec.Raw(_ENCODE(shard.owners))
     for rank, file in shard.files.items():
-        yield {"file_name": file, "storage_rank": rank, "rank_group": shard.owners}
+        yield {"file_name": file, "storage_rank": rank, "rank_group": owners}
 
 
 def _keepers(stage: TargetStage) -> Mapping[str, np.ndarray]:

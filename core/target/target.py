@@ -48,7 +48,7 @@ from reshard.core.storage.urls import Location, parse_url
 from reshard.core.storage.writing import write_bytes
 from reshard.core.target.claim import leased, leases_of, publish_manifest, remove_leftovers
 from reshard.core.target.companions import recorded_companions, write_companions
-from reshard.core.target.index import document_names, document_problem, documents_of, places_problem
+from reshard.core.target.index import Documents, document_names, document_problem, documents_of, places_problem
 from reshard.core.target.place import check_beside, check_local_place, manifest_to_keep, refuse_occupied
 from reshard.core.target.workspace import (
     IDENTITY_NAME,
@@ -80,6 +80,11 @@ class Target:
     def identity(self) -> str:
         """The plan's identity."""
         return plan_identity(self.plan)
+
+    @cached_property
+    def documents(self) -> Documents:
+        """The documents beside the files; the metadata of a large job takes seconds, and hundreds of MiB."""
+        return documents_of(self.plan)
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -244,11 +249,10 @@ class Target:
 
     def _write_documents(self, directory: Location) -> None:
         """Write the documents beside the files, and verify them."""
-        documents = documents_of(self.plan)
-        for document in documents.each:
+        for document in self.documents.each:
             write_bytes(directory.child(document.name), document.data)
             problem = document_problem(directory, document.summary)
-            if problem is None and document is documents.index:
+            if problem is None and document is self.documents.index:
                 records = read_records(self.workspace, self.plan.target_ranks)
                 problem = places_problem(directory, document.summary, records)
             if problem is not None:
