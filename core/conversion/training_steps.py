@@ -2,8 +2,9 @@
 
 A step is complete when every rank has its file, no file has changed for the settling time, and each can be read to its
 end. Time without change is measured by the storage's clock or by this process's observation, whichever is longer: with
-a clock that runs ahead, files look as if they were just written. An iteration of a Checkpoint 2.0 is complete when the
-tracker names it.
+a clock that runs ahead, files look as if they were just written. Where MindFormers' meta.json names the step or a later
+one, nothing is left to settle; where it names an earlier one, the step is complete only without a change for the
+patience. An iteration of a Checkpoint 2.0 is complete when the tracker names it.
 """
 
 import math
@@ -17,7 +18,11 @@ from reshard.core.checkpoint.catalog.iterations import (
     holds_iterations,
     joint_files,
     list_iterations,
-    names_in,
+)
+from reshard.core.checkpoint.catalog.output_directory import (
+    SAVED_STEP_NAME,
+    find_output_checkpoint,
+    read_saved_step,
 )
 from reshard.core.checkpoint.catalog.records import CatalogRecord
 from reshard.core.checkpoint.catalog.selection import select_files
@@ -36,7 +41,7 @@ from reshard.core.runtime.retry import sleep_unless_stopped
 from reshard.core.runtime.wording import listed, printable, rank_names, seconds_text
 from reshard.core.storage.checkpoint2_names import TRACKER_NAME, iteration_name
 from reshard.core.storage.file_versions import TOUCHED, Stamp, is_only_touched, is_same_version, read_stamps
-from reshard.core.storage.listing import unless_missing
+from reshard.core.storage.listing import names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD, spelled_for
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import SourceFile, read_version
@@ -123,9 +128,12 @@ class StepWatch:
         """The source's URL and its steps, newest first, down to the newest complete one."""
         root = parse_url(self._request.source)
         names = unless_missing(lambda: names_in(root)) if RANK_FIELD not in root.path else None
+        output = find_output_checkpoint(root, names) if names else None
+        if output is not None:
+            root, names = output, names_in(output)
         if names and holds_iterations(names):
             return str(root), self._see_iterations(root, list_iterations(names))
-        found = survey(self._request.source)
+        found = survey(str(root))
         if found.shape is CheckpointShape.ITERATION:
             raise CatalogError(f"{found.url}: is one iteration. Name the directory that training saves all into")
         if found.shape is CheckpointShape.DCP:
@@ -137,10 +145,11 @@ class StepWatch:
         if found.shape is CheckpointShape.UNIFIED:
             raise CatalogError(f"{found.url}: is a unified checkpoint. Name the directory that training saves into")
         needed = self._ranks or range(max(found.files) + 1)
+        saved = _saved_steps(found)
         steps = _files_by_step(found, self._request.source_prefix or None)
         seen: list[SeenStep] = []
         for step in sorted(steps, reverse=True):
-            seen.append(self._see(found.url, step, steps[step], needed))
+            seen.append(self._see(found.url, step, steps[step], needed, saved))
             if seen[-1].is_complete:
                 break
         return found.url, seen
@@ -177,7 +186,8 @@ class StepWatch:
         quiet = [self._quiet_seconds(location, stamp) for location, stamp in stamps if stamp]
         return SeenStep(step, {}, f"{TRACKER_NAME} does not name it yet", min(quiet, default=0.0))
 
-    def _see(self, source: str, step: Step, there: Files, needed: Iterable[int]) -> SeenStep:
+    def _see(self, source: str, step: Step, there: Files, needed: Iterable[int], saved: Mapping[int, Step]) -> SeenStep:
+        """A step of rank folders; `saved`: the last step that each rank has saved, of those that record it."""
         files = {rank: there[rank] for rank in needed if rank in there}
         if is_converted(self._target_of(step), source, files):
             return SeenStep(step, files, converted=True)
@@ -187,9 +197,16 @@ class StepWatch:
         stamps = dict(zip(files, read_stamps(files.values()), strict=True))
         quiet = {rank: self._quiet_seconds(files[rank], stamp) for rank, stamp in stamps.items() if stamp}
         missing = [rank for rank in needed if rank not in quiet]
-        unsettled = [rank for rank, seconds in quiet.items() if seconds < settle_seconds]
+        marked = {rank for rank, last in saved.items() if last >= step}
+        unsettled = [rank for rank, seconds in quiet.items() if seconds < settle_seconds and rank not in marked]
+        # of a job that saves asynchronously, the last checkpoint is never recorded
+        patience_seconds = self._request.patience_seconds
+        behind = saved.keys() - marked
+        unmarked = [rank for rank, seconds in quiet.items() if seconds < patience_seconds and rank in behind]
         if missing:
             incomplete = f"no file of {rank_names(missing, _MAX_LISTED)}"
+        elif unmarked:
+            incomplete = f"{SAVED_STEP_NAME} of {rank_names(unmarked, _MAX_LISTED)} does not name it yet"
         elif unsettled:
             incomplete = f"{rank_names(unsettled, _MAX_LISTED)} changed less than {settle_seconds} s ago"
         else:
@@ -280,6 +297,15 @@ def _files_by_step(found: CheckpointSurvey, source_prefix: str | None) -> dict[S
             if file.name.step and file.name.prefix == spelled_for(spelling, rank):
                 steps.setdefault(file.name.step, {})[rank] = file.location
     return steps
+
+
+def _saved_steps(found: CheckpointSurvey) -> dict[int, Step]:
+    """The last step that each rank has saved, of the ranks that record it."""
+    if not any(path.endswith(f"/{SAVED_STEP_NAME}") for path in found.ignored):
+        return {}
+    folders = {rank: found.files[rank][0].location.parent for rank in found.ranks}
+    steps = dict(zip(folders, at_once(read_saved_step, folders.values()), strict=True))
+    return {rank: step for rank, step in steps.items() if step is not None}
 
 
 def _has_step(step: Step | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from reshard.core.checkpoint.catalog.builder import build_catalog
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import parse_name
-from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, list_iterations, names_in
+from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, list_iterations
 from reshard.core.checkpoint.catalog.survey import CheckpointShape, CheckpointSurvey, storage_errors_as_input, survey
 from reshard.core.checkpoint.common_document import read_common
 from reshard.core.checkpoint.encryption.decrypted_source import DecryptedSource
@@ -21,7 +21,7 @@ from reshard.core.errors import InputError
 from reshard.core.runtime.keys import Key, source_key
 from reshard.core.storage.checkpoint2_names import METADATA_NAME
 from reshard.core.storage.dcp_names import DCP_METADATA_NAME
-from reshard.core.storage.listing import file_info, list_folder
+from reshard.core.storage.listing import file_info, list_folder, names_in
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import SourceFile, read_bytes
 from reshard.core.storage.unified_names import is_index_name

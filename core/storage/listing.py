@@ -62,6 +62,17 @@ def list_folder(location: Location, action: str = "list it") -> list[dict[str, A
     return [entry for entry in entries if entry["name"] != f"{location.path}/"]
 
 
+def names_in(location: Location) -> list[str]:
+    """Return the names in a directory, in order.
+
+    Raises:
+        StorageError: the directory does not exist, or cannot be listed.
+    """
+    # a listing may have a directory's own name, or a link's
+    entries = list_folder(location)
+    return sorted(location.child(entry["name"].rstrip("/").rpartition("/")[2]).name for entry in entries)
+
+
 def find_files(location: Location, *, markers: bool = False) -> list[Location]:
     """Return all files below a directory; none if it does not exist.
 

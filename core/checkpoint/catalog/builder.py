@@ -11,6 +11,7 @@ from reshard.core.checkpoint.catalog.damage_policy import NAMED_AS_FAULTY, NO_FI
 from reshard.core.checkpoint.catalog.dcp_catalog import dcp_catalog
 from reshard.core.checkpoint.catalog.file_names import parse_step
 from reshard.core.checkpoint.catalog.iteration_catalog import iteration_catalog
+from reshard.core.checkpoint.catalog.output_directory import strategies_beside
 from reshard.core.checkpoint.catalog.record_reader import RecordReader, WantsDigest, no_digest, read_records
 from reshard.core.checkpoint.catalog.records import CheckpointCatalog
 from reshard.core.checkpoint.catalog.selection import select_files
@@ -22,7 +23,8 @@ from reshard.core.checkpoint.model import CheckpointFormat
 from reshard.core.errors import CatalogError, CheckpointError, InputError, StorageError
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed, listed_lines, rank_names
-from reshard.core.storage.urls import Location
+from reshard.core.storage.patterns import RANK_FIELD
+from reshard.core.storage.urls import Location, parse_url
 
 _MAX_FILE_ERRORS = 20
 
@@ -218,7 +220,7 @@ def _check_ranks(
     if extra and not has_strategy and not allow_extra_ranks:
         raise CatalogError(
             f"{there} ({rank_names(found.ranks, 3)}): several ranks need a source strategy, none is given: "
-            f"name it with {source_option('source-strategy')}"
+            f"name it with {source_option('source-strategy')}{_strategies_there(found)}"
         )
     if missing:
         empty = [rank for rank in missing if rank in found.files]
@@ -233,6 +235,11 @@ def _check_ranks(
             f"Too many: {rank_names(extra, 10)}"
         )
     return (f"ignored ranks that are not needed: {rank_names(extra, 10)}",)
+
+
+def _strategies_there(found: CheckpointSurvey) -> str:
+    place = None if RANK_FIELD in found.url else strategies_beside(parse_url(found.url))
+    return f", {place} if those are this checkpoint's" if place else ""
 
 
 def _joined(origin: str, errors: Sequence[InputError], files: int) -> InputError:

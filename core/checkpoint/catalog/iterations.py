@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
 from reshard.core.errors import CatalogError, StorageError
 from reshard.core.runtime.option_names import source_option
 from reshard.core.runtime.wording import counted, listed
@@ -23,7 +24,7 @@ from reshard.core.storage.checkpoint2_names import (
     parse_tensor_file,
 )
 from reshard.core.storage.joined import joined_files
-from reshard.core.storage.listing import list_folder, unless_missing
+from reshard.core.storage.listing import names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.publishing import STATE_DIRECTORY
 from reshard.core.storage.reading import read_small_file
@@ -118,7 +119,10 @@ def find_iteration(url: str, step: str = "") -> Iteration | None:
         return None
     if holds_iterations(names):
         return _of_number(location, *_choose(location, names, step))
-    return read_iteration(location, names, step) if is_iteration(names) else None
+    if is_iteration(names):
+        return read_iteration(location, names, step)
+    output = find_output_checkpoint(location, names)
+    return None if output is None else find_iteration(str(output), step)
 
 
 def find_number(url: str, step: str = "") -> int | None:
@@ -138,7 +142,10 @@ def find_number(url: str, step: str = "") -> int | None:
         return None
     if holds_iterations(names):
         return _choose(location, names, step)[0]
-    return parse_iteration(location.name) if is_iteration(names) else None
+    if is_iteration(names):
+        return parse_iteration(location.name)
+    output = find_output_checkpoint(location, names)
+    return None if output is None else find_number(str(output), step)
 
 
 def holds_iterations(names: Sequence[str]) -> bool:
@@ -258,13 +265,6 @@ def _with_notes(iteration: Iteration) -> Iteration:
             f"{listed(beside, _MAX_LISTED)}"
         )
     return replace(iteration, notes=tuple(notes))
-
-
-def names_in(location: Location) -> list[str]:
-    """Return the names in a directory, in order."""
-    # a listing may have a directory's own name, or a link's
-    entries = list_folder(location)
-    return sorted(location.child(entry["name"].rstrip("/").rpartition("/")[2]).name for entry in entries)
 
 
 def _read_metadata(location: Location) -> "Metadata":

@@ -1,9 +1,9 @@
 """Lists which ranks a checkpoint has, and each one's files; opens no checkpoint file.
 
-A checkpoint is named in one of seven ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
+A checkpoint is named in one of eight ways: a directory with a folder per rank (`rank_3`), a directory with checkpoint
 files (one rank), one checkpoint file (one rank), a pattern with `{rank}`, if unified, its directory or index, if it is
-a Checkpoint 2.0, the directory of an iteration or of all, or, if PyTorch's Distributed Checkpoint (DCP) wrote it, its
-directory. Only indexes and metadata are read.
+a Checkpoint 2.0, the directory of an iteration or of all, if PyTorch's Distributed Checkpoint (DCP) wrote it, its
+directory, or the directory of all outputs of MindFormers. Only indexes and metadata are read.
 """
 
 import posixpath
@@ -16,6 +16,7 @@ from functools import cached_property
 from reshard.core.checkpoint.catalog.dcp import DcpCheckpoint, find_dcp
 from reshard.core.checkpoint.catalog.file_names import CheckpointName, Step, group_prefixes, parse_name
 from reshard.core.checkpoint.catalog.iterations import Iteration, find_iteration, joint_files
+from reshard.core.checkpoint.catalog.output_directory import find_output_checkpoint
 from reshard.core.checkpoint.catalog.unified_index import WeightIndex, file_order
 from reshard.core.checkpoint.formats.stage_files import group_stage_files
 from reshard.core.checkpoint.formats.weight_maps import check_file_names, read_weight_map
@@ -222,6 +223,9 @@ def _survey_directory(root: Location) -> CheckpointSurvey:
     else:
         found, beside = _split(items)
         if not found:
+            output = find_output_checkpoint(root, [item.location.name for item in items])
+            if output is not None:
+                return _survey_directory(output)
             raise CatalogError(f"{root}: holds neither rank_N folders nor checkpoint files ({_EXTENSIONS})")
         if one := next((file.location.name for file in found if is_one_of_several(file.location.name)), None):
             raise CatalogError(
