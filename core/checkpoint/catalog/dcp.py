@@ -11,7 +11,6 @@ from functools import cached_property
 
 import msgspec
 
-from reshard.core.checkpoint.catalog.iterations import names_in
 from reshard.core.checkpoint.formats import safetensors
 from reshard.core.checkpoint.model import FileIndex, TensorEntry
 from reshard.core.errors import CatalogError, CheckpointError, LayoutError, StorageError
@@ -23,7 +22,7 @@ from reshard.core.storage.dcp_names import (
     own_metadata_names,
     shard_names,
 )
-from reshard.core.storage.listing import kind_of, unless_missing
+from reshard.core.storage.listing import kind_of, names_in, unless_missing
 from reshard.core.storage.patterns import RANK_FIELD
 from reshard.core.storage.reading import open_source, read_small_file
 from reshard.core.storage.transfers import at_once
