@@ -11,6 +11,7 @@ from tests.support.s3_server import RCLONE
 
 _HERE = Path(__file__).parent
 MINDSPORE_PYTHON = _HERE.parent / ".venv-mindspore" / "bin" / "python"
+_ITERATION = "--layout", "checkpoint2", "--iteration", "1", "--common", "global_step=1"
 _S3_SOURCE, _S3_TARGET = "source/ckpt", "target/out"
 """Bucket and path of `Job.source` and `Job.target`."""
 
@@ -37,6 +38,11 @@ class Job:
     def source(self, format: CheckpointFormat) -> Path:
         """The source checkpoint in one of its formats."""
         return self.buckets / "source" / format
+
+    @property
+    def iterations(self) -> Path:
+        """The source checkpoint as a Checkpoint 2.0."""
+        return self.buckets / "source" / "checkpoint2"
 
     @property
     def target(self) -> Path:
@@ -74,6 +80,7 @@ class Contender:
         counted: field of the JSON that it prints with the seconds that count; empty: those of the whole process.
         needs_store: whether source and target are buckets for it.
         latency_seconds: what is added to each request that it makes of the object store.
+        preparation: makes a source of its own from `source_format`, once and unmeasured.
     """
 
     name: str
@@ -86,6 +93,7 @@ class Contender:
     counted: str = ""
     needs_store: bool = False
     latency_seconds: float = 0.0
+    preparation: Callable[[Job], Sequence[str]] | None = None
 
 
 def _reshard(*options: str) -> Callable[[Job], Sequence[str]]:
@@ -109,6 +117,24 @@ def _convert(job: Job, source: str, target: str, *options: str) -> Sequence[str]
         "--json",
         *options,
     ]
+
+
+def _reshard_safetensors(*options: str) -> Callable[[Job], Sequence[str]]:
+    direct = "--engine", "direct", *options
+    return lambda job: _convert(job, str(job.source(CheckpointFormat.SAFETENSORS)), str(job.target), *direct)
+
+
+def _as_iteration(job: Job) -> Sequence[str]:
+    source, _ = job.strategies
+    options = "--target-strategy", source, *_ITERATION, "--engine", "direct", "--verify", "none"
+    return _convert(job, str(job.source(CheckpointFormat.SAFETENSORS)), str(job.iterations), *options)
+
+
+def _from_iteration(job: Job) -> Sequence[str]:
+    _, target = job.strategies
+    reshard = str(Path(sys.executable).with_name("reshard"))
+    options = "--target-strategy", target, "--engine", "direct", "--json"
+    return [reshard, "convert", str(job.iterations), str(job.target), *options]
 
 
 def _rclone_copy(job: Job) -> Sequence[str]:
@@ -167,6 +193,26 @@ NONE = Contender("none", "reshard, not verified", _reshard("--engine", "direct",
 CHECKSUM = Contender("checksum", "reshard, every byte verified", _reshard("--engine", "direct", "--verify", "checksum"))
 CONTENT = Contender(
     "content", "reshard, every value compared with the source's", _reshard("--engine", "direct", "--verify", "content")
+)
+SAFETENSORS = Contender(
+    "safetensors",
+    "reshard, `.safetensors`, every byte verified",
+    _reshard_safetensors(),
+    CheckpointFormat.SAFETENSORS,
+)
+FROM_CHECKPOINT2 = Contender(
+    "from-checkpoint2",
+    "reshard from Checkpoint 2.0, every byte verified",
+    _from_iteration,
+    CheckpointFormat.SAFETENSORS,
+    preparation=_as_iteration,
+)
+TO_CHECKPOINT2 = Contender(
+    "to-checkpoint2",
+    "reshard to Checkpoint 2.0, every byte verified",
+    _reshard_safetensors(*_ITERATION),
+    CheckpointFormat.SAFETENSORS,
+    converts=False,
 )
 FLOW = Contender(
     "flow",
@@ -231,6 +277,9 @@ CONTENDERS = {
         NONE,
         CHECKSUM,
         CONTENT,
+        SAFETENSORS,
+        FROM_CHECKPOINT2,
+        TO_CHECKPOINT2,
         FLOW,
         MINDSPORE_CKPT,
         MINDSPORE_SAFETENSORS,

@@ -120,6 +120,9 @@ class Plan:
         for format in self._formats():
             write_checkpoint(model, format, job.source(format))
         write_strategies(model, job.directory)
+        for contender in self.in_round(1):
+            if contender.preparation:
+                measure.run(contender.preparation(job))
         job.target.parent.mkdir()
         if self._keeps_a_target():
             measure.run(NONE.command(job))

@@ -8,6 +8,7 @@ from benchmarks.contenders import (
     CONTENT,
     CP,
     FLOW,
+    FROM_CHECKPOINT2,
     MINDSPORE_CKPT,
     MINDSPORE_SAFETENSORS,
     NONE,
@@ -20,6 +21,8 @@ from benchmarks.contenders import (
     S3_LITTLE_MEMORY,
     S3_NAIVE,
     S3_NONE,
+    SAFETENSORS,
+    TO_CHECKPOINT2,
     Contender,
 )
 from benchmarks.models import Model, cut_by, matrices, transformer
@@ -102,6 +105,13 @@ SCENARIOS = (
         "main",
         "Llama with Adam moments, 8 → 4 ranks, optimizer parallel",
         (CP, NONE, CHECKSUM, CONTENT, FLOW, MINDSPORE_CKPT, MINDSPORE_SAFETENSORS),
+        _llama,
+        rounds=5,
+    ),
+    Scenario(
+        "checkpoint2",
+        "the first, as `.safetensors` and as MindFormers' Checkpoint 2.0",
+        (CP, SAFETENSORS, FROM_CHECKPOINT2, TO_CHECKPOINT2),
         _llama,
         rounds=5,
     ),
