@@ -36,7 +36,9 @@ from reshard.core.storage.publishing import free_room
 from reshard.core.storage.urls import parse_url
 from reshard.core.storage.writing import takes_rewriting
 from reshard.core.strategy.files import read_strategy
+from reshard.core.strategy.model import Strategy
 from reshard.core.target.place import check_free
+from reshard.core.tensor.layout import whole_layout
 from reshard.core.transfer.file_blocks import expected_entries, planned_file
 from reshard.core.verification.tied_parameters import with_tied_compared
 
@@ -86,7 +88,7 @@ def plan_conversion(request: ConversionRequest, source: Source, target: TargetOu
     inputs = PlanInputs(
         catalog=catalog,
         source_strategy=strategy,
-        target_strategy=target.strategy,
+        target_strategy=_with_unsharded(target.strategy, source) if target.strategy else None,
         format=_target_format(request, catalog),
         prefix=request.prefix,
         fail_on_unmatched=request.unmatched is UnmatchedPolicy.FAIL,
@@ -144,6 +146,24 @@ def summarize(request: ConversionRequest, plan: ConversionPlan) -> PlanSummary:
     free_bytes = free_room(parse_url(request.target)) if request.target else None
     summary = summary.model_copy(update={"needed_bytes": needed_bytes, "free_bytes": free_bytes})
     return with_estimate(summary, ASSUMED_RATE_BYTES)
+
+
+def _with_unsharded(target: Strategy, source: Source) -> Strategy:
+    """The target's strategy with layouts for parameters that it lists as whole on every rank, and the source shards.
+
+    Without layouts they would count as unmatched. Those outside the source's strategy need none: they go to every rank.
+    """
+    in_files = {name for index in source.catalog.indexes() for name in index.entries}
+    sharded = source.strategy.parameters if source.strategy else frozenset[str]()
+    added = {
+        name: whole_layout(axis_count, target.devices_per_stage)
+        for name, axis_count in target.unsharded.items()
+        if name in sharded or name not in in_files
+    }
+    if not added:
+        return target
+    stages = tuple(dataclasses.replace(stage, layouts={**stage.layouts, **added}) for stage in target.stages)
+    return dataclasses.replace(target, stages=stages)
 
 
 def _target_format(request: ConversionRequest, catalog: CheckpointCatalog) -> CheckpointFormat:

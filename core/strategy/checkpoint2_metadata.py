@@ -310,5 +310,7 @@ def _strategy(found: Mapping[str, _Found], files: Mapping[str, ListedFile], orig
             if fits:
                 stages[stage][name] = layout
     return Strategy(
-        tuple(StageStrategy(number, layouts, devices=devices) for number, layouts in enumerate(stages)), origin
+        tuple(StageStrategy(number, layouts, devices=devices) for number, layouts in enumerate(stages)),
+        origin,
+        unsharded={name: len(each.tensor.shape) for name, each in found.items() if each.tensor.layout is None},
     )

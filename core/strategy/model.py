@@ -4,7 +4,7 @@ Ranks are numbered stage by stage: a stage's first rank is its number times the 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from reshard.core.errors import StrategyError
@@ -55,11 +55,14 @@ class Strategy:
         stages: pipeline stages in ascending order: 0..n-1, or a single one of any number in a stage's own strategy.
         origin: URL that it was read from, for messages.
         merged: False for a stage's own file, whose stage may be one of several.
+        unsharded: parameters that metadata lists without a layout, so that every rank has all of them -> number of
+            axes; they are in no stage.
     """
 
     stages: tuple[StageStrategy, ...]
     origin: str
     merged: bool = True
+    unsharded: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         numbers = [stage.stage for stage in self.stages]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,6 +145,29 @@ def test_a_parameter_without_a_layout_goes_to_every_rank(tmp_path: Path) -> None
         assert (tensor["layout"], tensor["properties"]["replica_id"]) == (None, 0)
         owners = [contents for contents in read_iteration(made).values() if name in contents]
         assert [each[name] for each in owners] == [PIPELINE.whole[name]] * len(PIPELINE.want)
+
+
+def test_what_another_metadata_lists_as_whole_is_joined_if_the_source_shards_it(tmp_path: Path) -> None:
+    """Without a layout in the target, it would count as unmatched, and be dropped."""
+    case = TWO_BY_TWO.copied(tmp_path / "case")
+    name = "embedding.word_embeddings.weight"
+
+    def unshard(document: dict[str, Any]) -> None:
+        tensor = document["state_dict_metadata"][name]
+        whole = {"global_offset": [0], "local_shape": tensor["global_shape"]}
+        tensor.update(layout=None, axis_fragmentations=[1, 1], chunk=[whole])
+        del document["storage_data"][f"('{name}', (1,))"]
+
+    case.change_metadata(unshard)
+    convert(iteration_request(TWO_BY_TWO.source, tmp_path / "out", target_strategy=own_strategy(case)))
+    files = read_iteration(tmp_path / "out" / TWO_BY_TWO.iteration.name)
+    found = [contents[name] for contents in files.values() if name in contents]
+    assert found == [TWO_BY_TWO.whole[name]] * 4
+
+
+def test_what_another_metadata_lists_as_whole_and_the_source_lacks_is_missing(tmp_path: Path) -> None:
+    said = refusal(TWO_BY_TWO.source, tmp_path / "out", target_strategy=own_strategy(PIPELINE), **ALLOWED)
+    assert "parameter 'mlp.router.expert_bias' of the target's strategy is in no source file" in said
 
 
 class TestPlace:
