@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from reshard.core.checkpoint.catalog.iterations import list_iterations
 from reshard.core.checkpoint.manifest import Manifest, RankSummary, read_manifest, unseal_manifest
 from reshard.core.errors import InputError, StorageError, TargetError, is_transient
 from reshard.core.request.conversion import VerifyLevel
@@ -16,9 +17,10 @@ from reshard.core.runtime.progress import Progress, SilentProgress, advancing
 from reshard.core.runtime.summary import FILE, RANK
 from reshard.core.runtime.threads import in_threads
 from reshard.core.runtime.wording import utf8_text
+from reshard.core.storage.checkpoint2_names import iteration_name
 from reshard.core.storage.listing import exists
 from reshard.core.storage.named_options import named_storages
-from reshard.core.storage.publishing import other_files
+from reshard.core.storage.publishing import list_names, other_files
 from reshard.core.storage.urls import Location, parse_url
 from reshard.core.target.companions import companion_problems
 from reshard.core.target.index import document_problem, places_problem
@@ -155,6 +157,12 @@ def _finished_manifest(location: Location) -> Manifest:
     if manifest is None:
         if not exists(location):
             raise InputError(f"{location}: does not exist: name the directory of a finished conversion")
+        iterations = list_iterations(list_names(location))
+        if iterations:
+            raise InputError(
+                f"{location}: holds iterations of a Checkpoint 2.0, each verified by itself: name one, such as "
+                f"{location.child(iteration_name(iterations[-1]))}"
+            )
         raise InputError(
             f"{location}: has no .reshard/manifest.json: it is not a finished conversion, or was not made by reshard"
         )
