@@ -1,7 +1,8 @@
 r"""Declared changes: the selection of parameters, and their new names, shapes and dtypes.
 
-Steps have a fixed order, however they are declared, and each sees the names that the one before left: select, split,
-join, transpose, rename, cast. They are given as options, or in one YAML or JSON document, or both.
+Each kind of change sees the names that the one before left. Most have a fixed order, however they are declared: select,
+split, join, transpose, rename, cast; `steps`, which follow the selection, have the order in which they are written
+(see `reshard.core.request.steps`). They are given as options, or in one YAML or JSON document, or both.
 
 Splits and joins follow one another: each sees the results of those before it. If several transpositions, renames or
 casts fit a parameter, the first counts, so that two names can be swapped. A rule that fits nothing is an error.
@@ -9,15 +10,24 @@ casts fit a parameter, the first counts, so that two names can be swapped. A rul
 
 import re
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from reshard.core.request.expressions import VariableName
+from reshard.core.request.rules import Axis, Count, Name, Regular, Rule, Several, regular_expression
+from reshard.core.request.steps import Step, with_variables
 from reshard.core.runtime.wording import quoted
 
 FLOAT_NAMES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "float64": "Float64"}
 """Spelling of a dtype to cast to -> its name in `reshard.core.tensor.dtypes`."""
 _EXPRESSION_PREFIX = "re:"
+STATE_PREFIXES = (
+    *("accu_grads.", "adam_m.", "adam_v.", "moment1.", "moment2.", "vhat.", "moments.", "lamb_m.", "lamb_v.", "muon_m."),
+    *("exp_avg.", "exp_avg_sq.", "max_exp_avg_sq.", "momentum_buf.", "accum_update.", "exp_inf."),
+)
+"""Prefixes of states with their parameter's shape and layout: those of optimizers, see `reshard.core.plan.presets`."""
+Variable = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 class Selection(StrEnum):
@@ -32,14 +42,6 @@ class OverflowPolicy(StrEnum):
 
     FAIL = "fail"
     ALLOW = "allow"
-
-
-def _regular(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{quoted(pattern)} is not a regular expression: {error}") from error
-    return pattern
 
 
 def _dtype(name: str) -> str:
@@ -61,21 +63,7 @@ def _check_new_name(pattern: str, name: str) -> None:
         ) from error
 
 
-Item = TypeVar("Item")
-Several = Annotated[tuple[Item, ...], FailFast()]
-"""Reports the first error of a list only: a document may have one for every two bytes."""
-Name = Annotated[str, Field(min_length=1)]
-Regular = Annotated[Name, AfterValidator(_regular)]
-Axis = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-"""Strict: neither `true` nor a text is a number."""
-Count = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
-
-
-class _Rule(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
-
-
-class SplitRule(_Rule):
+class SplitRule(Rule):
     r"""A fused parameter becomes several, along one axis.
 
     `parameters` is a regular expression of the whole name; `into` are the new names, with its groups (`\\1`); `parts`
@@ -108,7 +96,7 @@ class SplitRule(_Rule):
         return f"the split of {quoted(self.parameters)}"
 
 
-class JoinRule(_Rule):
+class JoinRule(Rule):
     r"""Several parameters become one, along one axis; the reverse of a split.
 
     `parameters` are regular expressions of whole names, one for each part; those with the same groups are joined under
@@ -133,7 +121,7 @@ class JoinRule(_Rule):
         return f"the join into {quoted(self.into)}"
 
 
-class TransposeRule(_Rule):
+class TransposeRule(Rule):
     """Parameters whose axes are reordered: reversed, or by `axes` (target axis i is source axis `axes[i]`).
 
     `parameters` is a shell-style pattern.
@@ -153,11 +141,11 @@ class TransposeRule(_Rule):
         return f"the transposition of {self.parameters!r}"
 
 
-class RenameRule(_Rule):
+class RenameRule(Rule):
     """New names: `name`, or any name that the regular expression `pattern` matches as a whole, becomes `to`."""
 
     name: str = ""
-    pattern: Annotated[str, AfterValidator(_regular)] = ""
+    pattern: Annotated[str, AfterValidator(regular_expression)] = ""
     to: Name
 
     @model_validator(mode="after")
@@ -179,7 +167,7 @@ class RenameRule(_Rule):
         return f"the rename of {quoted(self.name or self.pattern)}"
 
 
-class CastRule(_Rule):
+class CastRule(Rule):
     """Another dtype for floating-point parameters; `parameters` is a shell-style pattern."""
 
     parameters: Name
@@ -189,18 +177,31 @@ class CastRule(_Rule):
         return f"the cast of {self.parameters!r}"
 
 
-class Changes(_Rule):
-    """All declared changes; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names."""
+class Changes(Rule):
+    """All declared changes; `include` and `exclude` are shell-style patterns (`adam_*`) of the source's names.
+
+    `variables` are the numbers that `steps` may name. The steps hold for a parameter and for its states, which are named
+    after it: one of `state_prefixes` and its name.
+    """
 
     select: Selection = Selection.ALL
     include: Several[Name] = ()
     exclude: Several[Name] = ()
+    variables: dict[VariableName, Variable] = {}
+    state_prefixes: Several[Name] = STATE_PREFIXES
+    steps: Several[Step] = ()
     split: Several[SplitRule] = ()
     join: Several[JoinRule] = ()
     transpose: Several[TransposeRule] = ()
     rename: Several[RenameRule] = ()
     cast: Several[CastRule] = ()
     cast_overflow: OverflowPolicy = OverflowPolicy.FAIL
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _replace_variables(cls, value: Any, info: ValidationInfo) -> Any:
+        # a malformed mapping of variables is reported itself
+        return with_variables(value, info.data["variables"]) if "variables" in info.data else value
 
 
 NO_CHANGES = Changes()
@@ -214,7 +215,7 @@ def parse_rename(text: str) -> RenameRule:
         raise ValueError(f"{quoted(text)} must be OLD=NEW or re:PATTERN=NEW")
     if not regular:
         return RenameRule(name=old, to=new)
-    pattern = _regular(old.removeprefix(_EXPRESSION_PREFIX))
+    pattern = regular_expression(old.removeprefix(_EXPRESSION_PREFIX))
     _check_new_name(pattern, new)
     return RenameRule(pattern=pattern, to=new)
 
