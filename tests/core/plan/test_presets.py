@@ -32,6 +32,11 @@ NAMES = {"w", "own", "linear.weight", "linear.w", "mu_w", "mu", "moments.w", "ac
                 "x.adam_m.w",
             )
         ),
+        *((name, True) for name in ("muon_m.w", "muon_m.placeholder.0", "adam_m.placeholder.3", "accu_grads.w")),
+        *((name, True) for name in ("exp_avg_insta_row_w", "exp_avg_insta_col_w", "ga_steps", "w.tokens_per_expert")),
+        *((name, True) for name in ("decoder.layers.1.mlp.router.global_tokens_per_expert", "x._device_local_loss")),
+        *((name, False) for name in ("decoder.layers.1.mlp.router.expert_bias", "mlp.router.tid2eid", "x.ga_steps.w")),
+        *((name, False) for name in ("exp_avg_insta_row_x", "my_ga_steps")),
         *((name, False) for name in ("global_step.w", "matrix_a_inv_x", "learning_rates")),
     ],
 )
