@@ -24,7 +24,7 @@ class PlacedPart(ShardPart):
 
     Attributes:
         source: index of the source parameter.
-        axes: target axis i is source axis `axes[i]`; None: the order is the same.
+        axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
         place: the box in the whole target parameter.
     """
 
@@ -66,6 +66,10 @@ class ClassGeometry:
         """Elements per unit along each axis of a tensor of the class."""
         return units_of(shape, self.unit_counts)
 
+    def source_elements(self, box: TensorSlice, units: Shape) -> TensorSlice:
+        """A box of a source in elements; `units` are the target's elements per unit, which only whole sources share."""
+        return box.scaled(units) if self._is_whole else box
+
     def target_box(self, cell: Shape) -> TensorSlice:
         """The target shard in a cell of the grid."""
         return self._target_boxes.box(cell)
@@ -100,7 +104,7 @@ class ClassGeometry:
             shared = piece.target_box.intersect(box)
             if shared is None:
                 continue
-            axes = piece.axes if piece.is_transposed else None
+            axes = None if piece.keeps_axes else piece.axes
             for part in self._copies[piece.source].parts(piece.source_box(shared)):
                 if part.box.size:
                     place = piece.placed_box(part.box)

@@ -189,9 +189,9 @@ def _boxes(geometry: ClassGeometry, shape: Shape, stage_rank: int) -> tuple[Tens
     box = geometry.target_box(cell).scaled(units)
     reads = []
     for part in geometry.parts(cell):
-        source_box = part.box.scaled(units)
+        source_box = geometry.source_elements(part.box, units)
         if source_box.size:
-            source_box = source_box.relative_to(part.shard.scaled(units))
+            source_box = source_box.relative_to(geometry.source_elements(part.shard, units))
             place = part.place.scaled(units).relative_to(box)
             reads.append(ReadItem(part.rank, source_box, place, part.source, part.axes))
     return box, tuple(reads)

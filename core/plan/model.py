@@ -262,7 +262,7 @@ class ReadItem:
         source_box: the box in the source shard's coordinates.
         target_box: the same elements in the target shard's coordinates.
         source: index of the source parameter in the parameter plan's `sources`.
-        axes: target axis i is source axis `axes[i]`; None: the order is the same.
+        axes: target axis i is source axis `axes[i]`, or new; None: the axes are the same.
     """
 
     source_rank: int

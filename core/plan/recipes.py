@@ -1,7 +1,7 @@
 """Recipes of target parameters: built from names alone, and turned into pieces when shapes are known.
 
-A recipe is a tree: source parameters are its leaves; splits, joins and transpositions are its nodes. Renames and casts
-move no elements: a recipe has the last name, and the cast's rule.
+A recipe is a tree: source parameters are its leaves; operations such as splits and joins are its nodes. Renames and
+casts move no elements: a recipe has the last name, and the cast's rule.
 """
 
 import re
@@ -12,38 +12,19 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from reshard.core.errors import LayoutError
+from reshard.core.plan.making import Making, MakingNames
+from reshard.core.plan.operations import Composed, Joined, SplitOff, Transposed
 from reshard.core.plan.presets import is_training_state
+from reshard.core.plan.steps import DroppedCopy, StepNames
 from reshard.core.request.changes import CastRule, Changes, JoinRule, RenameRule, Selection, SplitRule, TransposeRule
+from reshard.core.request.steps import StepRule
 from reshard.core.runtime.wording import quoted
-from reshard.core.tensor.segments import Pieces, fill_once, joined, split, transposed, whole_piece
+from reshard.core.tensor.segments import Pieces, fill_once, whole_piece
 from reshard.core.tensor.slices import Shape
 
 _Groups = tuple[str | None, ...]
 """Groups of a regular expression, as one name has them; parts with the same groups are joined."""
 _PatternRule = TypeVar("_PatternRule", TransposeRule, CastRule)
-
-
-@dataclass(frozen=True)
-class Making:
-    """A node of a recipe: a source parameter, or the result of a rule.
-
-    Attributes:
-        rule: the rule that makes it; None for a source parameter.
-        of: the inputs of the rule.
-        number: index of the part, for a split.
-    """
-
-    name: str
-    rule: SplitRule | JoinRule | TransposeRule | None = None
-    of: tuple["Making", ...] = ()
-    number: int = 0
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The names of its source parameters, each once."""
-        if not self.of:
-            return (self.name,)
-        return tuple(dict.fromkeys(name for each in self.of for name in each.sources))
 
 
 @dataclass(frozen=True)
@@ -66,27 +47,17 @@ class Recipe:
     @property
     def is_reshaped(self) -> bool:
         """True unless it is one source parameter in the same shape."""
-        return bool(self.making.of)
+        return self.making.operation is not None
 
     @property
     def steps(self) -> tuple[str, ...]:
         """The changes other than casts, in order, each once."""
-        kinds = {SplitRule: "split", JoinRule: "joined", TransposeRule: "transposed"}
-        found: dict[str, None] = {}
-
-        def gather(making: Making) -> None:
-            for each in making.of:
-                gather(each)
-            if making.rule is not None:
-                found[kinds[type(making.rule)]] = None
-
-        gather(self.making)
-        return (*found, *self.renamed)
+        return (*self.making.verbs, *self.renamed)
 
     @property
     def renamed(self) -> tuple[str, ...]:
         """`renamed`, if a rename gave it its name."""
-        return ("renamed",) if self.name != self.making.name else ()
+        return ("renamed",) if self.making.renamed or self.name != self.making.name else ()
 
 
 @dataclass(frozen=True)
@@ -97,64 +68,87 @@ class Recipes:
         made: target name -> recipe, in the order of the source's names.
         excluded: source names that are left out -> the declaration.
         left_out: their names in the target.
+        dropped_copies: source parameters that are left out as copies of others, if they are.
     """
 
     made: Mapping[str, Recipe]
     excluded: Mapping[str, str]
     left_out: frozenset[str]
+    dropped_copies: tuple[DroppedCopy, ...] = ()
 
 
 def build_recipes(names: Sequence[str], changes: Changes, problems: list[str]) -> Recipes:
     """Build the recipes of target parameters; what is wrong with the rules is added to `problems`."""
     fitting: set[object] = set()
     excluded = excluded_names(names, changes, fitting)
-    made = _Steps(changes, fitting, problems).apply([name for name in names if name not in excluded])
+    steps = _Steps(changes, fitting, problems)
+    made = steps.apply([name for name in names if name not in excluded])
     # left-out parameters need not fit the rules: their new names are those that the target may lack
     others = _Steps(changes, fitting, []).apply(list(excluded))
     for kind in ("include", "exclude", "split", "join", "transpose", "rename", "cast"):
         problems.extend(
             _unused_rule(kind, rule, names) for rule in getattr(changes, kind) if (kind, rule) not in fitting
         )
+    problems.extend(
+        _unused_step(number, step.rule, names)
+        for number, step in enumerate(changes.steps)
+        if number not in fitting and not step.rule.optional
+    )
     if names and not made and not problems:
         problems.append("no parameter is left: what is selected, included and excluded leaves none")
-    return Recipes(made, excluded, frozenset(others) - frozenset(made))
+    return Recipes(made, excluded, frozenset(others) - frozenset(made), steps.dropped_copies)
 
 
 class Composer:
-    """Composes target parameters; those with equal rules and source shapes share their pieces."""
+    """Composes target parameters; those with equal operations and source shapes share their pieces."""
 
     def __init__(self) -> None:
         self._known: dict[object, tuple[Pieces, Shape]] = {}
+        self._checked: set[object] = set()
 
     def compose(self, recipe: Recipe, shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
         """Return the pieces of a target parameter and its shape; `shapes` are its sources'."""
         numbers = {name: number for number, name in enumerate(recipe.sources)}
-        key = _structure(recipe.making, numbers, shapes)
+        composed, key = self._composed(recipe.making, numbers, shapes)
+        if key not in self._checked:
+            if not fill_once(composed.pieces, composed.shape):
+                raise LayoutError(f"its {len(composed.pieces)} pieces do not fill its shape. This is a bug in reshard")
+            self._checked.add(key)
+        return composed.pieces, composed.shape
+
+    def _composed(
+        self, making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]
+    ) -> tuple[Composed, object]:
+        """The parameter, and the key of equal ones: everything but names."""
+        operation = making.operation
+        if operation is None:
+            number, shape = numbers[making.source], shapes[making.source]
+            return Composed(making.name, (replace(whole_piece(shape), source=number),), shape), (number, shape)
+        inputs, keys = zip(*(self._composed(each, numbers, shapes) for each in making.of), strict=True)
+        key = (operation, keys)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = _composed(recipe.making, numbers, shapes)
-            if not fill_once(*known):
-                raise LayoutError(f"its {len(known[0])} pieces do not fill its shape. This is a bug in reshard")
-        return known
-
-
-def _structure(making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]) -> object:
-    """The key of equal pieces: everything but names."""
-    if making.rule is None:
-        return numbers[making.name], shapes[making.name]
-    return making.rule, making.number, tuple(_structure(each, numbers, shapes) for each in making.of)
+            known = self._known[key] = operation.apply(inputs)
+        return Composed(making.name, *known), key
 
 
 class _Steps:
-    """The steps after the selection, on names."""
+    """The changes after the selection, on names."""
 
     def __init__(self, changes: Changes, fitting: set[object], problems: list[str]) -> None:
         self._changes = changes
         self._fitting = fitting
         self._problems = problems
+        self.dropped_copies: tuple[DroppedCopy, ...] = ()
 
     def apply(self, names: Sequence[str]) -> dict[str, Recipe]:
-        current = {name: Making(name) for name in names}
+        current: Mapping[str, Making] = {name: Making(name, name) for name in names}
+        if self._changes.steps:
+            stepped = StepNames(current, self._changes.state_prefixes, self._problems)
+            for number, step in enumerate(self._changes.steps):
+                if stepped.apply(step.rule):
+                    self._fitting.add(number)
+            current, self.dropped_copies = stepped.current, tuple(stepped.dropped_copies)
         for split_rule in self._changes.split:
             current = self._split(current, split_rule)
         for join_rule in self._changes.join:
@@ -175,23 +169,24 @@ class _Steps:
 
     def _split(self, current: Mapping[str, Making], rule: SplitRule) -> dict[str, Making]:
         pattern = re.compile(rule.parameters)
-        after: dict[str, Making] = {}
+        after = MakingNames(self._problems)
         for name, making in current.items():
             match = pattern.fullmatch(name)
             if match is None:
-                self._put(after, making)
+                after.put(making)
                 continue
             self._fitting.add(("split", rule))
             for number, new in enumerate(rule.into):
-                self._put(after, Making(match.expand(new), rule, (making,), number))
-        return after
+                part = SplitOff(str(rule), rule.axis, rule.shares, rule.groups, number)
+                after.put(making.made(match.expand(new), part))
+        return after.by_name
 
     def _joined(self, current: Mapping[str, Making], rule: JoinRule) -> dict[str, Making]:
         keys, parts = self._parts_to_join(current, rule)
-        after: dict[str, Making] = {}
+        after = MakingNames(self._problems)
         for name, making in current.items():
             if name not in keys:
-                self._put(after, making)
+                after.put(making)
                 continue
             found = parts.pop(keys[name], None)
             if found is None:  # the join has its place already
@@ -202,8 +197,8 @@ class _Steps:
                 self._problems.append(f"{rule}: {name!r} has no counterpart that fits {patterns}")
                 continue
             of = tuple(found[number][0] for number in range(len(rule.parameters)))
-            self._put(after, Making(found[0][1], rule, of))
-        return after
+            after.put(Making(found[0][1], operation=Joined(str(rule), rule.axis, rule.groups), of=of))
+        return after.by_name
 
     def _parts_to_join(
         self, current: Mapping[str, Making], rule: JoinRule
@@ -228,17 +223,9 @@ class _Steps:
                 keys[name] = match.groups()
         return keys, parts
 
-    def _put(self, into: dict[str, Making], making: Making) -> None:
-        if not making.name:
-            self._problems.append(f"nothing is left of the name of {_making_text(making)}")
-        there = into.get(making.name)
-        if there is not None:
-            self._collision(_making_text(there), _making_text(making), making.name)
-        into[making.name] = making
-
     def _transposed(self, making: Making) -> Making:
         rule = self._first_fitting("transpose", self._changes.transpose, making.name)
-        return making if rule is None else Making(making.name, rule, (making,))
+        return making if rule is None else making.made(making.name, Transposed(str(rule), rule.axes))
 
     def _new_name(self, name: str) -> str:
         names = [(rule, new) for rule in self._changes.rename if (new := rule.new_name(name)) is not None]
@@ -269,14 +256,6 @@ def excluded_names(names: Sequence[str], changes: Changes, fitting: set[object])
     return excluded
 
 
-def _making_text(making: Making) -> str:
-    if isinstance(making.rule, SplitRule):
-        return f"part {making.number + 1} of {making.of[0].name!r}"
-    if isinstance(making.rule, JoinRule):
-        return f"the join of {' and '.join(repr(each.name) for each in making.of)}"
-    return repr(making.name)
-
-
 def _unused_rule(kind: str, rule: object, names: Sequence[str]) -> str:
     rule_text = f"the pattern {rule!r} ({kind})" if kind in ("include", "exclude") else str(rule)
     near: list[str] = []
@@ -292,64 +271,9 @@ def _unused_rule(kind: str, rule: object, names: Sequence[str]) -> str:
     return f"{rule_text} fits no parameter{advice}"
 
 
-def _composed(making: Making, numbers: Mapping[str, int], shapes: Mapping[str, Shape]) -> tuple[Pieces, Shape]:
-    rule = making.rule
-    if rule is None:
-        shape = shapes[making.name]
-        return (replace(whole_piece(shape), source=numbers[making.name]),), shape
-    parts = [_composed(each, numbers, shapes) for each in making.of]
-    if isinstance(rule, TransposeRule):
-        return _transposed(rule, making, *parts[0])
-    if isinstance(rule, SplitRule):
-        return _part(rule, making, *parts[0])
-    return _joined(rule, making, parts)
 
-
-def _transposed(rule: TransposeRule, making: Making, pieces: Pieces, shape: Shape) -> tuple[Pieces, Shape]:
-    axes = rule.axes or tuple(reversed(range(len(shape))))
-    if len(axes) != len(shape):
-        raise LayoutError(f"{rule}: orders {len(axes)} axes, {making.name!r} has shape {list(shape)}")
-    return transposed(pieces, axes), tuple(shape[axis] for axis in axes)
-
-
-def _part(rule: SplitRule, making: Making, pieces: Pieces, shape: Shape) -> tuple[Pieces, Shape]:
-    _check_axis(rule, rule.axis, making.of[0].name, shape)
-    shares = sum(rule.shares) * rule.groups
-    length = shape[rule.axis]
-    if length % shares:
-        each = "" if rule.groups == 1 else f" in {rule.groups} groups"
-        raise LayoutError(
-            f"{rule}: axis {rule.axis} of {making.of[0].name!r} has {length} elements, which do not divide into "
-            f"{sum(rule.shares)} shares{each}"
-        )
-    parts = list(split(pieces, shape, rule.axis, rule.shares, rule.groups))
-    length = length // sum(rule.shares) * rule.shares[making.number]
-    return parts[making.number], _with_length(shape, rule.axis, length)
-
-
-def _joined(rule: JoinRule, making: Making, parts: Sequence[tuple[Pieces, Shape]]) -> tuple[Pieces, Shape]:
-    shapes = [shape for _, shape in parts]
-    names = [each.name for each in making.of]
-    for name, shape in zip(names, shapes, strict=True):
-        _check_axis(rule, rule.axis, name, shape)
-        if shape[rule.axis] % rule.groups:
-            raise LayoutError(
-                f"{rule}: axis {rule.axis} of {name!r} has {shape[rule.axis]} elements, which do not divide into "
-                f"{rule.groups} groups"
-            )
-        if _with_length(shape, rule.axis, 0) != _with_length(shapes[0], rule.axis, 0):
-            raise LayoutError(
-                f"{rule}: {names[0]!r} has shape {list(shapes[0])}, {name!r} has {list(shape)}: they may differ along "
-                f"axis {rule.axis} only"
-            )
-    length = sum(shape[rule.axis] for shape in shapes)
-    return joined(parts, rule.axis, rule.groups), _with_length(shapes[0], rule.axis, length)
-
-
-def _check_axis(rule: SplitRule | JoinRule, axis: int, name: str, shape: Shape) -> None:
-    if axis >= len(shape):
-        raise LayoutError(f"{rule}: {name!r} has shape {list(shape)}, and no axis {axis}")
-
-
-def _with_length(shape: Shape, axis: int, length: int) -> Shape:
-    return (*shape[:axis], length, *shape[axis + 1 :])
+def _unused_step(number: int, rule: StepRule, names: Sequence[str]) -> str:
+    example = rule.templates[0]
+    near = get_close_matches(example.expanded(dict.fromkeys(example.names, 0)), names, 1)
+    advice = f"; there is {near[0]!r}, say" if near else ""
+    return f"step {number + 1}, {rule}, fits no parameter{advice}: correct it, or say 'optional: true'"

@@ -2,8 +2,9 @@
 
 A *piece* is a box of one source parameter and its place in a target parameter. A parameter that is only resharded,
 renamed or cast has one piece, its whole source; a part of a split fused tensor has a box of it; a joined parameter has
-several; in a transposed one the axes have another order. Pure algebra: every operation maps pieces to pieces, and the
-pieces of a parameter fill it exactly once.
+several; in a transposed one the axes have another order; in a stacked one there is an axis that the source lacks, along
+which each piece has one element. Pure algebra: every operation maps pieces to pieces, and the pieces of a parameter fill
+it exactly once.
 
 A fused axis of several groups has shares of every part in each group: an axis of length 12 with parts of 2, 1 and 1
 shares in 3 groups is `qqkvqqkvqqkv`.
@@ -14,11 +15,25 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 
 from reshard.core.tensor.slices import Shape, TensorSlice
+
+
+NEW_AXIS = -1
+"""Instead of a source axis: a target axis that the source lacks, of one element."""
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """Factors of a matrix's values: one for each block of `block` elements, counted from the whole matrix's beginning.
+
+    `source` is the index of the source parameter that holds them, a matrix with an element for each block.
+    """
+
+    source: int
+    block: Shape
 
 
 @dataclass(frozen=True)
@@ -28,19 +43,22 @@ class Piece:
     Attributes:
         source: index of the source parameter.
         box: in the coordinates of the whole source parameter.
-        axes: target axis i is source axis `axes[i]`.
+        axes: target axis i is source axis `axes[i]`, or `NEW_AXIS`; the box has one element along axes left out.
         start: its first index in the whole target parameter.
+        scale: factors of its values, if they are scaled.
     """
 
     source: int
     box: TensorSlice
     axes: Shape
     start: Shape
+    scale: BlockScale | None = None
 
     @property
     def shape(self) -> Shape:
         """Its shape in the target."""
-        return tuple(self.box.shape[axis] for axis in self.axes)
+        box = self.box.shape
+        return tuple(1 if axis == NEW_AXIS else box[axis] for axis in self.axes)
 
     @property
     def target_box(self) -> TensorSlice:
@@ -48,29 +66,51 @@ class Piece:
         return TensorSlice(self.start, tuple(low + length for low, length in zip(self.start, self.shape, strict=True)))
 
     @property
+    def keeps_axes(self) -> bool:
+        """True if its axes are the source's, in the same order."""
+        return self.axes == tuple(range(len(self.box.start)))
+
+    @property
     def is_transposed(self) -> bool:
         """True if its axes are in another order."""
-        return self.axes != tuple(range(len(self.axes)))
+        return reorders(self.axes)
 
     def source_box(self, target_box: TensorSlice) -> TensorSlice:
         """Map a box inside this piece from the target's coordinates to the source's."""
-        start, stop = list(self.box.start), list(self.box.start)
+        start, stop = list(self.box.start), list(self.box.stop)
         for target_axis, axis in enumerate(self.axes):
-            start[axis] += target_box.start[target_axis] - self.start[target_axis]
-            stop[axis] += target_box.stop[target_axis] - self.start[target_axis]
+            if axis != NEW_AXIS:
+                shift = self.box.start[axis] - self.start[target_axis]
+                start[axis] = target_box.start[target_axis] + shift
+                stop[axis] = target_box.stop[target_axis] + shift
         return TensorSlice(tuple(start), tuple(stop))
 
     def placed_box(self, source_box: TensorSlice) -> TensorSlice:
         """Map a box inside this piece from the source's coordinates to the target's."""
         # one pass: this is called for every read of every parameter
-        shifts = [low - self.box.start[axis] for low, axis in zip(self.start, self.axes, strict=True)]
-        return TensorSlice(
-            tuple(source_box.start[axis] + shift for axis, shift in zip(self.axes, shifts, strict=True)),
-            tuple(source_box.stop[axis] + shift for axis, shift in zip(self.axes, shifts, strict=True)),
-        )
+        start, stop = list(self.start), [low + 1 for low in self.start]
+        for target_axis, axis in enumerate(self.axes):
+            if axis != NEW_AXIS:
+                shift = self.start[target_axis] - self.box.start[axis]
+                start[target_axis] = source_box.start[axis] + shift
+                stop[target_axis] = source_box.stop[axis] + shift
+        return TensorSlice(tuple(start), tuple(stop))
+
+    def arranged(self, values: np.ndarray) -> np.ndarray:
+        """Return a view of the values of a box inside this piece, with the target's axes."""
+        kept = sorted(axis for axis in self.axes if axis != NEW_AXIS)
+        values = values[tuple(slice(None) if axis in kept else 0 for axis in range(values.ndim))]
+        values = values.transpose([kept.index(axis) for axis in self.axes if axis != NEW_AXIS])
+        return values[tuple(None if axis == NEW_AXIS else slice(None) for axis in self.axes)]
 
 
 Pieces = tuple[Piece, ...]
+
+
+def reorders(axes: Shape | None) -> bool:
+    """True if target axes, of which axis i is source axis `axes[i]`, are in another order than the source's."""
+    kept = [axis for axis in axes or () if axis != NEW_AXIS]
+    return kept != sorted(kept)
 
 
 class SortedPieces:
@@ -139,18 +179,18 @@ def transposed(pieces: Iterable[Piece], axes: Shape) -> Pieces:
     )
 
 
-def split(pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int) -> Iterator[Pieces]:
-    """Yield the pieces of each part of a fused parameter of `shape`; `axis` divides by all shares of all groups."""
+def split(
+    pieces: Sequence[Piece], shape: Shape, axis: int, shares: Sequence[int], groups: int, number: int
+) -> Pieces:
+    """Return the pieces of part `number` of a fused parameter of `shape`; `axis` divides by all shares of all groups."""
     at = SortedPieces(pieces, axis)
     share = shape[axis] // (groups * sum(shares))
-    run = share * sum(shares)
-    for first, count in zip(accumulate(shares, initial=0), shares, strict=False):
-        length = count * share
-        taken: list[Piece] = []
-        for group in range(groups):
-            start = group * run + first * share
-            taken.extend(_shifted(_between(at, axis, shape, start, length), axis, group * length - start))
-        yield merged(taken)
+    run, first, length = share * sum(shares), share * sum(shares[:number]), share * shares[number]
+    taken: list[Piece] = []
+    for group in range(groups):
+        start = group * run + first
+        taken.extend(_shifted(_between(at, axis, shape, start, length), axis, group * length - start))
+    return merged(taken)
 
 
 def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: int) -> Pieces:
@@ -168,6 +208,49 @@ def joined(parts: Sequence[tuple[Sequence[Piece], Shape]], axis: int, groups: in
             taken.extend(_shifted(_between(at, axis, shape, start, length), axis, position - start))
             position += length
     return merged(taken)
+
+
+def stacked(parts: Sequence[Pieces]) -> Pieces:
+    """Return the pieces of parameters of one shape along a new first axis; their source indexes do not clash."""
+    return tuple(
+        replace(piece, axes=(NEW_AXIS, *piece.axes), start=(index, *piece.start))
+        for index, pieces in enumerate(parts)
+        for piece in pieces
+    )
+
+
+def unstacked(pieces: Sequence[Piece], shape: Shape, index: int) -> Pieces:
+    """Return the pieces of one index of the first axis of a parameter of `shape`, without that axis."""
+    taken = _between(SortedPieces(pieces, 0), 0, shape, index, 1)
+    return merged(replace(piece, axes=piece.axes[1:], start=piece.start[1:]) for piece in taken)
+
+
+def merged_axes(pieces: Sequence[Piece], shape: Shape) -> Pieces:
+    """Return the pieces of a parameter of `shape` whose first two axes become one."""
+    rows = shape[1]
+    return merged(
+        replace(piece, axes=piece.axes[1:], start=(index * rows + piece.start[1], *piece.start[2:]))
+        for index, piece in _divided(pieces, 1)
+    )
+
+
+def unmerged_axes(pieces: Sequence[Piece], shape: Shape, count: int) -> Pieces:
+    """Return the pieces of a parameter of `shape` whose first axis becomes two, the first of them of `count`."""
+    rows = shape[0] // count
+    return tuple(
+        replace(piece, axes=(NEW_AXIS, *piece.axes), start=(index, piece.start[0] - index * rows, *piece.start[1:]))
+        for index, piece in _divided(pieces, rows)
+    )
+
+
+def clipped(pieces: Iterable[Piece], box: TensorSlice) -> Pieces:
+    """Return the pieces of a box of a parameter, which becomes a parameter of its own."""
+    found = ((piece, piece.target_box.intersect(box)) for piece in pieces)
+    return tuple(
+        replace(piece, box=piece.source_box(common), start=common.relative_to(box).start)
+        for piece, common in found
+        if common is not None
+    )
 
 
 def merged(pieces: Iterable[Piece]) -> Pieces:
@@ -197,7 +280,8 @@ def _merged_along(pieces: list[Piece], axis: int) -> list[Piece]:
 def _one_piece(first: Piece, second: Piece, axis: int) -> Piece | None:
     """Merge two neighbors along a target axis; None if they are not neighbors."""
     source_axis = first.axes[axis]
-    if (first.source, first.axes) != (second.source, second.axes):
+    kinds = [(piece.source, piece.axes, piece.scale) for piece in (first, second)]
+    if kinds[0] != kinds[1] or source_axis == NEW_AXIS:
         return None
     following = list(first.start)
     following[axis] += first.shape[axis]
@@ -230,3 +314,15 @@ def _shifted(pieces: Iterable[Piece], axis: int, distance: int) -> Iterator[Piec
     for piece in pieces:
         start = (*piece.start[:axis], piece.start[axis] + distance, *piece.start[axis + 1 :])
         yield replace(piece, start=start)
+
+
+def _divided(pieces: Iterable[Piece], rows: int) -> Iterator[tuple[int, Piece]]:
+    """Pieces clipped to runs of `rows` along the first axis, each with the number of its run; none without elements."""
+    for piece in pieces:
+        box = piece.target_box
+        if not box.size:
+            continue
+        for index in range(box.start[0] // rows, -(-box.stop[0] // rows)):
+            start = (max(box.start[0], index * rows), *box.start[1:])
+            stop = (min(box.stop[0], (index + 1) * rows), *box.stop[1:])
+            yield index, replace(piece, box=piece.source_box(TensorSlice(start, stop)), start=start)

@@ -77,12 +77,6 @@ class TensorSlice:
             tuple(high + offset for high, offset in zip(self.stop, by, strict=True)),
         )
 
-    def reordered(self, axes: Shape | None) -> "TensorSlice":
-        """The same box with other axes: axis i is this one's axis `axes[i]`; None: the order is the same."""
-        if axes is None:
-            return self
-        return TensorSlice(tuple(self.start[axis] for axis in axes), tuple(self.stop[axis] for axis in axes))
-
     def contains(self, other: "TensorSlice") -> bool:
         """True if `other` lies inside this box."""
         return all(a <= b and d <= c for a, b, c, d in zip(self.start, other.start, self.stop, other.stop, strict=True))

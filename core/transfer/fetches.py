@@ -8,6 +8,7 @@ import numpy as np
 from reshard.core.plan.model import ParameterPlan, ReadItem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.casting import Overflow
+from reshard.core.tensor.segments import NEW_AXIS
 from reshard.core.tensor.slices import Extent
 from reshard.core.transfer.file_blocks import Chunk
 from reshard.core.transfer.read_ranges import ReadLimits, ReadRange, SourceShard, chunk_read_ranges, source_shard
@@ -129,7 +130,8 @@ class FetchPlanner:
         The gap between two rows of one rank's columns is wide, but the others want its bytes.
         """
         axes = parameter.reads[0].axes if parameter.reads else None
-        axis = axes.index(0) if axes else 0  # the target's axis along the source's rows
+        # the target's axis along the source's first axis that it keeps
+        axis = axes.index(min(kept)) if axes and (kept := [each for each in axes if each != NEW_AXIS]) else 0
         rows = parameter.box.start[axis : axis + 1], parameter.box.stop[axis : axis + 1]
         boxes = {rank[parameter.name].box for rank in self._ranks if parameter.name in rank}
         return sum((box.start[axis : axis + 1], box.stop[axis : axis + 1]) == rows for box in boxes)

@@ -14,6 +14,7 @@ from reshard.core.plan.model import ParameterPlan, RankPlan
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.storage.unified_names import UnifiedNaming
 from reshard.core.tensor.dtypes import MAP_TENSOR
+from reshard.core.tensor.segments import reorders
 from reshard.core.tensor.slices import TensorSlice, contiguous_boxes
 
 
@@ -74,7 +75,7 @@ def _planned_file(
 
 def transposed_parameters(parameters: Iterable[ParameterPlan]) -> frozenset[str]:
     """Names of the parameters read with their axes in another order: each of their blocks needs every source row."""
-    return frozenset(each.name for each in parameters if any(read.axes is not None for read in each.reads))
+    return frozenset(each.name for each in parameters if any(reorders(read.axes) for read in each.reads))
 
 
 def file_blocks(

@@ -106,6 +106,7 @@ def _neighbors_together(ranks: Sequence[int], stage: TargetStage, classes: Seque
 
 
 def _in_source_order(layout_class: LayoutClass, cell: Shape) -> Shape:
-    """A cell's place along each axis of the source, whose axes may be in another order."""
-    axes = layout_class.parameters[0].pieces[0].axes
+    """A cell's place along each axis of the source, whose axes may be in another order; new axes come first."""
+    pieces = layout_class.parameters[0].pieces
+    axes = pieces[0].axes if pieces else ()
     return tuple(cell[place] for place in sorted(range(len(axes)), key=axes.__getitem__))

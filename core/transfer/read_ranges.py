@@ -8,13 +8,20 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from reshard.core.errors import ConversionError
 from reshard.core.plan.model import ParameterPlan, ReadItem
 from reshard.core.plan.plan import ConversionPlan
 from reshard.core.tensor.dtypes import DType
-from reshard.core.tensor.slices import Shape, TensorSlice, bounding_extent, contiguous_axis, row_major_strides
+from reshard.core.tensor.segments import NEW_AXIS, Piece, reorders
+from reshard.core.tensor.slices import (
+    Extent,
+    Shape,
+    TensorSlice,
+    bounding_extent,
+    contiguous_axis,
+    row_major_strides,
+)
 from reshard.core.transfer.file_blocks import Chunk
 
 
@@ -67,7 +74,7 @@ class ReadRange:
         offset: first byte in the shard.
         dtype: element type, if the values are to be cast; None if they are copied.
         target_offset: first byte in the chunk, if every byte is wanted, in order.
-        index: the chunk's elements that are filled, otherwise.
+        index: the chunk's elements that are filled, otherwise; perhaps in steps.
         strides: bytes between wanted elements, along the chunk's axes; None if every byte is wanted.
         transposed: True if the chunk's axes are in another order.
     """
@@ -78,7 +85,7 @@ class ReadRange:
     length: int
     dtype: DType | None
     target_offset: int
-    index: tuple[Any, ...]
+    index: tuple[slice, ...]
     strides: Shape | None
     transposed: bool = False
 
@@ -96,40 +103,120 @@ def chunk_read_ranges(
     limits: ReadLimits,
 ) -> tuple[ReadRange, ...]:
     """Return the read ranges that fill a chunk of element type `dtype` exactly once."""
-    ranges = []
+    found = []
     filled = 0
     for read in reads:
         wanted = read.target_box.intersect(chunk.box)
         if wanted is not None:
             filled += wanted.size
             shard = shard_of(read)
-            # the source's axis i is the target's axis `source_axes[i]`
-            source_axes = read.axes and tuple(sorted(range(len(read.axes)), key=read.axes.__getitem__))
-            region = wanted.relative_to(read.target_box).reordered(source_axes).shifted(read.source_box.start)
-            place_of_region = wanted.relative_to(chunk.box).reordered(source_axes)
-            for source_box in _boxes_worth_a_read(region, shard, limits):
-                place = source_box.relative_to(region).shifted(place_of_region.start).reordered(read.axes)
-                ranges.append(_read_range(read, source_box, shard, place, chunk.box.shape, dtype))
+            axes = read.axes or tuple(range(len(shard.shape)))
+            piece = Piece(read.source, read.source_box, axes, read.target_box.start)
+            for source_box in _boxes_worth_a_read(piece.source_box(wanted), shard, limits):
+                place = piece.placed_box(source_box).relative_to(chunk.box)
+                found.append(_Part(read, axes, source_box, shard, place))
     if filled != chunk.box.size:
         raise ConversionError(
             f"parameter {chunk.name!r}: {filled} of the {chunk.box.size} elements of {chunk.box} have a source. "
             "This is a bug in reshard"
         )
-    return tuple(ranges)
+    return tuple(_read_range(part, steps, chunk.box.shape, dtype) for part, steps in _in_steps(found, limits))
 
 
-def _read_range(
-    read: ReadItem, source_box: TensorSlice, shard: SourceShard, place: TensorSlice, chunk_shape: Shape, dtype: DType
-) -> ReadRange:
-    run = bounding_extent(source_box, shard.shape, shard.dtype.itemsize)
+@dataclass(frozen=True)
+class _Part:
+    """A box of a source shard that is worth a read, and its place in the chunk; `axes` as in `Piece`."""
+
+    read: ReadItem
+    axes: Shape
+    source_box: TensorSlice
+    shard: SourceShard
+    place: TensorSlice
+
+    @cached_property
+    def extent(self) -> Extent:
+        """The run of bytes of the shard that contains it."""
+        return bounding_extent(self.source_box, self.shard.shape, self.shard.dtype.itemsize)
+
+    @cached_property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for parts that may follow one another in steps."""
+        return self.read.source_rank, self.read.source, self.axes, self.source_box.shape
+
+    def step_to(self, other: "_Part") -> "_Step | None":
+        """The step along one axis to another part of the same kind; None if it is not one."""
+        moved = [axis for axis, low in enumerate(self.source_box.start) if other.source_box.start[axis] != low]
+        if len(moved) != 1 or moved[0] not in self.axes or self.source_box.shape[moved[0]] != 1:
+            return None
+        target_axis = self.axes.index(moved[0])
+        places = [low for axis, low in enumerate(self.place.start) if axis != target_axis]
+        if places != [low for axis, low in enumerate(other.place.start) if axis != target_axis]:
+            return None
+        distance = other.source_box.start[moved[0]] - self.source_box.start[moved[0]]
+        place_distance = other.place.start[target_axis] - self.place.start[target_axis]
+        if distance <= 0 or place_distance <= 0:
+            return None
+        return _Step(target_axis, place_distance, distance * self.shard.strides[moved[0]])
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A distance along one target axis: in elements of the chunk, and in bytes of the source shard."""
+
+    axis: int
+    elements: int
+    stride_bytes: int
+
+
+@dataclass
+class _Steps:
+    """Parts of a kind at equal distances: `count` of them, of which `last` is the last."""
+
+    last: _Part
+    count: int = 1
+    step: _Step | None = None
+
+
+def _in_steps(parts: Sequence[_Part], limits: ReadLimits) -> Iterator[tuple[_Part, _Steps]]:
+    """The first part of each progression of parts at equal distances, such as every other row, read at once."""
+    found: list[tuple[_Part, _Steps]] = []
+    latest: dict[tuple[object, ...], tuple[_Part, _Steps]] = {}
+    for part in parts:
+        first, steps = latest.get(part.kind, (part, None))
+        step = steps.last.step_to(part) if steps else None
+        if steps and step and steps.step in (None, step):
+            gap_bytes = step.stride_bytes - first.extent.length
+            length = step.stride_bytes * steps.count + first.extent.length
+            if 0 <= gap_bytes <= limits.gap_bytes and length <= limits.range_bytes:
+                steps.last, steps.count, steps.step = part, steps.count + 1, step
+                continue
+        latest[part.kind] = part, _Steps(part)
+        found.append(latest[part.kind])
+    yield from found
+
+
+def _read_range(part: _Part, steps: _Steps, chunk_shape: Shape, dtype: DType) -> ReadRange:
+    read, shard, place = part.read, part.shard, part.place
     cast = shard.dtype if shard.dtype != dtype else None
-    transposed = read.axes is not None
-    if not transposed and contiguous_axis(source_box, shard.shape) == 0 and contiguous_axis(place, chunk_shape) == 0:
+    transposed = reorders(read.axes)
+    is_contiguous = contiguous_axis(part.source_box, shard.shape) == 0 and contiguous_axis(place, chunk_shape) == 0
+    if is_contiguous and not transposed and steps.step is None:
         target_offset = bounding_extent(place, chunk_shape, dtype.itemsize).offset
-        return ReadRange(read.source_rank, read.source, run.offset, run.length, cast, target_offset, (), None)
-    strides = shard.strides if read.axes is None else tuple(shard.strides[axis] for axis in read.axes)
+        return ReadRange(
+            read.source_rank, read.source, part.extent.offset, part.extent.length, cast, target_offset, (), None
+        )
+    strides = [0 if axis == NEW_AXIS else shard.strides[axis] for axis in part.axes]
+    index = list(place.as_index())
+    length = part.extent.length
+    if steps.step is not None:
+        axis, beyond = steps.step.axis, steps.count - 1
+        strides[axis] = steps.step.stride_bytes
+        index[axis] = slice(
+            place.start[axis], place.stop[axis] + steps.step.elements * beyond, steps.step.elements
+        )
+        length += steps.step.stride_bytes * beyond
     return ReadRange(
-        read.source_rank, read.source, run.offset, run.length, cast, 0, place.as_index(), strides, transposed
+        *(read.source_rank, read.source, part.extent.offset, length, cast, 0), tuple(index), tuple(strides), transposed
     )
 
 

@@ -48,6 +48,8 @@ def _cast(
     if read_range.strides is None:
         inner = tuple(map(int, np.unravel_index(first + found.first[0], chunk.box.shape)))
     else:
-        inner = tuple(place.start + low for place, low in zip(read_range.index, found.first, strict=True))
+        inner = tuple(
+            place.start + low * (place.step or 1) for place, low in zip(read_range.index, found.first, strict=True)
+        )
     in_whole = map(sum, zip(inner, chunk.box.start, parameter.box.start, strict=True))
     return Overflow(found.count, found.largest, tuple(in_whole))

@@ -233,9 +233,7 @@ def _placed(piece: Piece, start: Shape, values: np.ndarray) -> tuple[Shape, np.n
     common = box.intersect(piece.box)
     if common is None:
         return None
-    inside = common.relative_to(piece.box).start
-    placed = tuple(base + inside[axis] for base, axis in zip(piece.start, piece.axes, strict=True))
-    return placed, values[common.relative_to(box).as_index()].transpose(piece.axes)
+    return piece.placed_box(common).start, piece.arranged(values[common.relative_to(box).as_index()])
 
 
 def _sum_of(start: Shape, offsets: Shape) -> Shape:

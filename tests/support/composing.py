@@ -24,5 +24,5 @@ def assembled(pieces: Iterable[Piece], shape: Sequence[int], sources: Sequence[n
     """What pieces make of their sources; what they leave out is -1."""
     whole = np.full(shape, -1, sources[0].dtype)
     for piece in pieces:
-        whole[piece.target_box.as_index()] = sources[piece.source][piece.box.as_index()].transpose(piece.axes)
+        whole[piece.target_box.as_index()] = piece.arranged(sources[piece.source][piece.box.as_index()])
     return whole

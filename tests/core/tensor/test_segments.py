@@ -33,8 +33,12 @@ class Made:
 
     def parts(self, axis: int, shares: list[int], groups: int) -> list["Made"]:
         arrays = split_array(self.array, axis, shares, groups)
-        pieces = split(self.pieces, self.array.shape, axis, shares, groups)
+        pieces = split_all(self.pieces, self.array.shape, axis, shares, groups)
         return [Made(*part) for part in zip(arrays, pieces, strict=True)]
+
+
+def split_all(pieces: Pieces, shape: tuple[int, ...], axis: int, shares: list[int], groups: int) -> list[Pieces]:
+    return [split(pieces, shape, axis, shares, groups, number) for number in range(len(shares))]
 
 
 def made_of(number: int, shape: tuple[int, ...]) -> Made:
@@ -92,7 +96,7 @@ def test_a_split_is_undone_exactly_by_a_join(data: st.DataObject) -> None:
 
 def test_interleaved_query_key_and_value_come_apart() -> None:
     fused = np.array(list("qqkvqqkvqqkv"))
-    parts = split([whole_piece((12,))], (12,), 0, (2, 1, 1), 3)
+    parts = split_all((whole_piece((12,)),), (12,), 0, [2, 1, 1], 3)
     query, key, value = [assembled(pieces, (length,), [fused]) for pieces, length in zip(parts, (6, 3, 3), strict=True)]
     assert ("".join(query), "".join(key), "".join(value)) == ("qqqqqq", "kkk", "vvv")
 
@@ -124,7 +128,7 @@ def test_what_is_not_filled_exactly_once_is_noticed() -> None:
 def test_scalars_and_what_is_empty_are_filled() -> None:
     assert fill_once([whole_piece(())], ())
     assert fill_once([whole_piece((0, 4))], (0, 4))
-    parts = list(split([whole_piece((0, 4))], (0, 4), 1, (1, 3), 1))
+    parts = split_all((whole_piece((0, 4)),), (0, 4), 1, [1, 3], 1)
     assert [fill_once(pieces, (0, length)) for pieces, length in zip(parts, (1, 3), strict=True)] == [True, True]
 
 

@@ -1,0 +1,257 @@
+"""Operations on parameters: what rules do to pieces and shapes, whatever names they have.
+
+Each takes the composed inputs of a rule, and returns what becomes of them. A LayoutError says what does not fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from reshard.core.errors import LayoutError
+from reshard.core.tensor.segments import (
+    BlockScale,
+    Pieces,
+    clipped,
+    joined,
+    merged_axes,
+    split,
+    stacked,
+    transposed,
+    unmerged_axes,
+    unstacked,
+)
+from reshard.core.tensor.slices import Shape, TensorSlice
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A parameter under way: its name in messages, the pieces that it is made of, and its shape."""
+
+    name: str
+    pieces: Pieces
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a rule does; `rule` is its name in messages, `verb` what it says of a parameter."""
+
+    verb: ClassVar[str]
+    rule: str = field(compare=False)
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:
+        """Return the pieces and the shape of the result."""
+        raise NotImplementedError
+
+    def _axis_length(self, part: Composed, axis: int) -> int:
+        if axis >= len(part.shape):
+            raise LayoutError(f"{self.rule}: {part.name!r} has shape {list(part.shape)}, and no axis {axis}")
+        return part.shape[axis]
+
+
+@dataclass(frozen=True)
+class Transposed(Operation):
+    """Axes reordered: reversed, or by `axes`."""
+
+    verb = "transposed"
+    axes: Shape
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        axes = self.axes or tuple(reversed(range(len(part.shape))))
+        if len(axes) != len(part.shape):
+            raise LayoutError(f"{self.rule}: orders {len(axes)} axes, {part.name!r} has shape {list(part.shape)}")
+        return transposed(part.pieces, axes), tuple(part.shape[axis] for axis in axes)
+
+
+@dataclass(frozen=True)
+class SplitOff(Operation):
+    """The part `number` of a fused parameter."""
+
+    verb = "split"
+    axis: int
+    shares: Shape
+    groups: int
+    number: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        length = self._axis_length(part, self.axis)
+        if length % (sum(self.shares) * self.groups):
+            each = "" if self.groups == 1 else f" in {self.groups} groups"
+            raise LayoutError(
+                f"{self.rule}: axis {self.axis} of {part.name!r} has {length} elements, which do not divide into "
+                f"{sum(self.shares)} shares{each}"
+            )
+        pieces = split(part.pieces, part.shape, self.axis, self.shares, self.groups, self.number)
+        return pieces, _with_length(part.shape, self.axis, length // sum(self.shares) * self.shares[self.number])
+
+
+@dataclass(frozen=True)
+class Joined(Operation):
+    """Parameters side by side; with `shares` their lengths have that proportion."""
+
+    verb = "joined"
+    axis: int
+    groups: int
+    shares: Shape = ()
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        first = inputs[0]
+        for part in inputs:
+            length = self._axis_length(part, self.axis)
+            if length % self.groups:
+                raise LayoutError(
+                    f"{self.rule}: axis {self.axis} of {part.name!r} has {length} elements, which do not divide into "
+                    f"{self.groups} groups"
+                )
+            if _with_length(part.shape, self.axis, 0) != _with_length(first.shape, self.axis, 0):
+                raise LayoutError(
+                    f"{self.rule}: {first.name!r} has shape {list(first.shape)}, {part.name!r} has "
+                    f"{list(part.shape)}: they may differ along axis {self.axis} only"
+                )
+        lengths = [part.shape[self.axis] for part in inputs]
+        if self.shares and any(
+            length * sum(self.shares) != share * sum(lengths)
+            for length, share in zip(lengths, self.shares, strict=True)
+        ):
+            raise LayoutError(
+                f"{self.rule}: along axis {self.axis} {_names(inputs)} have {', '.join(map(str, lengths))} elements, "
+                f"which is not {' : '.join(map(str, self.shares))}: correct 'parts'"
+            )
+        pieces = joined([(part.pieces, part.shape) for part in inputs], self.axis, self.groups)
+        return pieces, _with_length(first.shape, self.axis, sum(lengths))
+
+
+@dataclass(frozen=True)
+class Stacked(Operation):
+    """Parameters of one shape along a new first axis."""
+
+    verb = "stacked"
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        first = inputs[0]
+        for part in inputs:
+            if part.shape != first.shape:
+                raise LayoutError(
+                    f"{self.rule}: {first.name!r} has shape {list(first.shape)}, {part.name!r} has {list(part.shape)}"
+                )
+        return stacked([part.pieces for part in inputs]), (len(inputs), *first.shape)
+
+
+@dataclass(frozen=True)
+class Unstacked(Operation):
+    """One index of the first axis, which has `count`."""
+
+    verb = "unstacked"
+    count: int
+    index: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        length = self._axis_length(part, 0)
+        if length != self.count:
+            raise LayoutError(
+                f"{self.rule}: {part.name!r} has shape {list(part.shape)}, whose first axis has not {self.count} "
+                "elements: correct 'count'"
+            )
+        return unstacked(part.pieces, part.shape, self.index), part.shape[1:]
+
+
+@dataclass(frozen=True)
+class MergedAxes(Operation):
+    """The first two axes become one; the first has `count` elements."""
+
+    verb = "merged"
+    count: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        rows = self._axis_length(part, 1)
+        if part.shape[0] != self.count:
+            raise LayoutError(
+                f"{self.rule}: {part.name!r} has shape {list(part.shape)}, whose first axis has not {self.count} "
+                "elements: correct 'count'"
+            )
+        return merged_axes(part.pieces, part.shape), (self.count * rows, *part.shape[2:])
+
+
+@dataclass(frozen=True)
+class DividedAxis(Operation):
+    """The first axis becomes two, the first of which has `count` elements."""
+
+    verb = "divided"
+    count: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        length = self._axis_length(part, 0)
+        if length % self.count:
+            raise LayoutError(
+                f"{self.rule}: the first axis of {part.name!r} has {length} elements, which do not divide by "
+                f"{self.count}"
+            )
+        shape = (self.count, length // self.count, *part.shape[1:])
+        return unmerged_axes(part.pieces, part.shape, self.count), shape
+
+
+@dataclass(frozen=True)
+class Sliced(Operation):
+    """Elements `start` to `stop` of an axis."""
+
+    verb = "sliced"
+    axis: int
+    start: int
+    stop: int
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        length = self._axis_length(part, self.axis)
+        if self.stop > length:
+            raise LayoutError(
+                f"{self.rule}: axis {self.axis} of {part.name!r} has {length} elements, not {self.stop}"
+            )
+        low, high = [0] * len(part.shape), list(part.shape)
+        low[self.axis], high[self.axis] = self.start, self.stop
+        pieces = clipped(part.pieces, TensorSlice(tuple(low), tuple(high)))
+        return pieces, _with_length(part.shape, self.axis, self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class Repeated(Operation):
+    """The same once more, under another name."""
+
+    verb = "repeated"
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        [part] = inputs
+        return part.pieces, part.shape
+
+
+@dataclass(frozen=True)
+class Dequantized(Operation):
+    """A matrix whose blocks are scaled by the elements of another."""
+
+    verb = "dequantized"
+    block: Shape
+
+    def apply(self, inputs: Sequence[Composed]) -> tuple[Pieces, Shape]:  # noqa: D102
+        weight, scale = inputs
+        if len(weight.shape) != len(self.block):
+            raise LayoutError(f"{self.rule}: {weight.name!r} has shape {list(weight.shape)}, and must be a matrix")
+        blocks = tuple(-(-length // side) for length, side in zip(weight.shape, self.block, strict=True))
+        if scale.shape != blocks:
+            raise LayoutError(
+                f"{self.rule}: {weight.name!r} has shape {list(weight.shape)}, so {scale.name!r} must have "
+                f"{list(blocks)}, not {list(scale.shape)}"
+            )
+        [piece], [scale_piece] = weight.pieces, scale.pieces
+        return (replace(piece, scale=BlockScale(scale_piece.source, self.block)),), weight.shape
+
+
+def _with_length(shape: Shape, axis: int, length: int) -> Shape:
+    return (*shape[:axis], length, *shape[axis + 1 :])
+
+
+def _names(inputs: Sequence[Composed]) -> str:
+    return ", ".join(repr(part.name) for part in inputs[:3]) + (" and others" if len(inputs) > 3 else "")

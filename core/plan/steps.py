@@ -1,0 +1,342 @@
+"""Applies the steps of declared changes to names: each sees the parameters that the one before left.
+
+A step holds for a parameter and for its states, such as `adam_m.` and its name, which are sharded alike. Factored
+states, which have other shapes than their parameters, can be renamed only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import singledispatchmethod
+
+from reshard.core.plan.making import Making, MakingNames
+from reshard.core.plan.operations import (
+    Dequantized,
+    DividedAxis,
+    Joined,
+    MergedAxes,
+    Operation,
+    Repeated,
+    Sliced,
+    SplitOff,
+    Stacked,
+    Transposed,
+    Unstacked,
+)
+from reshard.core.request.steps import (
+    AnyStep,
+    DequantizeStep,
+    DivideStep,
+    DropStep,
+    JoinStep,
+    MergeStep,
+    RenameStep,
+    RepeatStep,
+    SliceStep,
+    SplitStep,
+    StackStep,
+    StepRule,
+    TransposeStep,
+    UnstackStep,
+    index_of,
+)
+from reshard.core.request.templates import Template, Values
+from reshard.core.runtime.wording import listed
+
+_FACTORED = ("exp_avg_sq_row_", "exp_avg_sq_col_", "exp_avg_insta_row_", "exp_avg_insta_col_")
+"""Prefixes of the states of Adafactor and CAME that keep sums along axes of their parameter."""
+_MAX_NAMES = 6
+
+
+@dataclass(frozen=True)
+class DroppedCopy:
+    """A source parameter that is left out because it has the same content as another; `rule` says so."""
+
+    name: str
+    copy_of: str
+    rule: str
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A parameter that fits a template: the prefix of its states, what placeholders stand for, the parameter."""
+
+    prefix: str
+    values: Values
+    making: Making
+
+
+class StepNames:
+    """Parameters by their names, to which steps are applied; what is wrong is added to `problems`.
+
+    Attributes:
+        current: the parameters that the steps left, by their names.
+        dropped_copies: those that were left out as copies of others.
+    """
+
+    def __init__(self, current: Mapping[str, Making], state_prefixes: Sequence[str], problems: list[str]) -> None:
+        self.current = dict(current)
+        self.dropped_copies: list[DroppedCopy] = []
+        self._problems = problems
+        # the longest first: `exp_avg_sq.` is not `exp_avg`
+        self._prefixes = tuple(sorted({*state_prefixes, *_FACTORED}, key=len, reverse=True))
+        self._known_prefixes: dict[str, str] = {}
+
+    def apply(self, rule: AnyStep) -> bool:
+        """Apply a step; False if it fits nothing."""
+        return self._apply(rule)
+
+    @singledispatchmethod
+    def _apply(self, rule: StepRule) -> bool:
+        raise NotImplementedError(type(rule))
+
+    @_apply.register
+    def _(self, rule: RenameStep) -> bool:
+        old, new = rule.templates
+        return self._replace(
+            rule, old, lambda each: [each.making.named(each.prefix + new.expanded(each.values))], keeps_shape=True
+        )
+
+    @_apply.register
+    def _(self, rule: SplitStep) -> bool:
+        fused, *parts = rule.templates
+
+        def split(each: _Fitting) -> Iterator[Making]:
+            for number, part in enumerate(parts):
+                operation = SplitOff(str(rule), rule.axis, rule.shares, rule.groups, number)
+                yield each.making.made(each.prefix + part.expanded(each.values), operation)
+
+        return self._replace(rule, fused, split)
+
+    @_apply.register
+    def _(self, rule: JoinStep) -> bool:
+        *parts, into = rule.templates
+        return self._gather(rule, parts, into, Joined(str(rule), rule.axis, rule.groups, rule.shares))
+
+    @_apply.register
+    def _(self, rule: StackStep) -> bool:
+        family, one = rule.templates
+        index = index_of(family, one)
+        members = [_at(family, index, number) for number in range(rule.count)]
+        return self._gather(rule, members, one, Stacked(str(rule)), family=family)
+
+    @_apply.register
+    def _(self, rule: UnstackStep) -> bool:
+        one, family = rule.templates
+        index = index_of(family, one)
+
+        def unstack(each: _Fitting) -> Iterator[Making]:
+            for number in range(rule.count):
+                name = each.prefix + family.expanded({**each.values, index: number})
+                yield each.making.made(name, Unstacked(str(rule), rule.count, number))
+
+        return self._replace(rule, one, unstack)
+
+    @_apply.register
+    def _(self, rule: TransposeStep) -> bool:
+        return self._change(rule, Transposed(str(rule), rule.axes))
+
+    @_apply.register
+    def _(self, rule: MergeStep) -> bool:
+        return self._change(rule, MergedAxes(str(rule), rule.count))
+
+    @_apply.register
+    def _(self, rule: DivideStep) -> bool:
+        return self._change(rule, DividedAxis(str(rule), rule.count))
+
+    @_apply.register
+    def _(self, rule: SliceStep) -> bool:
+        return self._change(rule, Sliced(str(rule), rule.axis, rule.start, rule.stop))
+
+    @_apply.register
+    def _(self, rule: RepeatStep) -> bool:
+        one, family = rule.templates
+        index = index_of(family, one)
+
+        def repeat(each: _Fitting) -> Iterator[Making]:
+            yield each.making
+            for number in range(rule.count):
+                name = each.prefix + family.expanded({**each.values, index: number})
+                yield each.making.made(name, Repeated(str(rule)))
+
+        return self._replace(rule, one, repeat)
+
+    @_apply.register
+    def _(self, rule: DropStep) -> bool:
+        family, one = rule.templates
+        index = index_of(family, one)
+        found: dict[tuple[str, str], set[object]] = {}
+
+        def drop(each: _Fitting) -> Iterator[Making]:
+            name = each.prefix + one.expanded(each.values)
+            original = self.current.get(name)
+            found.setdefault((each.prefix, name), set()).add(each.values.get(index, 0))
+            if original is None:
+                self._problems.append(f"{rule}: there is no {name!r}, of which {each.making.name!r} is to be a copy")
+            elif original.operation is not None or each.making.operation is not None:
+                self._problems.append(
+                    f"{rule}: {each.making.name!r} and {name!r} can only be compared as the source has them: drop it "
+                    "before other steps change them"
+                )
+            else:
+                self.dropped_copies.append(DroppedCopy(each.making.source, original.source, str(rule)))
+            return iter(())
+
+        fits = self._replace(rule, family, drop)
+        for (_, name), indexes in found.items():
+            if index and indexes != set(range(rule.count)):
+                self._problems.append(
+                    f"{rule}: of the {rule.count} copies of {name!r}, numbered from 0 on, there are "
+                    f"{listed(sorted(map(str, indexes)), _MAX_NAMES)}: correct 'count'"
+                )
+        return fits
+
+    @_apply.register
+    def _(self, rule: DequantizeStep) -> bool:
+        weight, scale = rule.templates
+        scales: set[str] = set()
+        operation = Dequantized(str(rule), rule.block)
+        fitting = list(self._fitting(weight))
+        for each in fitting:
+            name = each.prefix + scale.expanded(each.values)
+            factors = self.current.get(name)
+            if factors is None or name == each.making.name:
+                continue
+            scales.add(name)
+            for making in (each.making, factors):
+                if making.operation is not None:
+                    self._problems.append(
+                        f"{rule}: {making.name!r} can only be used as the source has it: dequantize before other steps "
+                        "change it"
+                    )
+
+        def dequantize(each: _Fitting) -> Iterator[Making]:
+            name = each.prefix + scale.expanded(each.values)
+            if each.making.name in scales:
+                return
+            if name not in scales:
+                yield each.making
+                return
+            of = (each.making, self.current[name])
+            yield Making(each.making.name, operation=operation, of=of, renamed=each.making.renamed)
+
+        self._replace(rule, weight, dequantize, keeps_shape=True)
+        for name in scales:
+            self.current.pop(name, None)
+        return bool(scales)
+
+    def _fitting(self, template: Template) -> Iterator[_Fitting]:
+        """The parameters that fit a template, prefixes apart."""
+        for name, making in self.current.items():
+            prefix = self._prefix(name)
+            values = template.fitting(name[len(prefix) :])
+            if values is not None:
+                yield _Fitting(prefix, values, making)
+
+    def _prefix(self, name: str) -> str:
+        """The prefix of a state; empty for a parameter."""
+        known = self._known_prefixes.get(name)
+        if known is None:
+            known = next((prefix for prefix in self._prefixes if name.startswith(prefix)), "")
+            self._known_prefixes[name] = known
+        return known
+
+    def _change(self, rule: StepRule, operation: Operation) -> bool:
+        """Apply an operation to each parameter that fits the only template of a step."""
+        [template] = rule.templates
+        return self._replace(rule, template, lambda each: [each.making.made(each.making.name, operation)])
+
+    def _replace(
+        self,
+        rule: StepRule,
+        template: Template,
+        results: "Callable[[_Fitting], Iterator[Making] | Sequence[Making]]",
+        *,
+        keeps_shape: bool = False,
+    ) -> bool:
+        """Put the results of each parameter that fits a template in its place; False if none does."""
+        fitting = {each.making.name: each for each in self._fitting(template)}
+        if not fitting:
+            return False
+        after = MakingNames(self._problems)
+        for name, making in self.current.items():
+            each = fitting.get(name)
+            if each is None:
+                after.put(making)
+                continue
+            if not keeps_shape:
+                self._check_not_factored(rule, each)
+            for result in results(each):
+                after.put(result)
+        self.current = after.by_name
+        return True
+
+    def _gather(
+        self,
+        rule: StepRule,
+        members: Sequence[Template],
+        into: Template,
+        operation: Operation,
+        family: Template | None = None,
+    ) -> bool:
+        """Make one parameter of those that fit templates with the same placeholders; False if none fits."""
+        found: dict[str, dict[int, _Fitting]] = {}
+        member_of: dict[str, str] = {}
+        index = index_of(family, into) if family else ""
+        for number, template in enumerate([family] if family else members):
+            for each in self._fitting(template):
+                place = int(each.values[index]) if family else number
+                name = each.prefix + into.expanded(each.values)
+                if each.making.name in member_of:
+                    self._problems.append(f"{rule}: {each.making.name!r} fits several of its parts")
+                member_of[each.making.name] = name
+                found.setdefault(name, {})[place] = each
+                self._check_not_factored(rule, each)
+        after = MakingNames(self._problems)
+        for old, making in self.current.items():
+            name = member_of.get(old, "")
+            if not name:
+                after.put(making)
+                continue
+            parts = found.pop(name, None)
+            if parts is None:  # the result has its place already
+                continue
+            if self._is_complete(rule, name, parts, members):
+                of = tuple(parts[number].making for number in range(len(members)))
+                after.put(Making(name, operation=operation, of=of, renamed=any(each.renamed for each in of)))
+        self.current = after.by_name
+        return bool(member_of)
+
+    def _is_complete(
+        self, rule: StepRule, name: str, parts: Mapping[int, _Fitting], members: Sequence[Template]
+    ) -> bool:
+        first = next(iter(parts.values()))
+        missing = [
+            first.prefix + template.expanded(first.values) for number, template in enumerate(members) if number not in parts
+        ]
+        if missing:
+            self._problems.append(
+                f"{rule}: for {name!r} there is no {listed([repr(each) for each in missing], _MAX_NAMES)}"
+            )
+        further = [repr(parts[number].making.name) for number in sorted(parts) if number >= len(members)]
+        if further:
+            self._problems.append(
+                f"{rule}: for {name!r} there are more than {len(members)}: {listed(further, _MAX_NAMES)}; correct "
+                "'count'"
+            )
+        return not missing and not further
+
+    def _check_not_factored(self, rule: StepRule, each: _Fitting) -> None:
+        if each.prefix in _FACTORED:
+            self._problems.append(
+                f"{rule}: {each.making.name!r} is a factored state, whose shape is not its parameter's: it can only be "
+                "renamed. Leave it out: --select weights-only, or --exclude"
+            )
+
+
+def _at(family: Template, index: str, number: int) -> Template:
+    """A family's template with its index filled in."""
+    return Template(
+        tuple(
+            part if isinstance(part, str) or part.name != index else str(number + part.offset) for part in family.parts
+        )
+    )
