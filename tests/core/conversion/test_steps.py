@@ -1,0 +1,75 @@
+"""Steps with real files, from any strategy to any and back, byte for byte against numpy."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reshard.core.checkpoint.model import CheckpointFormat
+from reshard.core.conversion.convert import convert
+from reshard.core.request.changes import Changes
+from reshard.core.request.conversion import build_request
+from reshard.core.request.inverse import inverted
+from reshard.core.strategy.files import write_strategy
+from tests.support.checkpoints import read_tree
+from tests.support.models import UNSIGNED, Model
+from tests.support.plans import as_layout, make_strategy
+from tests.support.random_steps import SHAPES, random_steps
+from tests.support.reference import DEVICE_COUNTS, RandomLayout, layouts, shard_of
+
+Cuts = dict[str, RandomLayout]
+
+
+def converted(directory: Path, name: str, source: str, strategy: str, cuts: Cuts, changes: Changes, **more: Any) -> str:
+    """The target of a conversion under random layouts; it is in the directory `name`."""
+    target = directory / name
+    write_strategy(make_strategy({each: as_layout(cut) for each, cut in cuts.items()}), f"{target}_strategy.ckpt")
+    document = directory / f"{name}.json"
+    document.write_text(changes.model_dump_json(exclude_defaults=True))
+    request = build_request(
+        source=source,
+        target=str(target),
+        source_strategy=strategy,
+        target_strategy=f"{target}_strategy.ckpt",
+        changes=str(document),
+        verify="content",
+        memory_limit="16MiB",
+        **more,
+    )
+    assert convert(request).committed
+    return str(target)
+
+
+def check(target: str, cuts: Cuts, wholes: dict[str, np.ndarray]) -> None:
+    for rank, held in read_tree(Path(target)).items():
+        assert {*held} == {*wholes}
+        for name, (_, shape, content) in held.items():
+            shard = shard_of(wholes[name], cuts[name], rank)
+            assert (shape, content) == (shard.shape, np.ascontiguousarray(shard).tobytes()), name
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_steps_make_is_what_numpy_makes_and_their_inverse_undoes_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("steps")
+    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+    wholes = {name: generator.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    bits = {name: ("Float32", array.view(UNSIGNED["Float32"])) for name, array in wholes.items()}
+    devices, target_devices = (data.draw(st.sampled_from(DEVICE_COUNTS)) for _ in range(2))
+    cuts = {name: data.draw(layouts(devices, len(shape))) for name, shape in SHAPES.items()}
+    source_format, target_format = (data.draw(st.sampled_from(list(CheckpointFormat))) for _ in range(2))
+    source, strategy = Model(bits, cuts, devices).write(directory, source_format, piece_bytes=1000)
+    changes, made = data.draw(random_steps(wholes))
+    wanted = {name: data.draw(layouts(target_devices, array.ndim)) for name, array in made.items()}
+    workers = data.draw(st.sampled_from([1, 4]))
+    target = converted(
+        directory, "made", source, strategy, wanted, changes, format=str(target_format), workers=workers
+    )
+    check(target, wanted, made)
+    back = converted(directory, "back", target, f"{target}_strategy.ckpt", cuts, inverted(changes))
+    check(back, cuts, wholes)
